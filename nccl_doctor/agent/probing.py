@@ -1,0 +1,158 @@
+"""What probes are made of: the declaration, the ways a probe can end, and commands with a time and an output limit."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+Probe = Callable[[Dict[str, Any]], Dict[str, Any]]
+
+PROBES: Dict[str, Probe] = {}
+
+# Prefix for every absolute path a probe reads. Tests point it at a recorded tree; on hosts it is empty.
+ROOT = os.environ.get("NCCL_DOCTOR_ROOT", "")
+
+
+class ProbeTrouble(Exception):
+    """A probe that could not do its work. ``outcome`` is one of facts.model.Outcome's values, ``detail`` a sentence.
+
+    ``data`` may carry what was read before the trouble (with outcome ``truncated``).
+    """
+
+    def __init__(self, outcome: str, detail: str, data: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.detail = detail
+        self.data = data
+
+
+def probe(name: str) -> Callable[[Probe], Probe]:
+    """Declare a probe: ``(arguments) -> data``. ``data`` is plain JSON: dict, list, str, int, float, bool, None."""
+
+    def declare(function: Probe) -> Probe:
+        PROBES[name] = function
+        return function
+
+    return declare
+
+
+def path(absolute: str) -> str:
+    """The path to read for ``absolute``: itself, or its place under the recorded tree."""
+    return ROOT + absolute if ROOT else absolute
+
+
+def read_text(absolute: str, limit: int = 1 << 20) -> Optional[str]:
+    """The text of a small file, or None if it is not there. ``PermissionError`` passes through (not-permitted)."""
+    try:
+        with open(path(absolute), "rb") as stream:
+            return stream.read(limit).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise
+        return None  # sysfs files of absent hardware answer EINVAL, ENODEV, EIO: nothing to read
+
+
+class CommandResult(NamedTuple):
+    """What a command gave. ``outcome`` is ok, tool-missing, not-permitted, failed, timed-out or truncated.
+
+    ``returncode`` is None where it never ended by itself; times are in seconds.
+    """
+
+    outcome: str
+    returncode: Optional[int]
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def detail(self) -> str:
+        """One sentence on how it ended, with the first line of its error output."""
+        first = next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
+        if self.outcome == "timed-out":
+            return "did not answer within %.0f s" % self.seconds
+        if self.returncode:
+            return "exit status %d%s" % (self.returncode, ": " + first[:300] if first else "")
+        return first[:300]
+
+
+def run_command(
+    argv: Sequence[str],
+    limit_s: float = 10.0,
+    limit_bytes: int = 4 << 20,
+    environment: Optional[Dict[str, str]] = None,
+) -> CommandResult:
+    """Run a command in its own process group, without a shell, within a time and an output limit.
+
+    What outlives the limit is killed with its children. A process that cannot be killed (stuck in the driver, state D)
+    is left behind after 1 s and reported as timed out: the caller never hangs.
+    """
+    started = time.monotonic()
+    env = dict(os.environ, LC_ALL="C", LANG="C")
+    env.update(environment or {})
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return CommandResult("tool-missing", None, "", "%s: not found" % argv[0], 0.0)
+    except PermissionError as error:
+        return CommandResult("not-permitted", None, "", str(error), 0.0)
+    except OSError as error:
+        return CommandResult("failed", None, "", str(error), 0.0)
+    kept: Dict[str, List[bytes]] = {"stdout": [], "stderr": []}
+    cut = threading.Event()
+
+    def drain(name: str, stream: Any) -> None:
+        room = limit_bytes
+        for block in iter(lambda: stream.read1(65536), b""):
+            if room > 0:
+                kept[name].append(block[:room])
+            room -= len(block)
+            if room < 0:
+                cut.set()
+                kill_group(child.pid)  # more output than anyone will read: stop it rather than drain it for ever
+                break
+
+    readers = [
+        threading.Thread(target=drain, args=("stdout", child.stdout), daemon=True),
+        threading.Thread(target=drain, args=("stderr", child.stderr), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    timed_out = False
+    try:
+        child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        kill_group(child.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+    for reader in readers:
+        reader.join(1.0)
+    kill_group(child.pid)  # a daemonised grandchild holding the pipe must not outlive the probe
+    stdout = b"".join(kept["stdout"]).decode("utf-8", "replace")
+    stderr = b"".join(kept["stderr"]).decode("utf-8", "replace")
+    seconds = time.monotonic() - started
+    if timed_out:
+        outcome = "timed-out"
+    elif cut.is_set():
+        outcome = "truncated"
+    else:
+        outcome = "ok" if child.returncode == 0 else "failed"
+    return CommandResult(outcome, child.returncode, stdout, stderr, seconds)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process group that this agent started; silent if it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

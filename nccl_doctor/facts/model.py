@@ -1,0 +1,112 @@
+"""The shape of collected facts: one bundle, its hosts, and on each host one result per probe.
+
+A *fact* is the typed form of one probe's data: a frozen ``msgspec.Struct`` that derives from :class:`Fact` and names
+its probe. Facts are decoded lazily from the plain JSON in the bundle, so a bundle written by another version can be
+read as long as the fields a rule needs are there; what is not there is *missing*, and missing is never healthy.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+import msgspec
+
+BUNDLE_SCHEMA = 1
+
+
+class Outcome(enum.Enum):
+    """How one probe ended on one host. Only ``OK`` and ``TRUNCATED`` carry data that a rule may look at."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"  # data is there, but not all of it
+    TOOL_MISSING = "tool-missing"
+    NOT_PERMITTED = "not-permitted"
+    NOT_SUPPORTED = "not-supported"  # the driver or kernel has no such thing to ask
+    FAILED = "failed"
+    TIMED_OUT = "timed-out"
+    NOT_RUN = "not-run"  # left out: --stage, --skip, the deadline, or ground that was missing
+
+
+class ReachOutcome(enum.Enum):
+    """How the attempt to start an agent on a host ended. Every value but ``OK`` is a finding of its own."""
+
+    OK = "ok"
+    NAME_UNRESOLVED = "name-unresolved"
+    REFUSED = "refused"
+    NO_ROUTE = "no-route"
+    TIMED_OUT = "timed-out"
+    HOST_KEY_CHANGED = "host-key-changed"
+    HOST_KEY_UNKNOWN = "host-key-unknown"
+    AUTH_FAILED = "auth-failed"
+    NO_PYTHON = "no-python"
+    PYTHON_TOO_OLD = "python-too-old"
+    CUT_OFF = "cut-off"  # the stream ended in the middle of an answer
+    GARBAGE = "garbage"  # bytes came back that are not our protocol (a login banner, a broken shell profile)
+    TRANSPORT_FAILED = "transport-failed"  # the transport's own program failed (srun, kubectl, ssh -J ...)
+    NOT_TRIED = "not-tried"  # the run's deadline or the stop after repeated authentication failures
+
+
+class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a host was reached, or why not.
+
+    ``detail`` is one sentence; ``evidence`` are quoted lines (the ssh error, both fingerprints, the first bytes of a
+    banner). ``seconds`` is the time until the agent answered.
+    """
+
+    outcome: ReachOutcome
+    detail: str = ""
+    evidence: tuple[str, ...] = ()
+    address: str = ""  # the address that was connected to
+    port: int = 0
+    seconds: float = 0.0
+
+
+class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One probe on one host: how it ended, its data as plain JSON, and where it did not end well, why."""
+
+    outcome: Outcome
+    data: Any = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is known of one host. ``name`` is the host as the inventory spells it."""
+
+    name: str
+    reach: Reach
+    probes: dict[str, ProbeResult] = {}
+    slots: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the run set out to do: the options that a rule may need to know to judge the facts."""
+
+    stages: tuple[str, ...] = ()
+    master: str = ""  # the host (inventory name) whose master port is tested
+    master_port: int = 29500
+    mesh: str = "sparse"  # sparse: ring plus random pairs; full: every ordered pair
+    quick: bool = False
+    env: dict[str, str] = {}  # NCCL/torch variables the job will run with (allow-listed, redacted)
+    nccl_version: str = ""  # the version the user named; empty: the one found on the hosts
+
+
+class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything one run collected; all that rules, findings and reports are computed from.
+
+    ``created`` is an ISO 8601 UTC time. ``hosts`` is sorted by name, so that equal facts give equal bytes.
+    """
+
+    schema: int
+    tool: str  # nccl-doctor's version
+    created: str
+    plan: Plan
+    hosts: tuple[HostFacts, ...]
+    seconds: float = 0.0
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of the typed facts. ``PROBE`` is the probe's name: the key in :attr:`HostFacts.probes`."""
+
+    PROBE: ClassVar[str]

@@ -1,0 +1,37 @@
+"""Exit codes: one published table, generated into docs/exit-codes.md."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What the process returns. Gates in CI rely on these numbers: they never change their meaning."""
+
+    HEALTHY = 0
+    INTERNAL_ERROR = 1
+    USAGE = 2
+    NOTHING_CHECKED = 3
+    INCOMPLETE = 4
+    WARNINGS = 10
+    FINDINGS = 11
+    UNDECIDED = 12
+    INTERRUPTED = 130
+
+    @property
+    def meaning(self) -> str:
+        """One line for the table."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    ExitCode.HEALTHY: "everything that was asked for was measured, and nothing is wrong (warnings allowed)",
+    ExitCode.INTERNAL_ERROR: "nccl-doctor itself failed; the message says where to report it",
+    ExitCode.USAGE: "bad option, hostfile or input; nothing was done",
+    ExitCode.NOTHING_CHECKED: "no host could be reached, or no input could be read: there is no verdict",
+    ExitCode.INCOMPLETE: "nothing wrong was found, but something that was asked for could not be measured",
+    ExitCode.WARNINGS: "warnings only, and --strict was given",
+    ExitCode.FINDINGS: "at least one finding of severity fail (for explain: a cause was found)",
+    ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; what was measured until then was printed",
+}

@@ -1,0 +1,134 @@
+"""A finding: what is wrong, how sure, where, the quoted proof, and what to do."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Severity(enum.Enum):
+    """``FAIL`` breaks or cripples a job; ``WARN`` may; ``INFO`` is worth knowing and never changes the verdict."""
+
+    FAIL = "fail"
+    WARN = "warn"
+    INFO = "info"
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One quoted fact. ``text`` is what was read, verbatim (redacted); the rest says where it stands.
+
+    ``source`` is a file, a command or a probe (``/etc/hosts``, ``nvidia-smi -q``, ``connect 10.0.0.3:29500``);
+    ``line`` counts from 1.
+    """
+
+    text: str
+    source: str = ""
+    line: int | None = None
+    host: str = ""
+    rank: int | None = None
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is to blame, as exactly as it is known. ``peer`` is the host at the other end of a link."""
+
+    host: str = ""
+    rank: int | None = None
+    gpu: str = ""
+    nic: str = ""
+    peer: str = ""
+    port: int | None = None
+
+
+class Fix(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing to do: a sentence, and where there is one, the command to paste and the host to paste it on.
+
+    ``risky`` marks what can interrupt running work or lose data.
+    """
+
+    text: str
+    command: str = ""
+    host: str = ""
+    risky: bool = False
+
+
+class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One environment variable to set (or, with ``unset``, to remove), and the fact that calls for it.
+
+    ``versions`` is the NCCL (or torch) range it holds for, such as ``>=2.28`` or ``any``.
+    """
+
+    name: str
+    value: str
+    reason: str
+    versions: str = "any"
+    risky: bool = False
+    unset: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One problem, with its proof. Build it with :func:`finding`, which refuses one without evidence.
+
+    ``id`` is a kebab-case path (``net.mtu.black-hole``), stable for ever, and names the playbook: the playbook of the
+    same id, or else of the nearest parent id. ``explains`` lists ids of findings that are consequences of this one.
+    """
+
+    id: str
+    severity: Severity
+    confidence: float  # 0..1; 0.99 and more is shown as "certain"
+    title: str
+    evidence: tuple[Evidence, ...]
+    hosts: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    env: tuple[EnvAdvice, ...] = ()
+    explains: tuple[str, ...] = ()
+    stage: str = ""
+    folded_under: str = ""  # id of the finding whose consequence this one is
+
+
+class Unknown(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that was not measured: what, on which hosts, why, and the command that would measure it."""
+
+    what: str
+    hosts: tuple[str, ...]
+    why: str
+    next: str = ""
+
+
+def finding(
+    id: str,
+    severity: Severity,
+    title: str,
+    evidence: Evidence | tuple[Evidence, ...] | list[Evidence],
+    *,
+    hosts: tuple[str, ...] | list[str] = (),
+    confidence: float = 1.0,
+    places: tuple[Place, ...] | list[Place] = (),
+    fixes: tuple[Fix, ...] | list[Fix] = (),
+    env: tuple[EnvAdvice, ...] | list[EnvAdvice] = (),
+    explains: tuple[str, ...] = (),
+) -> Finding:
+    """Build a finding; ``ValueError`` without evidence, or with evidence that quotes nothing.
+
+    ``hosts`` defaults to the hosts of ``places``; they are kept sorted, so that findings compare equal whatever the
+    order in which hosts answered.
+    """
+    proof = (evidence,) if isinstance(evidence, Evidence) else tuple(evidence)
+    if not proof or not all(item.text.strip() for item in proof):
+        raise ValueError(f"finding {id}: no evidence, no finding")
+    if not 0.0 < confidence <= 1.0:
+        raise ValueError(f"finding {id}: confidence {confidence} is not in (0, 1]")
+    named = tuple(sorted(set(hosts or (place.host for place in places if place.host))))
+    return Finding(
+        id=id,
+        severity=severity,
+        confidence=confidence,
+        title=title,
+        evidence=proof,
+        hosts=named,
+        places=tuple(places),
+        fixes=tuple(fixes),
+        env=tuple(env),
+        explains=explains,
+    )

@@ -1,0 +1,238 @@
+"""How rules are declared and run: a missing fact becomes an unknown, a raising rule one finding, never a pass."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+import nccl_doctor.rules
+from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
+from nccl_doctor.findings.model import Evidence, Finding, Severity, Unknown, finding
+
+F = TypeVar("F", bound=Fact)
+
+# The order in which stages run and in which the first failing one decides what is to be fixed first.
+STAGES = (
+    "connectivity",
+    "ports",
+    "interfaces",
+    "system",
+    "software",
+    "gpu",
+    "topology",
+    "infiniband",
+    "collectives",
+)
+
+
+class MissingFact(Exception):
+    """Raised inside a rule when a fact it needs was not collected: the rule's result is then unknown."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+        self.why = why
+
+
+class SkipRule(Exception):
+    """Raised inside a rule that has no ground on this host ("no GPU"): the result is skipped, not passed."""
+
+
+class Host:
+    """One reached host, as rules see it."""
+
+    def __init__(self, facts: HostFacts) -> None:
+        self.facts = facts
+        self.name = facts.name
+
+    def need(self, kind: type[F]) -> F:
+        """The fact of this kind; ``MissingFact`` if its probe did not end with complete, readable data."""
+        result = self.facts.probes.get(kind.PROBE)
+        if result is None:
+            raise MissingFact(kind.PROBE, "not collected")
+        if result.outcome is not Outcome.OK:
+            raise MissingFact(
+                kind.PROBE, f"{result.outcome.value}: {result.detail}" if result.detail else result.outcome.value
+            )
+        try:
+            return msgspec.convert(result.data, kind)
+        except msgspec.ValidationError as error:
+            raise MissingFact(kind.PROBE, f"unreadable: {error}") from error
+
+    def want(self, kind: type[F]) -> F | None:
+        """The fact of this kind, or None. For context only: a verdict must come from :meth:`need`."""
+        try:
+            return self.need(kind)
+        except MissingFact:
+            return None
+
+
+class Fleet:
+    """All reached hosts, as fleet rules see them."""
+
+    def __init__(self, hosts: tuple[Host, ...], plan: Plan) -> None:
+        self.hosts = hosts
+        self.plan = plan
+        self.missing: dict[tuple[str, str], list[str]] = {}
+
+    def every(self, kind: type[F]) -> dict[str, F]:
+        """Host name -> fact, for all hosts that have it; the others become unknown in this rule's result."""
+        found: dict[str, F] = {}
+        for host in self.hosts:
+            try:
+                found[host.name] = host.need(kind)
+            except MissingFact as gap:
+                self.missing.setdefault((gap.what, gap.why), []).append(host.name)
+        return found
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A declared rule. ``ids`` are all finding ids it can give."""
+
+    name: str
+    stage: str
+    ids: tuple[str, ...]
+    doc: str
+    per_host: Callable[[Host, Plan], Iterable[Finding]] | None = None
+    per_fleet: Callable[[Fleet], Iterable[Finding]] | None = None
+
+
+class RuleResult(msgspec.Struct, frozen=True):
+    """What one rule gave over all hosts. ``passed`` are the hosts on which it measured and found nothing."""
+
+    rule: str
+    stage: str
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    unknown: tuple[Unknown, ...]
+    skipped: dict[str, str]  # host -> reason
+
+
+_RULES: dict[str, Rule] = {}
+
+HostFunction = TypeVar("HostFunction", bound=Callable[[Host, Plan], Iterable[Finding]])
+FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Finding]])
+
+
+def _register(rule: Rule) -> None:
+    if rule.stage not in STAGES:
+        raise ValueError(f"rule {rule.name}: no stage {rule.stage!r}")
+    if not rule.doc:
+        raise ValueError(f"rule {rule.name} has no docstring: it is the rule's published page")
+    _RULES[rule.name] = rule
+
+
+def host_rule(stage: str, *ids: str) -> Callable[[HostFunction], HostFunction]:
+    """Declare a rule that looks at one host at a time: ``(host, plan) -> findings``."""
+
+    def declare(function: HostFunction) -> HostFunction:
+        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_host=function))
+        return function
+
+    return declare
+
+
+def fleet_rule(stage: str, *ids: str) -> Callable[[FleetFunction], FleetFunction]:
+    """Declare a rule that compares hosts: ``(fleet) -> findings``."""
+
+    def declare(function: FleetFunction) -> FleetFunction:
+        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_fleet=function))
+        return function
+
+    return declare
+
+
+@functools.cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule of every module in this package, in stage order, then by name."""
+    for module in pkgutil.iter_modules(nccl_doctor.rules.__path__):
+        importlib.import_module(f"nccl_doctor.rules.{module.name}")
+    return tuple(sorted(_RULES.values(), key=lambda rule: (STAGES.index(rule.stage), rule.name)))
+
+
+def reached(bundle: Bundle) -> tuple[Host, ...]:
+    """The hosts on which an agent ran."""
+    return tuple(Host(facts) for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK)
+
+
+def _internal_error(rule: Rule, error: Exception, hosts: tuple[str, ...]) -> Finding:
+    return finding(
+        "internal-error",
+        Severity.WARN,
+        f"rule {rule.name} failed: what it checks is not known",
+        Evidence(f"{type(error).__name__}: {error}", source=f"rule {rule.name}"),
+        hosts=hosts,
+    )
+
+
+def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult:
+    assert rule.per_host is not None
+    findings: list[Finding] = []
+    passed: list[str] = []
+    gaps: dict[tuple[str, str], list[str]] = {}
+    skipped: dict[str, str] = {}
+    for host in hosts:
+        try:
+            found = tuple(rule.per_host(host, plan))
+        except MissingFact as gap:
+            gaps.setdefault((gap.what, gap.why), []).append(host.name)
+        except SkipRule as reason:
+            skipped[host.name] = str(reason)
+        except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
+            findings.append(_internal_error(rule, error, (host.name,)))
+            gaps.setdefault((rule.name, "internal error"), []).append(host.name)
+        else:
+            findings.extend(found)
+            if not any(item.severity is not Severity.INFO for item in found):
+                passed.append(host.name)
+    return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
+
+
+def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult:
+    assert rule.per_fleet is not None
+    fleet = Fleet(hosts, plan)
+    names = tuple(host.name for host in hosts)
+    findings: tuple[Finding, ...] = ()
+    skipped: dict[str, str] = {}
+    try:
+        findings = tuple(rule.per_fleet(fleet))
+    except MissingFact as gap:
+        fleet.missing.setdefault((gap.what, gap.why), []).extend(names)
+    except SkipRule as reason:
+        skipped = dict.fromkeys(names, str(reason))
+    except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
+        findings = (_internal_error(rule, error, names),)
+        fleet.missing.setdefault((rule.name, "internal error"), []).extend(names)
+    blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
+    absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
+    passed = tuple(name for name in names if name not in blamed | absent | set(skipped))
+    return RuleResult(rule.name, rule.stage, findings, passed, _unknowns(fleet.missing), skipped)
+
+
+def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
+    return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()))
+
+
+def run(bundle: Bundle, rules: Iterable[Rule] | None = None) -> Iterator[RuleResult]:
+    """Run the rules of the bundle's planned stages over its reached hosts, in stage order."""
+    hosts = reached(bundle)
+    for rule in all_rules() if rules is None else rules:
+        if rule.stage not in bundle.plan.stages:
+            continue
+        if rule.per_host is not None:
+            result = _run_per_host(rule, hosts, bundle.plan)
+        else:
+            result = _run_per_fleet(rule, hosts, bundle.plan)
+        yield _with_stage(result)
+
+
+def _with_stage(result: RuleResult) -> RuleResult:
+    staged = tuple(msgspec.structs.replace(item, stage=result.stage) for item in result.findings)
+    return msgspec.structs.replace(result, findings=staged)

@@ -1,0 +1,62 @@
+"""The rule engine: missing is never a pass, a raising rule hides no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.rules import engine
+
+
+class Disk(Fact, frozen=True):
+    PROBE: ClassVar[str] = "disk"
+    free_bytes: int
+
+
+def bundle(**probes: ProbeResult) -> Bundle:
+    hosts = tuple(HostFacts(name, Reach(ReachOutcome.OK), {"disk": result}) for name, result in sorted(probes.items()))
+    return Bundle(1, "test", "2026-01-01T00:00:00Z", Plan(stages=engine.STAGES), hosts)
+
+
+def low_disk(host: engine.Host, plan: Plan) -> Iterator[Finding]:
+    """Low disk."""
+    disk = host.need(Disk)
+    if disk.free_bytes < 10:
+        yield finding("sys.disk-full", Severity.FAIL, "full", Evidence(f"{disk.free_bytes} B"), hosts=(host.name,))
+
+
+RULE = engine.Rule("test.low_disk", "system", ("sys.disk-full",), "Low disk.", per_host=low_disk)
+
+
+def ok(free: int) -> ProbeResult:
+    return ProbeResult(Outcome.OK, {"free_bytes": free})
+
+
+def test_fail_pass_and_unknown_are_three_results() -> None:
+    facts = bundle(a=ok(5), b=ok(50), c=ProbeResult(Outcome.TIMED_OUT, None, "df hung"), d=ProbeResult(Outcome.OK, {}))
+    (result,) = engine.run(facts, (RULE,))
+    assert [item.hosts for item in result.findings] == [("a",)]
+    assert result.passed == ("b",)
+    assert {host for gap in result.unknown for host in gap.hosts} == {"c", "d"}
+
+
+def test_a_raising_rule_is_a_finding_and_unknown_not_a_pass() -> None:
+    def broken(host: engine.Host, plan: Plan) -> Iterator[Finding]:
+        raise ZeroDivisionError("oops")
+        yield
+
+    rule = engine.Rule("test.broken", "system", (), "Broken.", per_host=broken)
+    first, second = engine.run(bundle(a=ok(5)), (rule, RULE))
+    assert first.findings[0].id == "internal-error" and not first.passed and first.unknown
+    assert second.findings[0].id == "sys.disk-full"
+
+
+def test_a_finding_without_evidence_is_refused() -> None:
+    with pytest.raises(ValueError, match="no evidence"):
+        finding("x", Severity.FAIL, "t", [])
+    with pytest.raises(ValueError, match="no evidence"):
+        finding("x", Severity.FAIL, "t", Evidence("  "))
