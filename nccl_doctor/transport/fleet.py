@@ -12,6 +12,7 @@ from typing import TypeVar
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
+from nccl_doctor.transport.launch import launch
 from nccl_doctor.transport.session import Session, connect
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class _Attempt:
 
     def run(self, on_progress: OnProgress) -> dict[str, Session | Reach]:
         started = time.monotonic()
+        launch()  # packs the agent before 64 threads would all begin to
         for entry in self._entries:
             self._todo.put(entry)
         for _ in range(min(self._options.fan_out, len(self._entries))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from typing import Any
 
@@ -40,6 +41,13 @@ class Connection(paramiko.Transport):
         message.rewind()
         message.get_byte()
         super()._parse_channel_open_failure(message)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Close at once: a reading thread that polls would hold the socket open until its next look."""
+        with contextlib.suppress(OSError, AttributeError, EOFError):
+            if self.is_active() and isinstance(self.sock, socket.socket):
+                self.sock.shutdown(socket.SHUT_RDWR)
+        super().close()
 
     @property
     def refusal(self) -> str:

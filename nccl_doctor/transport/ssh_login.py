@@ -28,7 +28,7 @@ from nccl_doctor.transport.ssh_errors import (
 from nccl_doctor.transport.ssh_keys import Candidate, KeyRing
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
-_IDLE_POLL_S = 1.0  # paramiko looks for the end of a connection this often; its own 0.1 s cost CPU on 500 hosts
+_IDLE_POLL_S = 5.0  # paramiko looks for the end of a connection this often; its own 0.1 s cost CPU on 500 hosts
 _KEY_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 
 
