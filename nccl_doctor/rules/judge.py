@@ -32,6 +32,7 @@ class Report(msgspec.Struct, frozen=True):
     created: str
     verdict: str  # healthy, faulty, incomplete
     hosts: tuple[str, ...]
+    reached: tuple[str, ...]  # the hosts on which an agent ran
     findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
     unknown: tuple[Unknown, ...]
     env: tuple[EnvAdvice, ...]
@@ -45,10 +46,10 @@ class Report(msgspec.Struct, frozen=True):
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """The published exit code; with ``strict`` warnings count."""
+        if not self.reached:
+            return ExitCode.NOTHING_CHECKED
         if self.verdict == "faulty":
             return ExitCode.FINDINGS
-        if not any(stage.hosts for stage in self.stages):
-            return ExitCode.NOTHING_CHECKED
         if self.verdict == "incomplete":
             return ExitCode.INCOMPLETE
         if strict and any(item.severity is Severity.WARN for item in self.findings):
@@ -72,6 +73,7 @@ def judge(bundle: Bundle) -> Report:
         created=bundle.created,
         verdict=verdict,
         hosts=tuple(facts.name for facts in bundle.hosts),
+        reached=tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK),
         findings=findings,
         unknown=unknown,
         env=tuple(env[name] for name in sorted(env)),
