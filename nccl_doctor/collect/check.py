@@ -119,9 +119,7 @@ def collect(entries: Sequence[HostEntry], options: CheckOptions, progress: Progr
         entries,
         options.connect,
         deadline,
-        lambda name, reach: progress.advance(
-            "connect", name, "" if reach.outcome is ReachOutcome.OK else reach.outcome.value
-        ),
+        lambda name, found: progress.advance("connect", name, found.outcome.value if isinstance(found, Reach) else ""),
     )
     progress.end("connect")
     sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
@@ -275,6 +273,8 @@ def _measure_throughput(
         if targets:
             arguments = {"token": token, "targets": targets, "seconds": 0.3, "limit_bytes": 64 << 20}
             run.ask(host, session, "throughput", arguments, 10.0 * (1 + len(targets)))
+        else:
+            run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
         run.progress.advance("throughput", host)
 
     run.progress.begin("throughput", len(run.sessions))

@@ -366,6 +366,8 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
 def slow_link(fleet: Fleet) -> Iterator[Finding]:
     """TCP to or from a host runs at under a quarter of the fleet's median rate."""
     _alone(fleet)
+    if fleet.plan.quick:
+        raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
