@@ -29,7 +29,6 @@ from nccl_doctor.facts.model import (
     Plan,
     ProbeResult,
     Reach,
-    ReachOutcome,
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline

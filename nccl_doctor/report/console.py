@@ -53,16 +53,15 @@ def _verdict(report: Report) -> Text:
     count = len(report.hosts)
     if report.verdict == "faulty":
         guilty = {host for item in failing for host in item.hosts}
-        first = failing[0]
+        first = alike(failing)[0]
+        where = fold(host for item in first for host in item.hosts)
         text = Text("✗ FAULTY", style="bold red")
         number = len(alike(failing))
         problems = f"{number} problem{'s' if number > 1 else ''}"
         text.append(
             f": {problems} on {len(guilty)} of {count} host{'s' if count > 1 else ''} would break this job. ", "bold"
         )
-        return text.append(
-            f"First to fix: {first.id}" + (f" on {visible(fold(first.hosts))}." if first.hosts else "."), "bold"
-        )
+        return text.append(f"First to fix: {first[0].id}" + (f" on {visible(where)}." if where else "."), "bold")
     if report.verdict == "incomplete":
         text = Text("? INCOMPLETE", style="bold yellow")
         text.append(": nothing wrong was found, but not everything could be measured (see below).", "bold")
