@@ -251,11 +251,13 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
 
 def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
     """Hosts that got no UDP answer from any peer: their path MTU is not known."""
-    hosts = {host for host, _ in paths}
+    answered: dict[str, bool] = {}
+    for (source, _), path in paths.items():
+        answered[source] = answered.get(source, False) or path.outcome != "blocked"
     return {
         host: "no UDP datagram was answered by any peer"
-        for host in sorted(hosts)
-        if all(path.outcome == "blocked" for (source, _), path in paths.items() if source == host)
+        for host, any_answer in sorted(answered.items())
+        if not any_answer
     }
 
 
