@@ -90,7 +90,7 @@ class Interfaces(Fact, frozen=True):
     addresses: tuple[Address, ...]
     devices: tuple[Device, ...] = ()
     routes: tuple[Route, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     conf_files: tuple[ConfFile, ...] = ()
     hostname: str = ""
 

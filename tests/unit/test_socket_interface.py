@@ -217,7 +217,9 @@ def test_precedence_of_files_and_environment() -> None:
 
 
 def test_ignored_lines_are_told_with_their_reason() -> None:
-    (found,) = ignored_lines((ConfFile("system", "/etc/nccl.conf", "ok", (ConfLine(3, "export NCCL_DEBUG=INFO"),)),), NEW)
+    (found,) = ignored_lines(
+        (ConfFile("system", "/etc/nccl.conf", "ok", (ConfLine(3, "export NCCL_DEBUG=INFO"),)),), NEW
+    )
     assert (found.line, found.source) == (3, "/etc/nccl.conf") and "export" in found.why
 
 
