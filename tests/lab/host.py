@@ -119,8 +119,8 @@ class Host:
         machine.command(["ip", "netns", "add", self.namespace])
         links = f"link set lo up\nlink set eth0 mtu {mtu} up\naddress add {self.address}/{prefix_length} dev eth0\n"
         machine.command(
-            ["ip", "-netns", self.namespace, "link", "add", "eth0", "index", str(INTERFACE_INDEX), "type", "veth"]
-            + ["peer", "name", self.name, "netns", switch]
+            f"ip -netns {self.namespace} link add eth0 index {INTERFACE_INDEX} type veth "
+            f"peer name {self.name} netns {switch}".split()
         )
         machine.command(["ip", "-netns", self.namespace, "-batch", "-"], stdin=links)
         machine.command(["ip", "-netns", switch, "link", "set", self.name, "mtu", str(mtu), "master", "br0", "up"])
@@ -133,11 +133,9 @@ class Host:
             "keep": keep,
         }
         (self.directory / "init.json").write_text(json.dumps(specification))
-        printed = machine.command(
-            ["nsenter", f"--net={NETNS / self.namespace}", "unshare", "--uts", "--mount", "--propagation", "private"]
-            + [sys.executable, "-I", "-S", str(Path(__file__).with_name("host_init.py"))]
-            + [str(self.directory / "init.json")]
-        )
+        into_new = f"nsenter --net={NETNS / self.namespace} unshare --uts --mount --propagation private".split()
+        init = [sys.executable, "-I", "-S", str(Path(__file__).with_name("programs") / "host_init.py")]
+        printed = machine.command([*into_new, *init, str(self.directory / "init.json")])
         (self.directory / "keeper.pid").write_text(printed.strip())
 
     def _write_files(self, hosts_file: str) -> None:
@@ -202,20 +200,8 @@ class Host:
 
     def spawn(self, argv: Sequence[str]) -> int:
         """Start a process on this host that goes on by itself; its pid. It ends with the lab at the latest."""
-        pid_file = self.directory / f"spawned-{uuid.uuid4().hex}"
-        shell = 'echo $$ > "$0.new"; mv "$0.new" "$0"; exec "$@"'
-        subprocess.run(
-            [*self.entering(), "--ignore-environment", *_assignments(self.environment())]
-            + ["setsid", "--fork", "sh", "-c", shell, str(pid_file), *argv],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        machine.wait_for(pid_file.exists, f"{argv[0]} to start on {self.name}")
-        pid = int(pid_file.read_text())
-        pid_file.unlink()
-        return pid
+        words = [*self.entering(), "--ignore-environment", *_assignments(self.environment()), *argv]
+        return machine.detach(words, self.directory / f"spawned-{uuid.uuid4().hex}")
 
     def processes(self) -> list[Process]:
         """Every process of this host, the lab's own (keeper, sshd) included."""
@@ -241,11 +227,9 @@ class Host:
         words = " ".join(f'"{name}={value}"' for name, value in environment.items())
         config.write_text(SSHD_CONFIG.format(directory=self.directory, environment=words))
         limits = [f"--{name}={value}" for name, value in self._limits().items()]
-        program = shutil.which("sshd", path=machine.program_path())
-        machine.command(
-            [*self.entering(), "--ignore-environment", f"PATH={SYSTEM_PATH}", "prlimit", *limits]
-            + [str(program), "-f", str(config), "-E", str(self.directory / "sshd.log")]
-        )
+        program = str(shutil.which("sshd", path=machine.program_path()))
+        sshd = [program, "-f", str(config), "-E", str(self.directory / "sshd.log")]
+        machine.command([*self.entering(), "--ignore-environment", f"PATH={SYSTEM_PATH}", "prlimit", *limits, *sshd])
         machine.wait_for(self._listens, f"the sshd of {self.name} to listen")
 
     def _limits(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,7 +228,7 @@ class Lab:
         variables = " ".join(shlex.quote(f"{name}={value}") for name, value in self._controller_environment().items())
         runner.write_text(
             "#!/bin/sh\n"
-            f"# Runs a command (without one: a shell) as the controller of lab {self.prefix}, in the current directory.\n"
+            f"# Runs a command (without one: a shell) as the controller of lab {self.prefix}, in this directory.\n"
             '[ "$(id -u)" = 0 ] || exec sudo "$0" "$@"\n'
             "[ $# -gt 0 ] || set -- bash --norc\n"
             f'exec {entering} --chdir="$PWD" {variables} "$@"\n'
@@ -317,6 +318,13 @@ class Lab:
         own = {self.host(host).keeper, self.host(host).sshd}
         own |= {pid for record in self.fault_records() for pid in record["memory"].get("pids", [])}
         return [process for process in self.host(host).processes() if process.pid not in own]
+
+    def settled_processes(self, host: str, seconds: float = 5.0) -> list[Process]:
+        """What still runs on a host after up to ``seconds`` for it to end: what a session left behind."""
+        deadline = time.monotonic() + seconds
+        while (found := self.processes(host)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
 
     def set_env(self, host: str, **values: str | None) -> None:
         """Set (or with None, unset) variables of every login on a host from now on; its sshd starts anew."""

@@ -141,3 +141,23 @@ def wait_for(condition: object, what: str, seconds: float = 10.0) -> None:
         if time.monotonic() > deadline:
             raise LabError(f"waited {seconds:.0f} s in vain for {what}")
         time.sleep(0.01)
+
+
+def detach(argv: Sequence[str], pid_file: Path) -> int:
+    """Start a process that goes on by itself; its pid (that of ``argv``'s program, if everything before it execs).
+
+    ``argv`` may begin with words that enter namespaces; ``pid_file`` is a scratch path that both sides see.
+    """
+    shell = 'echo $$ > "$0.new"; mv "$0.new" "$0"; exec "$@"'
+    subprocess.run(
+        ["setsid", "--fork", "sh", "-c", shell, str(pid_file), *argv],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ, PATH=program_path()),
+    )
+    wait_for(pid_file.exists, f"{argv[0]} to start")
+    pid = int(pid_file.read_text())
+    pid_file.unlink()
+    return pid

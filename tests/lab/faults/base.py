@@ -112,11 +112,8 @@ class Fault(abc.ABC):
         """Add a packet filter chain (``input``, ``output``, ``forward``) with these rules; undoing removes it."""
         table = f"{self.name.replace('-', '_')}_{hook}"
         self.memory.setdefault("tables", []).append([namespace, family, table])
-        body = "\n".join(rules)
-        self.nft(
-            f"table {family} {table} {{\nchain {hook} {{\ntype filter hook {hook} priority 0; policy accept;\n{body}\n}}\n}}\n",
-            namespace,
-        )
+        chain = "\n".join([f"type filter hook {hook} priority 0; policy accept;", *rules])
+        self.nft(f"table {family} {table} {{\nchain {hook} {{\n{chain}\n}}\n}}\n", namespace)
 
     def inside(self, script: str) -> str:
         """Run a shell script on the host (in its namespaces); ``LabError`` if it fails."""
