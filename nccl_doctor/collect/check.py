@@ -164,7 +164,9 @@ def _host_stages(run: _Run) -> None:
     run.progress.begin("host facts", len(run.sessions))
 
     def work(host: str, session: Session) -> None:
-        requests = {name: ({}, run.left(min(limit, run.options.host_limit_s))) for name, limit in probes.items()}
+        requests: dict[str, tuple[dict[str, Any], float]] = {
+            name: ({}, run.left(min(limit, run.options.host_limit_s))) for name, limit in probes.items()
+        }
         results = session.probes(requests)
         for name, result in results.items():
             run.keep(host, name, result)
