@@ -16,6 +16,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, probe, read_text
+from nccl_doctor.agent.redaction import redact_argv
 
 MAGIC = b"NCCL-DOCTOR-1 "
 MESSAGE = 64  # bytes of one paced message
@@ -285,12 +286,18 @@ def _holder(port: int) -> Dict[str, Any]:
         try:
             for descriptor in os.listdir("/proc/%s/fd" % pid):
                 if os.readlink("/proc/%s/fd/%s" % (pid, descriptor)) in inodes:
-                    with open("/proc/%s/comm" % pid) as stream:
-                        found["pid"], found["command"] = int(pid), stream.read().strip()
+                    found["pid"], found["command"] = int(pid), _command(pid)
                     return found
         except OSError:
             continue
     return found
+
+
+def _command(pid: str) -> str:
+    """A process's command line, secrets blacked out: "python" alone does not tell a stale rank from a notebook."""
+    with open("/proc/%s/cmdline" % pid, "rb") as stream:
+        argv = stream.read(4096).decode("utf-8", "replace").rstrip("\0").split("\0")
+    return " ".join(redact_argv(argv))[:200] or (read_text("/proc/%s/comm" % pid) or "").strip()
 
 
 _STATE = {}  # type: Dict[str, Listener]  # the one listener of this agent: it must outlive the request that opened it
