@@ -138,9 +138,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
                 continue
             if addresses[0] in seen[name].addresses and not _is_loopback(addresses[0]):
                 # The peer has this address; only another host that answers there as well could make it wrong.
-                hosts = sorted(
-                    set(hosts) & {host for peer, at, host in strangers if (peer, at) == (name, addresses[0])}
-                )
+                hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
             for host in hosts:
                 if host != name:
                     yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
