@@ -175,11 +175,13 @@ def _why_no_match(wanted: Filter, value: str, here: View) -> str:
         if entry.lower() in (name.lower() for name in names) and entry not in names:
             return "upper and lower case differ from the interface's name"
         down = [
-            address.name for address in here.facts.addresses if address.name.startswith(entry) and not address.running
+            address.name
+            for address in here.facts.addresses
+            if not address.running and (address.name == entry or (not wanted.exact and address.name.startswith(entry)))
         ]
         if down:
             return f"{down[0]} is down (NCCL 2.28.3 and newer skip it)"
-        if entry in devices:
+        if entry in devices and entry not in names:
             return f"{entry} has no address"
         if wanted.exact and any(name.startswith(entry) for name in names):
             return f"with '=' the whole name must match, and there is no {entry!r}"
