@@ -35,7 +35,7 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process that holds memory on a GPU, as the driver lists it. ``name`` and ``uid`` are None in another container."""
+    """A process on a GPU, as the driver lists it. ``name`` and ``uid`` are None where its /proc entry is not visible."""
 
     pid: int
     kind: str = "compute"
@@ -184,7 +184,7 @@ class GpuFact(Fact, frozen=True, omit_defaults=True):
     module_flavor: str | None = None
     device_nodes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     container: str | None = None
     fabric_manager: FabricManager = FabricManager()
     imex_channels: tuple[str, ...] = ()

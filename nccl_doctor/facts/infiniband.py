@@ -117,4 +117,4 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True):
     uptime_s: float | None = None
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
-    witnesses: dict[str, Tool] = {}
+    witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)

@@ -76,9 +76,9 @@ class TopologyFact(Fact, frozen=True, omit_defaults=True):
     devices: tuple[PciDevice, ...] = ()
     acs: Acs = Acs()
     iommu: Iommu = Iommu()
-    modules: dict[str, bool] = {}
+    modules: dict[str, bool] = msgspec.field(default_factory=dict)
     kernel: str = ""
     boot_options: tuple[str, ...] = ()
     hypervisor: str | None = None
     cpu: Cpu = Cpu()
-    numa_nodes: dict[str, str] = {}
+    numa_nodes: dict[str, str] = msgspec.field(default_factory=dict)

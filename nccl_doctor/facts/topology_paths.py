@@ -115,7 +115,6 @@ def to_network(matrix: Matrix, gpu: str) -> str:
 def uneven(matrix: Matrix) -> list[Uneven]:
     """What is uneven about this machine, in words; empty if nothing is."""
     found: list[Uneven] = []
-    kinds = matrix.kinds()
     for gpu in lost_nvlink(matrix):
         found.append(Uneven("nvlink", f"{gpu} has no NVLink, while all other GPUs are linked", (gpu,)))
     for gpu, width in fewer_nvlinks(matrix).items():

@@ -3,7 +3,7 @@
 import os
 import platform
 import struct
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from nccl_doctor.agent.probing import ROOT, path, probe, read_text, run_command
 
@@ -152,7 +152,8 @@ def acs_control(config: bytes) -> Optional[int]:
     """The ACS control register; 0 where the device has no ACS; None where extended configuration is not readable."""
     if len(config) < 0x104:
         return None
-    offset, seen = 0x100, set()  # type: ignore[var-annotated]
+    offset = 0x100
+    seen: Set[int] = set()
     while offset >= 0x100 and offset + 8 <= len(config) and offset not in seen:
         seen.add(offset)
         header = struct.unpack_from("<I", config, offset)[0]
