@@ -35,7 +35,7 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process on a GPU, as the driver lists it. ``name`` and ``uid`` are None where its /proc entry is not visible."""
+    """A process on a GPU as the driver lists it; ``name`` and ``uid`` are None where /proc does not show it."""
 
     pid: int
     kind: str = "compute"
