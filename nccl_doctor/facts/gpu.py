@@ -204,4 +204,4 @@ class GpuFact(Fact, frozen=True, omit_defaults=True):
 
 
 def _is_gpu_node(name: str) -> bool:
-    return name.startswith("nvidia") and name[6:].isdigit()
+    return name.startswith("nvidia") and name[6:].isdecimal()

@@ -32,7 +32,7 @@ class Uneven(msgspec.Struct, frozen=True):
 
 def nvlinks(kind: str) -> int:
     """Number of NVLinks of a cell: 18 for NV18, 0 for any other."""
-    return int(kind[2:]) if kind.startswith("NV") and kind[2:].isdigit() else 0
+    return int(kind[2:]) if kind.startswith("NV") and kind[2:].isdecimal() else 0
 
 
 def near_nics(matrix: Matrix) -> dict[str, NearNic]:
@@ -167,7 +167,7 @@ def cross_socket(matrix: Matrix) -> list[tuple[str, str]]:
 
 def coherent(matrix: Matrix) -> bool:
     """A machine whose GPU memory is a NUMA node of the CPU (Grace): NICs are reached over C2C."""
-    return any((gpu.gpu_numa_id or "").isdigit() for gpu in matrix.gpus)
+    return any((gpu.gpu_numa_id or "").isdecimal() for gpu in matrix.gpus)
 
 
 def _flat(matrix: Matrix) -> bool:

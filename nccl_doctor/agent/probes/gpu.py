@@ -101,7 +101,7 @@ def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str
                 "bus_id": address.lower(),
                 "device": _first_line(base + "/device"),
                 "class": kind,
-                "numa_node": int(numa) if numa and numa.lstrip("-").isdigit() else None,
+                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
                 "link_speed": _first_line(base + "/current_link_speed"),
                 "link_speed_max": _first_line(base + "/max_link_speed"),
                 "link_width": _first_line(base + "/current_link_width"),
@@ -184,7 +184,7 @@ def _fabric_manager() -> Dict[str, Any]:
     """Whether a fabric manager process runs (a container does not see the host's), and its version where it is told."""
     running = False
     for pid in _listed("/proc"):
-        if pid.isdigit() and (_first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
+        if pid.isdecimal() and (_first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
             running = True
             break
     version = run_command(["nv-fabricmanager", "--version"], limit_s=3.0)
@@ -235,7 +235,7 @@ def _name_processes(gpus: List[Dict[str, Any]]) -> None:
                 for line in (read_text("/proc/%d/status" % process["pid"], 8192) or "").splitlines()
                 if line.startswith("Uid:")
             ]
-            process["uid"] = int(owner[0]) if owner and owner[0].isdigit() else None
+            process["uid"] = int(owner[0]) if owner and owner[0].isdecimal() else None
 
 
 def _smi(limit_s: float) -> Dict[str, Any]:

@@ -78,7 +78,7 @@ def _line(absolute: str) -> Optional[str]:
 
 
 def _ports(name: str) -> List[str]:
-    ports = [port for port in _listed("/sys/class/infiniband/%s/ports" % name) if port.isdigit()]
+    ports = [port for port in _listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
     return sorted(ports, key=int)
 
 
@@ -93,7 +93,7 @@ def _device(name: str) -> Dict[str, Any]:
     device["pci_device"] = _line(base + "/device/device")
     device["pci_vendor"] = _line(base + "/device/vendor")
     numa = _line(base + "/device/numa_node")
-    device["numa_node"] = int(numa) if numa and numa.lstrip("-").isdigit() else None
+    device["numa_node"] = int(numa) if numa and numa.lstrip("-").isdecimal() else None
     device["netdevs"] = [_netdev(interface) for interface in _listed(base + "/device/net")]
     device["ports"] = [_port(name, number) for number in _ports(name)]
     return device
@@ -108,7 +108,7 @@ def _netdev(interface: str) -> Dict[str, Any]:
     return {
         "name": interface,
         "operstate": _line(base + "/operstate"),
-        "mtu": int(mtu) if mtu and mtu.isdigit() else None,
+        "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
         "carrier_changes": _number(_line(base + "/carrier_changes")),
         "master": master,
     }
@@ -136,7 +136,7 @@ def _port(name: str, number: str) -> Dict[str, Any]:
 def _gids(base: str) -> List[Dict[str, Any]]:
     """The port's GIDs that are not empty; ``type`` (IB/RoCE v1, RoCE v2) and ``netdev`` are None where not told."""
     found = []
-    indices = [name for name in _listed(base + "/gids") if name.isdigit()]
+    indices = [name for name in _listed(base + "/gids") if name.isdecimal()]
     for name in sorted(indices, key=int)[:GID_LIMIT]:
         gid = _line("%s/gids/%s" % (base, name))
         if not gid or not gid.replace(":", "").strip("0"):

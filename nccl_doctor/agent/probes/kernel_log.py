@@ -105,7 +105,7 @@ def kmsg_record(line: str) -> Optional[Tuple[Optional[float], str]]:
     """Seconds since boot and text of one record (``6,1234,987654321,-;text``); None for a continuation line."""
     head, separator, text = line.partition(";")
     fields = head.split(",")
-    if not separator or len(fields) < 3 or not fields[2].isdigit():
+    if not separator or len(fields) < 3 or not fields[2].isdecimal():
         return None if line.startswith(" ") or not line else _dmesg_line(line)
     return int(fields[2]) / 1e6, text
 

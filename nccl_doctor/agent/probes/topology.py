@@ -108,7 +108,7 @@ def _devices() -> List[Dict[str, Any]]:
                 "device": _line(base + "/device"),
                 "verbs": verbs.get(address, []),
                 "netdevs": _listed(base + "/net"),
-                "numa_node": int(numa) if numa and numa.lstrip("-").isdigit() else None,
+                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
                 "cpus": _line(base + "/local_cpulist"),
                 "path": pci_path(base),
                 "link_speed": _line(base + "/current_link_speed"),
@@ -210,5 +210,5 @@ def _cpu() -> Dict[str, Optional[str]]:
 
 
 def _numa_nodes() -> Dict[str, str]:
-    nodes = [name for name in _listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdigit()]
+    nodes = [name for name in _listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdecimal()]
     return {name[4:]: _line("/sys/devices/system/node/%s/cpulist" % name) or "" for name in nodes}
