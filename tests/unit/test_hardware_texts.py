@@ -158,12 +158,13 @@ PARSERS = [
     (tools.parse_show_gids, tools.ToolTextError),
     (smi_query.parse, smi_query.SmiQueryError),
 ]
-PIECES = st.sampled_from(
-    ["CA 'mlx5_0'", "Port 1:", "Port 99999999999999:", "\n", "\t", " : ", "State: Active", "hca_id: a", "port: 1"]
-    + ["port: ²", "GID[  0]: fe80::1, RoCE v2", "GPU 00000000:01:00.0", "Attached GPUs : 8", "Attached GPUs : ²"]
-    + ["Processes", "Process ID : 1", "Infiniband device 'x' port 1 status:", "    ", "ibpanic: x 'y'", "²"]
-    + ["mlx5_0 1 3 " + IPV4 + " 1.2.3.4 v2 eth0"]
+_PIECES = (
+    ["CA 'mlx5_0'", "Port 1:", "Port 99999999999999:", "\n", "\t", " : ", "State: Active", "hca_id: a", "port: 1"],
+    ["port: ²", "GID[  0]: fe80::1, RoCE v2", "GPU 00000000:01:00.0", "Attached GPUs : 8", "Attached GPUs : ²"],
+    ["Processes", "Process ID : 1", "Infiniband device 'x' port 1 status:", "    ", "ibpanic: x 'y'", "²"],
+    ["mlx5_0 1 3 " + IPV4 + " 1.2.3.4 v2 eth0"],
 )
+PIECES = st.sampled_from([piece for row in _PIECES for piece in row])
 LOG_PIECES = st.sampled_from(["NVRM: Xid (PCI:", "SXid (", "): ", "79", ",", "0000:3b:00", " "])
 
 
