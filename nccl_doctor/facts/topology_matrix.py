@@ -268,12 +268,25 @@ def _links(section: _Section) -> list[Link]:
     ]
 
 
+def _folded(names: list[str]) -> str:
+    """``GPU6, NIC0-NIC11``: runs of three and more of one kind are shortened."""
+    runs: list[list[str]] = []
+    for name in names:
+        last = runs[-1][-1] if runs else ""
+        follows = last[:3] == name[:3] and last[3:].isdecimal() and name[3:] == str(int(last[3:]) + 1)
+        if follows:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
 def _notes(section: _Section, legend: set[str], nic_legend: dict[str, str]) -> list[str]:
     names = section.names or []
     notes = []
     absent = [name for name in names if name not in section.rows]
     if absent:
-        notes.append(f"no row for {', '.join(absent)}")
+        notes.append(f"no row for {_folded(absent)}")
     if cut := [name for name in dict.fromkeys(section.cut) if name in section.rows]:
         notes.append(f"row cut short: {', '.join(cut)}")
     if not section.starts and section.affinity:

@@ -23,7 +23,7 @@ _LIBRARY_PLACES = (
 _QUERY = ("pci.bus_id", "uuid", "name", "driver_version")
 
 
-@probe("gpu")
+@probe("gpu", "gpu", limit_s=45.0)
 def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that four witnesses say of the GPUs.
 
@@ -38,6 +38,7 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     try:
         import pynvml
     except ImportError:
+        data["module"] = "pynvml"  # the controller sends its own copy and asks again
         raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
     data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S))))
     hung = data["nvml"]["outcome"] == "timed-out"

@@ -26,7 +26,7 @@ _DEVICE_FILES = ("fw_ver", "hw_rev", "hca_type", "board_id", "node_guid", "sys_i
 _WITNESSES = {"ibstat": ["ibstat"], "ibv_devinfo": ["ibv_devinfo"], "show_gids": ["show_gids"]}
 
 
-@probe("infiniband")
+@probe("infiniband", "infiniband", limit_s=35.0)
 def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All RDMA devices with their ports, GID tables and two readings of the error counters ``interval_s`` apart."""
     names = _listed("/sys/class/infiniband")

@@ -36,7 +36,7 @@ NEEDLES = (
 )
 
 
-@probe("kernel_log")
+@probe("kernel_log", "gpu", limit_s=30.0)
 def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """The newest matching lines with the second since boot each was written, the source, and how far back it goes."""
     del arguments

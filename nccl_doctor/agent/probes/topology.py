@@ -27,7 +27,7 @@ _ACS_CAPABILITY = 0x000D
 _ACS_REDIRECT = 0x000C  # P2P request redirect and completion redirect of the ACS control register
 
 
-@probe("topology")
+@probe("topology", "topology", limit_s=25.0)
 def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """The matrix text with how it was got, and the PCI devices that matter to NCCL: GPUs, RDMA NICs, NVSwitches."""
     devices = _devices()
