@@ -485,7 +485,7 @@ def operating_system() -> Dict[str, str]:
     }
 
 
-@probe("software")
+@probe("software", stage="software", limit_s=20.0)
 def software(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Versions of everything between Python and the wire, read without importing or loading any of it."""
     places = search_path()
