@@ -442,23 +442,55 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
     """No two hosts hand out the same address (docker0 is 172.17.0.1 everywhere; cloned machines)."""
     _several(fleet)
     seen = views(fleet)
+    env = _advice(seen, attempts(fleet))
+    for number, items in sorted(_shared(seen).items()):
+        chosen = [next(address for address in item.used if address.address == number) for item in items]
+        caught = [trap(address, item.facts) for item, address in zip(items, chosen, strict=True)]
+        if all(
+            found and item.bootstrap.address == address
+            for found, item, address in zip(caught, items, chosen, strict=True)
+        ):
+            continue  # chosen_interface names it
+        yield finding(
+            "net.wrong-interface.duplicate-address",
+            Severity.FAIL,
+            f"{len(items)} hosts would all hand out {number} ({_names(sorted({address.name for address in chosen}))}): "
+            "connections end on the wrong host",
+            tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
+            hosts=tuple(item.host for item in items),
+            env=env,
+        )
+
+
+def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
+    """Address -> the hosts that would hand it out, where they are several."""
     owners: dict[str, list[View]] = {}
     for item in seen.values():
         for address in item.used:
-            if not address.interface.ip.is_loopback and not address.interface.ip.is_link_local:
+            if not address.loopback and not address.link_local:
                 owners.setdefault(address.address, []).append(item)
-    for number, items in sorted(owners.items()):
+    return {number: items for number, items in owners.items() if len(items) > 1}
+
+
+@fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")
+def unused_duplicates(fleet: Fleet) -> Iterator[Finding]:
+    """Container bridges that have the same address on several hosts: named, and harmless as long as NCCL skips them."""
+    _several(fleet)
+    groups: dict[tuple[str, str], list[View]] = {}
+    for item in views(fleet).values():
+        used = {address.name for address in item.used}
+        for address in item.facts.addresses:
+            found = trap(address, item.facts)
+            if found and not address.loopback and not address.link_local and address.name not in used:
+                groups.setdefault((address.name, address.address), []).append(item)
+    for (name, number), items in sorted(groups.items()):
         if len(items) > 1:
             yield finding(
-                "net.wrong-interface.duplicate-address",
-                Severity.FAIL,
-                f"{len(items)} hosts would all hand out {number}: connections end on the wrong host",
-                tuple(
-                    _choice_evidence(item, next(address for address in item.used if address.address == number))
-                    for item in items[:4]
-                ),
+                "net.wrong-interface.unused-duplicate",
+                Severity.INFO,
+                f"{name} has {number} on {len(items)} hosts; harmless: NCCL does not use it there",
+                tuple(_interface_list(item) for item in items[:2]),
                 hosts=tuple(item.host for item in items),
-                env=_advice(seen, attempts(fleet)),
             )
 
 
@@ -474,6 +506,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     tried = attempts(fleet, required=True)
     env = _advice(seen, tried)
     reach = {host.name: host.facts.reach.address for host in fleet.hosts}
+    shared = _shared(seen)
     by_peer: dict[str, list[Attempt]] = {}
     for attempt in tried:
         if attempt.source != attempt.peer:
@@ -481,6 +514,8 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     for host, item in seen.items():
         towards = by_peer.get(host, [])
         for address in item.used:
+            if address.address in shared:
+                continue  # duplicate_addresses names it
             failed = [attempt for attempt in towards if attempt.address == address.address and not attempt.ok]
             elsewhere = [attempt for attempt in towards if attempt.address != address.address and attempt.ok]
             if not failed or not (elsewhere or reach[host] not in ("", address.address)):
