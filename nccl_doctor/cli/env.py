@@ -1,0 +1,67 @@
+"""``nccl-doctor env``: what a variable does, what is wrong with those that are set, which ones these hosts need."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+env = typer.Typer(
+    name="env",
+    help="NCCL and PyTorch environment variables: what each does, what is wrong with those set, which ones are needed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(env)
+
+
+class Format(str, enum.Enum):
+    """How to print."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+NcclVersion = Annotated[
+    str,
+    typer.Option("--nccl-version", metavar="X.Y.Z", help="Judge for this NCCL release (default: the newest known)."),
+]
+TorchVersion = Annotated[
+    str,
+    typer.Option("--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release (default: newest known)."),
+]
+
+
+def _usage(message: str) -> typer.Exit:
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(ExitCode.USAGE)
+
+
+@env.command()
+def show(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more variables.")],
+    nccl_version: NcclVersion = "",
+    torch_version: TorchVersion = "",
+    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """What a variable does: versions, values, default, when to set it, when never. Exit status 0 if it is known."""
+    from nccl_doctor.env import knowledge
+    from nccl_doctor.report import env as report
+
+    try:
+        answers = [knowledge.lookup(name.strip().split("=", 1)[0], nccl_version, torch_version) for name in names]
+    except ValueError as error:
+        raise _usage(str(error)) from None
+    if format is Format.JSON:
+        pages = [report.answer_json(answer) for answer in answers]
+        typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
+    else:
+        typer.echo("\n".join(report.answer_text(answer) for answer in answers), nl=False)
+    if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
+        raise typer.Exit(ExitCode.USAGE)
