@@ -65,3 +65,56 @@ def show(
         typer.echo("\n".join(report.answer_text(answer) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
         raise typer.Exit(ExitCode.USAGE)
+
+
+@env.command()
+def lint(
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", "-f", metavar="PATH", help="Script, env file, nccl.conf, Dockerfile, YAML, Python; or a "
+                     "directory or glob. Repeatable."),
+    ] = None,
+    log: Annotated[
+        list[str] | None, typer.Option("--log", metavar="PATH", help="A log: what NCCL itself reported as set. Repeatable.")
+    ] = None,
+    bundle: Annotated[
+        str, typer.Option("--from", metavar="BUNDLE", help="A saved bundle: the environment of each of its hosts.")
+    ] = "",
+    nccl_version: NcclVersion = "",
+    torch_version: TorchVersion = "",
+    fix: Annotated[bool, typer.Option("--fix", help="Show what would be changed, as a unified diff.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="With --fix: write the corrected file beside it, as NAME.fixed.")] = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: change the files themselves.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where there are only warnings.")] = False,
+    show_info: Annotated[bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")] = True,
+    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
+    from nccl_doctor.env import examine
+    from nccl_doctor.env import fix as fixing
+    from nccl_doctor.report import env as report
+
+    if (write or in_place) and not fix:
+        raise _usage("--write and --in-place need --fix")
+    if fix and not file:
+        raise _usage("--fix needs --file: only files can be corrected")
+    try:
+        result = examine.examine(file or (), log or (), bundle, nccl_version, torch_version)
+    except ValueError as error:
+        raise _usage(str(error)) from None
+    if fix:
+        for change in fixing.changes(result.remarks):
+            typer.echo(change.diff, nl=False)
+            for kept in change.left:
+                typer.echo(f"left for you: {kept}", err=True)
+            if in_place:
+                fixing.write(change, change.file)
+            elif write:
+                typer.echo(f"wrote {fixing.write(change, change.file + '.fixed')}", err=True)
+    elif format is Format.JSON:
+        typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(report.lint_text(result, show_info), nl=False)
+    code = result.exit_code(strict)
+    if code is not ExitCode.HEALTHY:
+        raise typer.Exit(code)

@@ -6,7 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from nccl_doctor.env.examine import Examination
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
+from nccl_doctor.env.lint import Remark
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Severity
 
 _RISK = {
     Risk.SAFE: "safe",
@@ -144,3 +148,111 @@ def answer_text(answer: Answer, width: int = 100) -> str:
             break_on_hyphens=False,
         )
     return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- lint
+
+_MARK = {Severity.FAIL: "✗", Severity.WARN: "!", Severity.INFO: "·"}
+
+
+def visible(text: str) -> str:
+    """Text from files and hosts with its control and direction characters made visible: it must not drive a terminal."""
+    return "".join(char if char.isprintable() or char == " " else _escape(char) for char in text.replace("\t", " "))
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def lint_json(result: Examination) -> dict[str, Any]:
+    """The machine-readable result of a lint run."""
+    return {
+        "judged_for": result.judged_for,
+        "looked_at": list(result.looked_at),
+        "problems": [{"file": item.file, "why": item.why} for item in result.problems],
+        "summary": {severity.value: result.count(severity) for severity in Severity},
+        "findings": [
+            {
+                "id": item.finding.id,
+                "severity": item.finding.severity.value,
+                "confidence": item.finding.confidence,
+                "name": item.assignment.name,
+                "value": item.assignment.value,
+                "file": item.assignment.file or None,
+                "line": item.assignment.line,
+                "hosts": list(item.finding.hosts),
+                "title": item.finding.title,
+                "evidence": [
+                    {"text": proof.text, "source": proof.source, "line": proof.line, "host": proof.host}
+                    for proof in item.finding.evidence
+                ],
+                "fix": [{"text": fix.text, "command": fix.command} for fix in item.finding.fixes],
+                "playbook": playbooks.for_finding(item.finding.id) or None,
+            }
+            for item in result.remarks
+        ],
+    }
+
+
+def lint_text(result: Examination, show_info: bool = True, width: int = 110) -> str:
+    """The result of a lint run for a terminal: verdict first, then file by file."""
+    lines = [_verdict(result), f"judged for {result.judged_for}", ""]
+    place = None
+    hidden = 0
+    for item in result.remarks:
+        if item.finding.severity is Severity.INFO and not show_info:
+            hidden += 1
+            continue
+        proof = item.finding.evidence[0]
+        here = proof.host or proof.source
+        if here != place:
+            lines += [visible(here)]
+            place = here
+        lines += _finding_lines(item, width)
+    for problem in result.problems:
+        lines += textwrap.wrap(f"? {visible(problem.file)} {visible(problem.why)}", width, subsequent_indent="    ")
+    if result.problems:
+        lines.append("")
+    if hidden:
+        lines += [f"{hidden} remarks hidden (--info shows them)", ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _verdict(result: Examination) -> str:
+    fails, warns, infos = (result.count(severity) for severity in (Severity.FAIL, Severity.WARN, Severity.INFO))
+    read = f"{len(result.assignments)} variables set in {len(result.looked_at)} source" + "s" * (
+        len(result.looked_at) != 1
+    )
+    unread = f", {len(result.problems)} not readable" if result.problems else ""
+    if fails:
+        return f"✗ {fails} wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
+    if warns:
+        return f"! nothing wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
+    if not result.looked_at:
+        return f"? nothing could be read{unread}: no verdict"
+    return f"✓ nothing wrong{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
+
+
+def _finding_lines(item: Remark, width: int) -> list[str]:
+    found = item.finding
+    where = f"{found.evidence[0].line}:" if found.evidence[0].line else ""
+    head = f"  {where:<5}{_MARK[found.severity]} "
+    lines = _wrapped(visible(found.title), width, head)
+    indent = " " * 9
+    lines.append(f"{indent}{visible(found.evidence[0].text)[:width]}")
+    for other in found.evidence[1:4]:
+        place = f"{other.host or other.source}{f':{other.line}' if other.line else ''}"
+        lines.append(f"{indent}{visible(other.text)[:width]}   ({visible(place)})")
+    for fix in found.fixes:
+        lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
+        if fix.command:
+            lines += [f"{indent}     {visible(part.strip())}" for part in fix.command.split("#", 1)[:1]]
+    lines += [f"{indent}[{found.id}]", ""]
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+    )
