@@ -71,11 +71,16 @@ def show(
 def lint(
     file: Annotated[
         list[str] | None,
-        typer.Option("--file", "-f", metavar="PATH", help="Script, env file, nccl.conf, Dockerfile, YAML, Python; or a "
-                     "directory or glob. Repeatable."),
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="PATH",
+            help="Script, env file, nccl.conf, Dockerfile, YAML, Python; or a directory or glob. Repeatable.",
+        ),
     ] = None,
     log: Annotated[
-        list[str] | None, typer.Option("--log", metavar="PATH", help="A log: what NCCL itself reported as set. Repeatable.")
+        list[str] | None,
+        typer.Option("--log", metavar="PATH", help="A log: what NCCL itself reported as set. Repeatable."),
     ] = None,
     bundle: Annotated[
         str, typer.Option("--from", metavar="BUNDLE", help="A saved bundle: the environment of each of its hosts.")
@@ -83,10 +88,14 @@ def lint(
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
     fix: Annotated[bool, typer.Option("--fix", help="Show what would be changed, as a unified diff.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="With --fix: write the corrected file beside it, as NAME.fixed.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --fix: write the corrected file beside it, as NAME.fixed.")
+    ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: change the files themselves.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where there are only warnings.")] = False,
-    show_info: Annotated[bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")] = True,
+    show_info: Annotated[
+        bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
+    ] = True,
     format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""

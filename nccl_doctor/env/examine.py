@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from nccl_doctor.env import files, knowledge, sources, versions
+from nccl_doctor.env import files, hosts, knowledge, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.files import Problem
-from nccl_doctor.env.lint import Remark, remark, remarks
+from nccl_doctor.env.lint import Devices, Remark, remark, remarks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
 
@@ -57,6 +58,7 @@ def examine(
     looked_at: list[str] = []
     problems: list[Problem] = []
     extra: list[Remark] = []
+    devices: dict[str, Devices] = {}
     said = "given" if nccl_version else ""
     if paths:
         reading = files.read(paths)
@@ -72,11 +74,11 @@ def examine(
         if found or version or not problems or problems[-1].file != path:
             looked_at.append(path)
     if bundle:
-        from nccl_doctor.env import hosts
-
         fleet = hosts.of_bundle(bundle)
         if fleet.nccl_version and not nccl_version:
             nccl_version, said = fleet.nccl_version, "from the bundle"
+        torch_version = torch_version or fleet.torch_version
+        devices = fleet.devices
         assignments += fleet.assignments
         extra += fleet.remarks
         looked_at += fleet.hosts
@@ -89,7 +91,7 @@ def examine(
         problems += here.problems
         installed = torch_version or _installed_torch()
         torch_version = installed
-    found_remarks = (*remarks(assignments, nccl_version, torch_version), *extra)
+    found_remarks = hosts.fold((*remarks(assignments, nccl_version, torch_version, devices), *extra))
     return Examination(
         tuple(sorted(found_remarks, key=_order)),
         tuple(assignments),
@@ -120,7 +122,7 @@ def _installed_torch() -> str:
 def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list[Remark], str]:
     """(assignments, remarks on refused values, NCCL version) of one log, read in bounded memory."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
+        with Path(path).open(encoding="utf-8", errors="replace") as stream:
             reading = log_reader.read(_lines(stream), path)
     except OSError as error:
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))

@@ -105,7 +105,7 @@ def kind_of_name(name: str) -> Kind | None:
         return Kind.DOCKER
     if base.startswith(".env."):
         return Kind.ENV_FILE
-    return _ENDINGS.get(os.path.splitext(base)[1].lower())
+    return _ENDINGS.get(Path(base).suffix.lower())
 
 
 def kind_of_text(text: str) -> Kind:
@@ -134,7 +134,9 @@ def read_text(path: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise Unreadable("is no regular file")
         if status.st_size > SIZE_LIMIT:
-            raise Unreadable(f"is {status.st_size / 1e6:.0f} MB: no launch script is larger than {SIZE_LIMIT >> 20} MiB")
+            raise Unreadable(
+                f"is {status.st_size / 1e6:.0f} MB: no launch script is larger than {SIZE_LIMIT >> 20} MiB"
+            )
         try:
             data = stream.read(SIZE_LIMIT + 1)
         except OSError as error:
@@ -184,9 +186,9 @@ def find(names: Iterable[str]) -> Iterator[tuple[str, bool]]:
     for name in names:
         paths = [name]
         if not os.path.lexists(name) and glob.has_magic(name):
-            paths = sorted(glob.glob(name, recursive=True)) or [name]
+            paths = sorted(glob.glob(name, recursive=True)) or [name]  # noqa: PTH207 - the user's pattern may be absolute
         for path in paths:
-            inside = _walk(path) if os.path.isdir(path) else iter([(path, True)])
+            inside = _walk(path) if Path(path).is_dir() else iter([(path, True)])
             for found, named in inside:
                 if found not in seen:
                     seen.add(found)
@@ -194,12 +196,12 @@ def find(names: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _walk(top: str) -> Iterator[tuple[str, bool]]:
-    """The files of a directory whose names tell what they are, or that have no ending at all; links are not followed."""
+    """The files of a directory whose names tell what they are, or have no ending; directory links are not followed."""
     count = 0
     for directory, folders, files in os.walk(top, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in _SKIP_DIRECTORIES)
         for name in sorted(files):
-            path = os.path.join(directory, name)
+            path = str(Path(directory, name))
             if kind_of_name(name) is None and "." in name:
                 continue
             count += 1
@@ -209,7 +211,7 @@ def _walk(top: str) -> Iterator[tuple[str, bool]]:
 
 
 def read(names: Iterable[str]) -> Reading:
-    """Read every file, directory and glob named; nothing that goes wrong with one file keeps the rest from being read."""
+    """Read every file, directory and glob named; what goes wrong with one file keeps no other from being read."""
     assignments: list[Assignment] = []
     looked_at: list[str] = []
     problems: list[Problem] = []

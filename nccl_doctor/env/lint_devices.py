@@ -20,8 +20,8 @@ _LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|ib|hsn|wlan|doc
 def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """Blanks, modifiers in the middle, and values NCCL ignores."""
     value = item.value
-    if value is None or item.name not in (*_SOCKET, _HCA) or (item.how is How.CONF and value != value.strip()):
-        return
+    if value is None or item.name not in (*_SOCKET, _HCA) or (item.how is How.CONF and re.search(r"[\s'\"]", value)):
+        return  # what nccl.conf makes of blanks and quotes is said already
     parts = value.split(",")
     if len(value) == 1 and item.name != _HCA:
         yield remark(
@@ -67,8 +67,8 @@ def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             yield remark(
                 "ifname-admits-loopback",
                 Severity.FAIL,
-                f"{item.name}={item.value} can select lo: a list of one's own replaces NCCL's exclusion of lo and docker, "
-                "and lo comes first in kernel order",
+                f"{item.name}={item.value} can select lo: a list of one's own replaces NCCL's exclusion of lo and "
+                "docker, and lo comes first in kernel order",
                 item,
                 fix=f"Remove it (NCCL leaves out lo, docker and virbr itself), or write {item.name}={mended}",
                 edit=Edit(value=mended),
@@ -105,8 +105,8 @@ def wrong_kind(item: Assignment, answer: Answer, context: Context) -> Iterator[R
             yield remark(
                 "hca-names-interface",
                 Severity.FAIL,
-                f"{item.name}={item.value}: {', '.join(wrong)} is a network interface, not an HCA: nothing matches, and NCCL "
-                "falls back to TCP without an error",
+                f"{item.name}={item.value}: {', '.join(wrong)} is an interface, not an HCA: nothing matches, and "
+                "NCCL falls back to TCP without an error",
                 item,
                 fix="Name HCAs as ibv_devices lists them (mlx5_0), or remove the line: NCCL uses all active ones.",
                 edit=Edit(),

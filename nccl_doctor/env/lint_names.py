@@ -45,10 +45,7 @@ def _conf_name(item: Assignment) -> Iterator[Remark]:
 
 
 def _lost(item: Assignment, answer: Answer) -> Iterator[Remark]:
-    if answer.nobody is not None or answer.variable is None or answer.variable.of_torch and answer.variable.category in (
-        "rendezvous",
-        "torchrun",
-    ):
+    if answer.nobody is not None or answer.variable is None or answer.variable.category in ("rendezvous", "torchrun"):
         return  # a dead name is reported as such; MASTER_PORT and the like are ordinary shell variables in scripts
     yield remark(
         "not-exported",
@@ -112,7 +109,8 @@ def _unknown(item: Assignment, answer: Answer) -> Iterator[Remark]:
 def _dated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     variable = answer.variable
     assert variable is not None
-    who = f"{'PyTorch' if variable.of_torch else 'NCCL' if variable.of_nccl else variable.reader} {answer.version}".strip()
+    reader = "PyTorch" if variable.of_torch else "NCCL" if variable.of_nccl else variable.reader
+    who = f"{reader} {answer.version}".strip()
     if answer.status is Status.REMOVED:
         yield remark(
             "removed",
@@ -130,19 +128,16 @@ def _dated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
             Severity.WARN,
             f"{item.name} does nothing yet: {who} does not read it (first: {variable.first})",
             item,
-            fix=f"Remove it, or use {'PyTorch' if variable.of_torch else 'NCCL'} {variable.first} or later.",
+            fix=f"Remove it, or use {reader} {variable.first} or later.",
         )
-    elif variable.replaced_by and not variable.renamed and item.value is not None:
-        if versions.at_least(versions.parse(answer.version or "0.0"), variable.replaced_in or "0.0"):
-            yield remark(
-                "renamed",
-                Severity.INFO,
-                f"{item.name} is an old name that is still read; {variable.replaced_by} took its place"
-                + (f" in {variable.replaced_in}" if variable.replaced_in else ""),
-                item,
-                fix=f"Write {variable.replaced_by}",
-                edit=None,
-            )
+    elif variable.replaced_in and versions.at_least(versions.parse(answer.version or "0.0"), variable.replaced_in):
+        yield remark(
+            "renamed",
+            Severity.INFO,
+            f"{item.name} is still read; {variable.replaced_by} took its place in {variable.replaced_in}",
+            item,
+            fix=f"Write {variable.replaced_by}",
+        )
 
 
 def _renamed(item: Assignment, answer: Answer, who: str) -> Iterator[Remark]:

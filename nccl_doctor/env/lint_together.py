@@ -134,7 +134,7 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
                 yield remark(
                     "contradiction",
                     Severity.WARN,
-                    f"{old.name}={old.value} loses against {now.name}={now.value}: PyTorch 2.2 and later takes the new name",
+                    f"{old.name}={old.value} loses against {now.name}={now.value}: PyTorch 2.2+ takes the new name",
                     old,
                     others=(now,),
                     fix=f"Remove {old.name}.",
@@ -195,7 +195,7 @@ def first_line_wins(members: Sequence[Assignment], context: Context) -> Iterator
         yield remark(
             "set-twice",
             Severity.WARN,
-            f"{item.name} is set twice: the {'first' if first_wins else 'last'} line wins ({winner.name}={winner.value})",
+            f"{item.name} is set twice: the {'first' if first_wins else 'last'} line wins ({winner.value!r})",
             loser,
             others=(winner,),
             fix="Remove the line that loses.",

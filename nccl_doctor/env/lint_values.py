@@ -1,4 +1,4 @@
-"""Lint of single values: invalid, default restated, leftover debugging, pins that fight NCCL's tuning, dangerous ones."""
+"""Lint of single values: invalid, default restated, leftover debugging, pins, dangerous ones."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def is_default(item: Assignment, answer: Answer) -> bool:
     if number.is_number(default) and number.is_number(value):
         return number.as_read(default) == number.as_read(value)
     return default not in ("", "unset") and default.split(" ")[0].casefold() == value.casefold()
+
+
+def shown(item: Assignment) -> str:
+    """``NAME=value``, or the name where the value is computed."""
+    return item.name if item.value is None else f"{item.name}={item.value}"
 
 
 def _integers(variable: Variable) -> bool:
@@ -170,7 +175,7 @@ def _integer(variable: Variable, value: str) -> str:
         return ""
     if not number.is_number(value):
         if variable.of_torch:
-            return "no integer: PyTorch raises an error" if not variable.category == "torchrun" else ""
+            return "no integer: PyTorch raises an error" if variable.category != "torchrun" else ""
         read = number.as_read(value)
         return f"read as {read}: NCCL takes the digits at the start and ignores the rest"
     values, count = variable.values, number.as_read(value)
@@ -226,7 +231,7 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
         yield remark(
             "pinned",
             Severity.INFO,
-            f"{item.name}{value} overrides NCCL's tuning; {vendor} prescribes such settings, check them against its profile",
+            f"{item.name}{value} overrides NCCL's tuning; {vendor} prescribes such settings: follow its profile",
             item,
         )
         return
@@ -234,7 +239,7 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
         yield remark(
             "pinned",
             Severity.INFO,
-            f"{item.name}{value}: right for RoCE before NCCL 2.21 (its default is index 0 there), if every host's table agrees",
+            f"{item.name}{value}: right for RoCE before NCCL 2.21 (default: index 0), if every host's table agrees",
             item,
             fix="Remove it when NCCL 2.21 or later is used: it then finds the RoCE v2 IPv4 GID itself.",
         )
@@ -258,7 +263,7 @@ def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Re
     yield remark(
         "dangerous",
         Severity.WARN,
-        f"{item.name}{'' if item.value is None else f'={item.value}'} can break a job: {variable.never or variable.meaning}",
+        f"{shown(item)} can break a job: {variable.never or variable.meaning}",
         item,
         fix=f"Remove it. {('Set it only when: ' + variable.set_when) if variable.set_when else ''}".strip(),
     )
@@ -274,13 +279,15 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
         yield remark(
             "default-restated",
             Severity.INFO,
-            f"{item.name}={value} is the default{since}: the line does nothing, until the default changes and it is wrong",
+            f"{item.name}={value} is the default{since}: it does nothing, until the default changes and it is wrong",
             item,
             fix="Remove it.",
             edit=Edit(),
         )
         return
-    past = [(release, default) for release, default in variable.history if default == value and default not in ("-1", "-2")]
+    past = [
+        (release, default) for release, default in variable.history if default == value and default not in ("-1", "-2")
+    ]
     if past and versions.parse(past[-1][0]) and variable.values and variable.values.kind == "integer":
         later = next((r for r, d in variable.history if versions.parse(r) > versions.parse(past[-1][0])), "")
         if later and versions.at_least(versions.parse(answer.version), later):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -11,7 +12,7 @@ from nccl_doctor.env import versions
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem, Unreadable, read_text
-from nccl_doctor.env.lint import AREA, Edit, Remark, quote, remark
+from nccl_doctor.env.lint import Edit, Remark, remark
 from nccl_doctor.findings.model import Severity
 
 SYSTEM_CONF = "/etc/nccl.conf"
@@ -46,14 +47,14 @@ def conf_paths(variables: Mapping[str, str], home: str, nccl_version: str = "") 
     named = variables.get("NCCL_CONF_FILE", "")
     if named and (not nccl_version or versions.at_least(versions.parse(nccl_version), "2.23.4")):
         return named, SYSTEM_CONF
-    return os.path.join(home, ".nccl.conf"), SYSTEM_CONF
+    return str(Path(home, ".nccl.conf")), SYSTEM_CONF
 
 
 def of_this_process(nccl_version: str = "") -> Sources:
     """What a process started from here would see: its environment, then the configuration files of this machine."""
     layers = [("environment", of_environment(os.environ))]
     problems = []
-    for path in conf_paths(os.environ, os.path.expanduser("~"), nccl_version):
+    for path in conf_paths(os.environ, str(Path.home()), nccl_version):
         if os.path.lexists(path):
             try:
                 text = read_text(path)
@@ -85,13 +86,10 @@ def source_order(layers: Sequence[tuple[str, Sequence[Assignment]]]) -> Iterator
             yield remark(
                 "source-order",
                 Severity.WARN,
-                f"{item.name}={item.value} of {item.file} loses against {winner.value} of {winner.file or 'the environment'} "
+                f"{item.name}={item.value} of {item.file} loses against {winner.value} of {winner.file} "
                 "(environment, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf)",
                 item,
                 others=(winner,),
                 fix="Remove the one that is not meant.",
                 edit=Edit(),
             )
-
-
-__all__ = ["AREA", "Sources", "conf_paths", "effective", "of_environment", "of_this_process", "quote", "source_order"]

@@ -11,6 +11,7 @@ from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
 from nccl_doctor.env.lint import Remark
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.safe_text import visible
 
 _RISK = {
     Risk.SAFE: "safe",
@@ -153,16 +154,6 @@ def answer_text(answer: Answer, width: int = 100) -> str:
 # ------------------------------------------------------------------------------------------------------------- lint
 
 _MARK = {Severity.FAIL: "✗", Severity.WARN: "!", Severity.INFO: "·"}
-
-
-def visible(text: str) -> str:
-    """Text from files and hosts with its control and direction characters made visible: it must not drive a terminal."""
-    return "".join(char if char.isprintable() or char == " " else _escape(char) for char in text.replace("\t", " "))
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def lint_json(result: Examination) -> dict[str, Any]:

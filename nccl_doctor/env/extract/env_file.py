@@ -20,7 +20,5 @@ def read(text: str, file: str = "") -> list[Assignment]:
         quoted = re.match(r"(['\"])(.*?)\1", value)
         value = quoted[2] if quoted else re.split(r"\s#", value)[0].rstrip("\"'").rstrip()
         dynamic = "$" in value and not (quoted and quoted[1] == "'")
-        found.append(
-            Assignment(match[1], None if dynamic else value, file, number, How.ENV_FILE, line.strip(), file)
-        )
+        found.append(Assignment(match[1], None if dynamic else value, file, number, How.ENV_FILE, line.strip(), file))
     return found

@@ -76,7 +76,7 @@ def _is_environ(node: ast.expr) -> bool:
 def _constant(node: ast.expr) -> tuple[str | None, str]:
     """(value, type where it is no string)."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return f"-{node.operand.value}", type(node.operand.value).__name__
+        return f"-{node.operand.value!r}", type(node.operand.value).__name__
     if isinstance(node, ast.Constant):
         return str(node.value), "" if isinstance(node.value, str) else type(node.value).__name__
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and len(node.args) == 1:

@@ -39,11 +39,12 @@ _TOKEN = re.compile(
 _ASSIGNS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)\Z", re.DOTALL)
 _DYNAMIC = re.compile(r"\$[A-Za-z0-9_{(@*#?!$-]|`")
 _DEFAULT = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:?[-=]([^${}`]*)\}\Z")
-_RESERVED = frozenset({"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "{", "}", "!", "time"})
-# Commands that only talk about variables.
-_TALKS = frozenset(
-    "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda".split()
+_RESERVED = frozenset(
+    {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "{", "}", "!", "time"}
 )
+# Commands that only talk about variables.
+_TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
+_TALKS = frozenset(_TALK_WORDS.split())
 _CARRIES = frozenset({"-x", "-e", "--env", "-env", "-genv", "--genv", "--export-env", "-E"})
 _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
@@ -277,13 +278,13 @@ class Reader:
                 if carries:
                     self._set(line, raw, word, How.PREFIX)
             elif word[0] in "'\"" and re.search(r"[\s;]", word):
-                body = _unquote(word, keep=True)
+                body = _unquote(word)
                 self._nested(body, line, "")
             place += 1
 
     def _list(self, line: int, raw: str, word: str) -> None:
         """``NAME=value``, ``A=1,B=2`` or ``ALL,A=1``; a bare name is passed on as it is."""
-        plain = _unquote(word, keep=True)
+        plain = _unquote(word)
         for part in re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*(?:=|,|\Z))", plain):
             if "=" in part:
                 self._set(line, raw, part, How.OPTION)
@@ -305,15 +306,16 @@ def value_of(raw: str) -> str | None:
     default = _DEFAULT.match(raw.strip('"'))
     if default:
         return default[1].strip("'\"")
-    return _unquote(raw) if raw else ""
+    return None if _DYNAMIC.search(re.sub(r"'[^']*'", "", raw)) else _unquote(raw)
 
 
-def _unquote(raw: str, keep: bool = False) -> str | None | str:  # type: ignore[return]
-    """Without quotes; None if an expansion is in it (kept as text with ``keep``)."""
-    if not keep and _DYNAMIC.search(re.sub(r"'[^']*'", "", raw)):
-        return None
+def _unquote(raw: str) -> str:
+    """Without quotes; expansions are kept as they are written."""
     pieces = re.findall(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", raw, re.DOTALL)
-    return "".join(single or re.sub(r"\\([\"\\$`])", r"\1", double) or escaped or plain for single, double, escaped, plain in pieces)
+    return "".join(
+        single or re.sub(r"\\([\"\\$`])", r"\1", double) or escaped or plain
+        for single, double, escaped, plain in pieces
+    )
 
 
 def read(text: str, file: str = "", first_line: int = 1, scope: str = "") -> list[Assignment]:

@@ -88,9 +88,7 @@ def _add(name: str, value: Any, file: str, lines: list[str], scope: int, kuberne
         not_text = ""  # compose and Hydra turn numbers into text; a boolean would arrive as "True"
     if text is not None and ("${" in text or "{{" in text or "$(" in text or text.startswith("$")):
         text = shell.value_of(text) if text.startswith("${") else None
-    yield Assignment(
-        name, text, file, line, How.YAML, lines[line - 1].strip(), f"{file}#{scope}", not_text=not_text
-    )
+    yield Assignment(name, text, file, line, How.YAML, lines[line - 1].strip(), f"{file}#{scope}", not_text=not_text)
 
 
 def _type(node: Any) -> str:
