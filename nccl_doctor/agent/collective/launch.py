@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 Emit = Callable[[Dict[str, Any]], None]
 
@@ -141,6 +141,17 @@ def process_state(pid: int) -> str:
         return ""
 
 
+_ACTIVE: "Set[Launch]" = set()
+
+
+def stop_all(why: str) -> int:
+    """Ask every launch of this process to end with its evidence; how many there were."""
+    active = list(_ACTIVE)
+    for launch_ in active:
+        launch_.stop_reason = why
+    return len(active)
+
+
 class Launch:
     """The ranks of one host from start to end."""
 
@@ -152,15 +163,19 @@ class Launch:
         self.deadline = time.monotonic() + float(arguments.get("limit_s", 600.0))
         self.give_up: Optional[float] = None
         self.selector = selectors.DefaultSelector()
+        self.stop_reason = ""
 
     def run(self) -> Dict[str, Any]:
         """Start, follow until all have ended or the limit has passed, and tell how each one ended."""
         started = time.monotonic()
+        _ACTIVE.add(self)
         try:
             self._start()
             self._follow()
         finally:
+            _ACTIVE.discard(self)
             self._kill_all("the run ended")
+            self.selector.close()
         return {
             "host": socket.gethostname(),
             "python": self._python(),
@@ -218,7 +233,10 @@ class Launch:
                 self._read(key)
             self._look()
             now = time.monotonic()
-            if now > self.deadline:
+            if self.stop_reason:
+                why, self.stop_reason = self.stop_reason, ""
+                self._end_with_evidence(why)
+            elif now > self.deadline:
                 self._end_with_evidence("the time limit of the run was reached")
             elif self.give_up is not None and now > self.give_up:
                 self._end_with_evidence("another rank had failed")

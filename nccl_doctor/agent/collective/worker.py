@@ -31,20 +31,19 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "modes": [],  # in, out; empty: the native one of each collective
     "warmup": 3,
     "iters": 0,  # 0: as many as the budget allows
+    "min_iters": 5,
     "max_iters": 1000,
     "budget_s": 30.0,  # for all measurements together
     "limit_s": 60.0,  # for any one step
     "import_limit_s": 180.0,  # a first import of torch over NFS is slow
     "check": True,
     "cuda_graph": False,
-    "links": False,  # measure host pairs too
+    "links": 0,  # bytes to exchange between host pairs; 0: not measured
     "gemm": 0,  # edge of the square matrices; 0: none
     "seed": 20,
     "expect_world": 0,  # 0: whatever the launcher says
     "same_gpu": False,  # several ranks on one GPU were asked for
 }
-
-FEWEST_ITERATIONS = 5
 
 
 class WorldError(Exception):
@@ -394,7 +393,8 @@ class Worker:
 
     def _first_reason(self, values: List[str]) -> str:
         # Rank 0 alone decides on time: clocks differ, and no rank may measure what another one skips.
-        if self.used_s > float(self.plan["budget_s"]):
+        # A size's checks and fewest iterations may overrun its share, hence the factor of two.
+        if self.used_s > 2 * float(self.plan["budget_s"]):
             return "the time budget of %g s is used up" % float(self.plan["budget_s"])
         return next((value for value in values if value), "")
 
@@ -455,7 +455,7 @@ class Worker:
 
         def choose(values: List[float]) -> List[float]:
             slowest = max(max(values), 1e-7)
-            affordable = max(FEWEST_ITERATIONS, min(int(self.plan["max_iters"]), int(share * 0.8 / slowest)))
+            affordable = max(int(self.plan["min_iters"]), min(int(self.plan["max_iters"]), int(share * 0.8 / slowest)))
             return [int(self.plan["iters"]) or affordable, slowest]
 
         iterations, slowest_s = self.board.decide(key + "/iterations", min(estimates), choose)
@@ -527,7 +527,7 @@ class Worker:
         leaders = self.board.decide("links/leaders", _leader_key(self.identity), _first_of_each)
         if len(leaders) < 2:
             return
-        count = max(1, (8 << 20) // self.item_bytes)
+        count = max(1, int(self.plan["links"]) // self.item_bytes)
         send = self.torch.zeros(count, dtype=self.dtype, device=self.device)
         receive = self.torch.empty_like(send)
         for number, pairs in enumerate(tournament(leaders)[:8]):
@@ -542,7 +542,7 @@ class Worker:
 
     def _exchange(self, send: Any, receive: Any, peer: int) -> float:
         best = float("inf")
-        for _ in range(4):
+        for _ in range(3):
             started = time.perf_counter()
             works = self.dist.batch_isend_irecv(
                 [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
@@ -567,7 +567,7 @@ class Worker:
         times: List[float] = []
         limit = time.monotonic() + float(self.plan["budget_s"])
         iterations = int(self.plan["iters"]) or 10**9
-        while len(times) < iterations and (time.monotonic() < limit or len(times) < FEWEST_ITERATIONS):
+        while len(times) < iterations and (time.monotonic() < limit or len(times) < int(self.plan["min_iters"])):
             started = time.perf_counter()
             self.torch.matmul(left, right, out=out)
             self._wait()
