@@ -50,6 +50,21 @@ class Torch(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class HcaPort(msgspec.Struct, frozen=True):
+    """A port of an RDMA device, from /sys/class/infiniband."""
+
+    name: str
+    port: int
+    state: str = ""
+    rate_gbps: float = 0.0
+    link_layer: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the port can carry data."""
+        return "ACTIVE" in self.state
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """What a host offers (probe ``bench-prepare``)."""
 
@@ -58,6 +73,11 @@ class Prepared(msgspec.Struct, frozen=True):
     torch: Torch
     gpus: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
+    hcas: tuple[HcaPort, ...] = ()
+    nvlinks: int = 0  # active links of the GPU that has the fewest
+    nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says
+    pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
+    peermem: bool = False
     memory_free: int = 0
     processors: int = 1
     addresses: dict[str, str] = {}
@@ -137,7 +157,9 @@ def in_threads(
     return {name: results.get(name, late) for name in sessions}
 
 
-def prepare(sessions: Mapping[str, Session], plan: BenchPlan, limit_s: float = PREPARE_LIMIT_S) -> dict[str, ProbeResult]:
+def prepare(
+    sessions: Mapping[str, Session], plan: BenchPlan, limit_s: float = PREPARE_LIMIT_S
+) -> dict[str, ProbeResult]:
     """Ask every host what it offers."""
     # Our own Python as well: this machine's, or the same environment on a shared file system. The answer names it.
     arguments = {"python": plan.python, "also": [sys.executable], "port": plan.master_port}
@@ -178,7 +200,9 @@ def place(
         first += ranks
     chosen = prepared[master]
     if not chosen.port_free:
-        raise CannotRun(f"port {chosen.port} is already in use on {master}; choose another with --master-port", (master,))
+        raise CannotRun(
+            f"port {chosen.port} is already in use on {master}; choose another with --master-port", (master,)
+        )
     address = "127.0.0.1" if len(names) == 1 else master_address(master, chosen, (reached_at or {}).get(master, ""))
     return World(backend, why, tuple(shares), master, address, chosen.port)
 
@@ -235,9 +259,7 @@ class Run:
     def run(self) -> dict[str, ProbeResult]:
         """Start all ranks and wait for all hosts' answers. After a failure the other hosts are told to stop."""
         shares = {share.name: share for share in self.world.shares}
-        results = in_threads(
-            self.sessions, lambda name, session: self._one(shares[name], session), self.limit_s + 20.0
-        )
+        results = in_threads(self.sessions, lambda name, session: self._one(shares[name], session), self.limit_s + 20.0)
         return {name: self._complete(result) for name, result in results.items()}
 
     def _one(self, share: Share, session: Session) -> ProbeResult:

@@ -118,9 +118,7 @@ def sources() -> Dict[str, str]:
 def rank_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> Dict[str, str]:
     """The environment of a rank: this one without other launchers' traces, with NCCL's log on stderr, plus ``extra``."""
     env = {
-        name: value
-        for name, value in base.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
+        name: value for name, value in base.items() if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
     env.setdefault("NCCL_DEBUG", "INFO")
     if env["NCCL_DEBUG"].upper() not in ("INFO", "TRACE"):

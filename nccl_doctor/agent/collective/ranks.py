@@ -105,9 +105,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Identity:
     )
 
 
-def _from_mpi(
-    env: Dict[str, str], launcher: str, rank: str, world: str, local_rank: str, local_world: str
-) -> Identity:
+def _from_mpi(env: Dict[str, str], launcher: str, rank: str, world: str, local_rank: str, local_world: str) -> Identity:
     me, size = _number(env, rank), _number(env, world)
     local = _number(env, local_rank) if local_rank in env else me
     if local_world and local_world in env:

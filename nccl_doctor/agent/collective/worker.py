@@ -43,6 +43,7 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "seed": 20,
     "expect_world": 0,  # 0: whatever the launcher says
     "same_gpu": False,  # several ranks on one GPU were asked for
+    "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }
 
 
@@ -101,8 +102,8 @@ class Worker:
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
         self.limit_s = float(self.plan["limit_s"])
         self.progress = Progress(me.rank, sink)
-        self.gloo_port = 0
         self.used_s = 0.0
+        self.path: Optional[Dict[str, Any]] = None
 
     # ---- the road ----
 
@@ -282,12 +283,28 @@ class Worker:
     def _tell_path(self) -> None:
         if self.plan["backend"] != "gloo":
             return
+        self.path = self._connections()
+        self.progress.tell("path", **self.path)
+
+    def _connections(self) -> Dict[str, Any]:
         used = sockets.connections(self.identity.master_port)
         facts = sockets.interface_facts({item["interface"] for item in used if item["interface"]})
-        self.progress.tell("path", connections=used, interfaces=facts, host=socket.gethostname())
+        return {"connections": used, "interfaces": facts, "host": socket.gethostname()}
+
+    def _gather_logs(self) -> None:
+        """Give rank 0 what it cannot see when no launcher of ours collects it: each rank's path and NCCL log."""
+        text = ""
+        if self.plan["log_file"]:
+            with contextlib.suppress(OSError), open(self.plan["log_file"], errors="replace") as stream:
+                text = stream.read()
+        record = {"path": self.path, "output": text[:200000], "output_cut": max(0, len(text) - 200000)}
+        for rank, value in enumerate(self.board.gather("logs", record)):
+            self.progress.tell("rank-log", of=rank, **value)
 
     def _close(self) -> None:
         self.progress.stage("end", self.limit_s)
+        if self.plan["log_file"] is not None:
+            self._gather_logs()
         self.board.gather("end", True)
         if not self.me.rank:
             self.board.publish("end/decision", True)
@@ -373,9 +390,7 @@ class Worker:
         buffers = None
         if not trouble:
             try:
-                buffers = operations.allocate(
-                    self.torch, operation, mode, count, self.dtype, self.device, self.me
-                )
+                buffers = operations.allocate(self.torch, operation, mode, count, self.dtype, self.device, self.me)
             except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
                 if not _out_of_memory(error):
                     raise

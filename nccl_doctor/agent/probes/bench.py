@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sys
 from typing import Any, Dict, List
@@ -54,8 +55,12 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "host": socket.gethostname(),
         "python": python,
         "torch": found,
-        "gpus": _gpus(),
-        "busy": _gpu_processes(),
+        "gpus": _query("--query-gpu=name"),
+        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
+        "hcas": _hcas(),
+        **_nvlinks(),
+        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max"),
+        "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
         "memory_free": available_memory(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": sockets.addresses(),
@@ -77,15 +82,47 @@ def _torch(python: str) -> Dict[str, Any]:
     return found
 
 
-def _gpus() -> List[str]:
-    result = run_command(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=10.0)
-    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.outcome == "ok" else []
-
-
-def _gpu_processes() -> List[str]:
-    fields = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+def _query(fields: str) -> List[str]:
     result = run_command(["nvidia-smi", fields, "--format=csv,noheader"], limit_s=10.0)
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.outcome == "ok" else []
+
+
+def _nvlinks() -> Dict[str, Any]:
+    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``."""
+    result = run_command(["nvidia-smi", "nvlink", "-s"], limit_s=10.0)
+    if result.outcome != "ok":
+        return {"nvlinks": 0, "nvlink_gbs": 0.0}
+    counts: List[int] = []
+    rates: List[float] = []
+    for line in result.stdout.splitlines():
+        if line.startswith("GPU "):
+            counts.append(0)
+        match = re.match(r"\s+Link \d+: ([0-9.]+) GB/s", line)
+        if match and counts:
+            counts[-1] += 1
+            rates.append(float(match.group(1)))
+    return {"nvlinks": min(counts) if counts else 0, "nvlink_gbs": min(rates) if rates else 0.0}
+
+
+def _hcas() -> List[Dict[str, Any]]:
+    """RDMA ports with state and rate."""
+    found = []
+    base = "/sys/class/infiniband"
+    for name in sorted(os.listdir(probing.path(base))) if os.path.isdir(probing.path(base)) else []:
+        ports = "%s/%s/ports" % (base, name)
+        for port in sorted(os.listdir(probing.path(ports))) if os.path.isdir(probing.path(ports)) else []:
+            where = "%s/%s/" % (ports, port)
+            rate = re.match(r"([0-9.]+) Gb/sec", probing.read_text(where + "rate") or "")
+            found.append(
+                {
+                    "name": name,
+                    "port": int(port),
+                    "state": (probing.read_text(where + "state") or "").strip(),
+                    "rate_gbps": float(rate.group(1)) if rate else 0.0,
+                    "link_layer": (probing.read_text(where + "link_layer") or "").strip(),
+                }
+            )
+    return found
 
 
 def _resolve(name: str) -> List[str]:
