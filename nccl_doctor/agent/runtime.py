@@ -61,12 +61,12 @@ def import_probes() -> Dict[str, str]:
 
 def run_probe(name: str, arguments: Dict[str, Any], broken: Dict[str, str]) -> Dict[str, Any]:
     """Run one probe to its end; every way it can end is a result."""
-    function = probing.PROBES.get(name)
-    if function is None:
+    declared = probing.PROBES.get(name)
+    if declared is None:
         reason = "; ".join("%s: %s" % item for item in sorted(broken.items()))
         return _result("failed", "this agent has no probe %r%s" % (name, " (%s)" % reason if reason else ""))
     try:
-        return _result("ok", "", function(arguments))
+        return _result("ok", "", declared.function(arguments))
     except probing.ProbeTrouble as trouble:
         return _result(trouble.outcome, trouble.detail, trouble.data)
     except ModuleNotFoundError as error:
@@ -260,6 +260,7 @@ def serve(stream: Any, marker: str) -> None:
     """Serve the controller at the other end of ``stream``; does not return. ``marker`` introduces the hello line."""
     in_fd, out_fd = _take_stdio(stream)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing is written on the host, by no Python we start either
+    children.outlive_parent()
     children.adopt_orphans()
     reason = ""
     try:

@@ -123,6 +123,10 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
     for result in results:
         for gap in result.unknown:
             gaps.setdefault((gap.what, gap.why), set()).update(gap.hosts)
+    looked_at = {result.stage for result in results}
+    for stage in bundle.plan.stages:
+        if stage not in looked_at:
+            gaps.setdefault((stage, "no rule looks at this stage"), set()).update(facts.name for facts in bundle.hosts)
     return tuple(Unknown(what, tuple(sorted(hosts)), why) for (what, why), hosts in sorted(gaps.items()))
 
 
@@ -133,9 +137,8 @@ def _stage(
     mine = [result for result in results if result.stage == name]
     worst = {item.severity for item in findings if item.stage == name}
     skipped = [dict(result.skipped) for result in mine]
-    passed = [
-        host for host in hosts if mine and all(host in result.passed or host in result.skipped for result in mine)
-    ]
+    through = [set(result.passed) | set(result.skipped) for result in mine]
+    passed = set(hosts).intersection(*through) if mine else set()
     if Severity.FAIL in worst:
         state, reason = "fail", ""
     elif Severity.WARN in worst:
