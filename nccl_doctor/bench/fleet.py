@@ -1,4 +1,4 @@
-"""Benchmark over hosts: connect, look, place, run, conclude. This machine is a fleet of one, over the local transport."""
+"""Benchmark over hosts: connect, look, place, run, conclude. This machine is a fleet of one."""
 
 from __future__ import annotations
 

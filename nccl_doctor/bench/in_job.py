@@ -32,7 +32,8 @@ def identity_or_stop(stop: Callable[[str], NoReturn]) -> ranks.Identity | None:
         stop(f"{error} (no benchmark of one rank is run in silence)")
     if identity is None and os.environ.get(REQUIRED):
         stop(
-            "python -m nccl_doctor.bench is for torchrun, srun and mpirun, and none of them started this process; use nccl-doctor bench"
+            "python -m nccl_doctor.bench is for torchrun, srun and mpirun, and none of them started this process; "
+            "use nccl-doctor bench"
         )
     return identity
 
@@ -61,11 +62,8 @@ class _Watch:
                 {k: v for k, v in event.items() if k in RankError.__struct_fields__}, RankError
             )
             text = (self.error.text or f"no progress for {self.where.step_s:.0f} s").splitlines()[0]
-            print(
-                f"nccl-doctor: rank {self.identity.rank} on {socket.gethostname()}: {kind} in {self.where.words}: {text}",
-                file=sys.stderr,
-                flush=True,
-            )
+            who = f"rank {self.identity.rank} on {socket.gethostname()}"
+            print(f"nccl-doctor: {who}: {kind} in {self.where.words}: {text}", file=sys.stderr, flush=True)
             if kind == "stuck":
                 self.on_stuck()
         elif kind == "done":

@@ -54,7 +54,7 @@ class BenchPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank of the world, as it described itself. ``device_id`` is the GPU's UUID; ``nccl`` the version torch loads."""
+    """One rank of the world, as it described itself. ``device_id`` is the GPU's UUID, ``nccl`` its version."""
 
     rank: int
     host: str

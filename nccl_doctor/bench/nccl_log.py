@@ -69,7 +69,8 @@ class RankLog(msgspec.Struct, frozen=True):
 _HEAD = re.compile(r"NCCL (INFO|WARN) (.*)\Z", re.DOTALL)
 _BARE_VERSION = re.compile(r"NCCL version ([0-9][^\s+]{0,20})(?:\+cuda\S{0,10})?\s*\Z")
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) (\d{1,3})(?:/(\d{1,3}))? : (\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])? -> (\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])?"
+    r"(?:Channel|Ring) (\d{1,3})(?:/(\d{1,3}))? : "
+    r"(\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])? -> (\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])?"
     r"(?: \[(send|receive)\])? via (.{1,200})\Z"
 )
 _COLLNET = re.compile(r"CollNet (\d{1,3})(?:/\d{1,3})? : (\d{1,6}) \[(send|receive)\] via COLLNET/(.{1,200})\Z")
@@ -84,7 +85,8 @@ _COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank (\d{1,6}) nranks (\d{1,6}
 _SET = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{0,200}?)\.?\Z")
 _NETWORK = re.compile(r"Using (?:internal N|n)etwork (.{1,80}?)\s*\Z")
 _PLUGIN = re.compile(
-    r"(?:NET/Plugin ?: (?:Loaded net plugin|Using) (.{1,80})|Successfully loaded external net(?:work)? plugin (.{1,80}))\Z"
+    r"(?:NET/Plugin ?: (?:Loaded net plugin|Using) (.{1,80})"
+    r"|Successfully loaded external net(?:work)? plugin (.{1,80}))\Z"
 )
 _TUNER = re.compile(
     r"(?:TUNER/Plugin: Using (?:tuner plugin )?(.{1,80}?)(?: \(v\d{1,2}\))?|Using tuner plugin: '(.{1,80})'"
@@ -130,7 +132,7 @@ class _Reader:
                     Edge(int(rank), -1, int(channel), "COLLNET", "COLLNET/" + via.split("/")[0], side, -1, gdr)
                 )
         elif text.startswith("NET/IB : Using"):
-            devices, _, oob = text.partition("; OOB")
+            devices = text.partition("; OOB")[0]
             self.values["hcas"] = tuple(Hca(name, int(port), link) for name, port, link in _HCA.findall(devices))
         elif text.startswith("NET/Socket : Using"):
             self.values["sockets"] = tuple(Interface(*pair) for pair in _INTERFACE.findall(text))
@@ -140,7 +142,7 @@ class _Reader:
                 self.values["bootstrap"] = Interface(*found.groups())
         elif text.startswith("Trees"):
             self.values["trees"] = True
-        elif text.startswith("Connected NVLS tree") or text.startswith("NVLS comm "):
+        elif text.startswith(("Connected NVLS tree", "NVLS comm ")):
             self.values["nvls"] = True
         else:
             self._other(text)

@@ -94,7 +94,7 @@ def _gloo_words(path: GlooPath, world: World) -> str:
         rate = f", {speed / 1000:g} Gb/s" if speed else ""
         some = "" if len(hosts) == len(world.shares) else f" on {len(hosts)} of {len(world.shares)} hosts"
         parts.append(f"{name}{rate}{some}" + (" (loopback)" if name == "lo" else ""))
-    return f"gloo over TCP: {', '.join(parts)}; {path.connections} connections"
+    return f"gloo over TCP: {', '.join(parts)}; {path.connections} connection{'s' if path.connections != 1 else ''}"
 
 
 def path_findings(path: Path, world: World, prepared: Mapping[str, Prepared]) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def _socket(nccl: NcclPath, active: Mapping[str, list[Any]], hosts: tuple[str, .
         ],
         hosts=hosts,
         confidence=0.97,
-        fixes=[Fix("see whether the verbs library and devices are there", "ls /dev/infiniband; ldconfig -p | grep libibverbs", host=first)],
-    )  # fmt: skip
+        fixes=[Fix("see whether verbs are there", "ls /dev/infiniband; ldconfig -p | grep libibverbs", host=first)],
+    )
 
 
 def _no_gdr(nccl: NcclPath, prepared: Mapping[str, Prepared], hosts: tuple[str, ...]) -> Finding:

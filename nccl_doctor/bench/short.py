@@ -56,10 +56,12 @@ def run_short(
             raise CannotRun("no host has a Python with torch")
         if left_s < LEAST_S:
             raise CannotRun(f"{left_s:.0f} s were left before the deadline, too few to start torch")
+        if len(ready) == 1 and not plan.ranks_per_host and not next(iter(ready.values())).gpus:
+            plan = msgspec.structs.replace(plan, ranks_per_host=2)  # one rank alone would prove nothing
         world = place(ready, plan, master, reached_at)
     except CannotRun as reason:
         return {**results, **{name: ProbeResult(Outcome.NOT_RUN, None, str(reason)) for name in ready}}
-    if world.backend == "nccl" and plan is SHORT_PLAN:
+    if world.backend == "nccl" and plan.sizes == SHORT_PLAN.sizes:
         plan = msgspec.structs.replace(plan, sizes=GPU_SIZES)
     plan = msgspec.structs.replace(plan, limit_s=min(plan.limit_s, left_s / 2))
     done = Run(sessions, world, plan, left_s - 1.0, lambda host, event: None).run()

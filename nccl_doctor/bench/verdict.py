@@ -163,7 +163,7 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
     if ground.world.backend != "nccl":
         return verdict(
             "cannot-judge",
-            f"{said}{share}; there is no published number for gloo on such hosts: keep this run with --save and compare "
+            f"{said}{share}; nobody publishes numbers for gloo on such hosts; keep this run with --save and compare "
             "the next one with --baseline, or give --min-busbw",
         )
     found: tuple[expected.Expected, ...] = ()
@@ -172,10 +172,11 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
         found = expected.find(next(iter(names)), fabric, hosts, next(iter(per_host)), best.collective, best.size)
     if not found:
         kind = f"{len(ground.world.shares)} host(s) x {'/'.join(map(str, sorted(per_host)))} {', '.join(sorted(names))}"
+        kind += f" over {fabric}" if fabric else ""
         return verdict(
             "cannot-judge",
-            f"{said}{share}; no published number for {best.collective} on {kind}{f' over {fabric}' if fabric else ''} at "
-            "this size: use --baseline or --min-busbw",
+            f"{said}{share}; no published number for {best.collective} on {kind} at this size: "
+            "use --baseline or --min-busbw",
         )
     low, high = min(item.value for item in found), max(item.value for item in found)
     range_ = f"{low:g}" if low == high else f"{low:g}-{high:g}"

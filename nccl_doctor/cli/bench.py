@@ -53,7 +53,10 @@ def bench(
     out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Measure out of place.")] = False,
     both: Annotated[bool, typer.Option("--both", help="Measure both ways.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay the call from a CUDA graph.")] = False,
-    gemm_edge: Annotated[int, typer.Option(min=16, max=65536, help="gemm: edge of the square matrices.")] = 0,
+    gemm_edge: Annotated[
+        int,
+        typer.Option(min=0, max=65536, help="gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU]."),
+    ] = 0,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the ranks (repeat).")
     ] = None,

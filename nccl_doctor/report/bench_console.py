@@ -46,20 +46,23 @@ def table(
     skips: Iterable[Skip],
     ceiling: Ceiling | None,
     changes: Iterable[SizeChange] = (),
+    width: int = 120,
 ) -> Table:
-    """One line per size. Without a ceiling the bar compares with the best size."""
+    """One line per size. Without a ceiling the bar compares with the best size. Narrow terminals get fewer columns."""
     rows, changed = list(measurements), {(c.collective, c.mode, c.size): c for c in changes}
     top = ceiling.gbs if ceiling else max((item.busbw_gbs for item in rows), default=0.0)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("size", "time", "algbw", "busbw"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("of ceiling" if ceiling else "of best", no_wrap=True)
-    for name in ("p50", "p99", "cv", "#wrong"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    share = "of ceiling" if ceiling else "of best"
+    names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
+    dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
+    dropped |= {share, "p99"} if changed and width < 100 else set()
+    for name in names:
+        if name not in dropped:
+            grid.add_column(name, justify="left" if name.startswith("of") else "right", no_wrap=True)
     if changed:
         grid.add_column("against baseline")
     for item in rows:
-        cells = _cells(item, top)
+        cells = [cell for name, cell in zip(names, _cells(item, top), strict=True) if name not in dropped]
         if changed:
             change = changed.get((item.collective, item.mode, item.size))
             cells.append(Text(change.words if change else "-"))
@@ -107,7 +110,11 @@ def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: in
         console.print(line)
     versions = sorted({record.torch for record in outcome.results.ranks})
     mark = Text("  proved", "green") if outcome.path.proved else Text("  not proved", "yellow")
-    console.print(Text(f"torch {visible(', '.join(versions)) or '?'}; path: {visible(outcome.path.words)}") + mark)
+    torch = f"torch {visible(', '.join(versions)) or '?'}"
+    if outcome.plan.sizes:
+        console.print(Text(f"{torch}; path: {visible(outcome.path.words)}") + mark)
+    else:
+        console.print(Text(torch))
     for name in outcome.plan.collectives:
         if name in COLLECTIVES:
             console.print()
@@ -137,7 +144,7 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         rows = [item for item in own if item.mode == mode]
         left_out = [item for item in skips if item.mode in (mode, "")]
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
-        console.print(Padding(table(rows, (), outcome.ceiling, change), (0, 0, 0, 2), expand=False))
+        console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
         for reason, sizes in _by_reason(left_out).items():
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:
@@ -192,16 +199,20 @@ def _gemm(outcome: Outcome, console: Console) -> None:
         host = visible(outcome.results.host_of(item.rank))
         wrong = "" if not item.wrong else f"   {item.wrong} WRONG elements"
         console.print(
-            Text(f"  rank {item.rank:<4} {host:<16} {item.tflops:9.3g} TFLOP/s  {bar(item.tflops / fastest)}{wrong}")
+            Text(f"  rank {item.rank:<4} {host:<16} {_flops(item.tflops):>13}  {bar(item.tflops / fastest)}{wrong}")
         )
     slowest = ranks[0]
     where = visible(outcome.results.host_of(slowest.rank))
     console.print(
         Text(
-            f"  slowest / fastest: {slowest.tflops / fastest:.2f} (slowest: rank {slowest.rank} on {where}); with equal "
-            "batches every rank waits for the slowest"
+            f"  slowest / fastest: {slowest.tflops / fastest:.2f} (slowest: rank {slowest.rank} on {where}); "
+            "with equal batches every rank waits for the slowest"
         )
     )
+
+
+def _flops(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
 
 
 def _verdict(verdict: Verdict) -> Text:

@@ -49,14 +49,14 @@ def _nccl_tests_one(outcome: Outcome, name: str) -> Iterator[str]:
         f"iters: {plan.iters or 'adaptive'} agg iters: 1 validation: {int(plan.check)} graph: {int(plan.cuda_graph)}"
     )
     if any(item.mode == "copy" for item in own):
-        yield "# out-of-place: torch.distributed has no such call here; the time is that of a copy and the in-place call"
+        yield "# out-of-place: torch.distributed has no such call; the time is that of a copy and the in-place call"
     yield "#"
     yield "# Using devices"
     for record in outcome.results.ranks:
         device = record.device.partition(":")[2] or "0"
         yield (
-            f"#  Rank {record.rank:2d} Group  0 Pid {record.pid:6d} on {visible(record.host):>10} "
-            f"device {int(device):2d} [{visible(record.device_id or record.device)}] {visible(record.device_name or 'CPU')}"
+            f"#  Rank {record.rank:2d} Group  0 Pid {record.pid:6d} on {visible(record.host):>10} device "
+            f"{int(device):2d} [{visible(record.device_id or record.device)}] {visible(record.device_name or 'CPU')}"
         )
     yield "#"
     yield f"#{'':52}{'out-of-place':>28}{'in-place':>31}"

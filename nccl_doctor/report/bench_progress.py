@@ -69,8 +69,8 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         item = self._collector.measurements[-1]
         wrong = "" if not item.wrong else f"  {item.wrong} WRONG"
         self._console.print(
-            f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  busbw {rate(item.busbw_gbs):>10}"
-            f"  cv {item.spread.cv * 100:.0f} %{wrong}",
+            f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  "
+            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}",
             markup=False,
             highlight=False,
         )

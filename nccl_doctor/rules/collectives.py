@@ -253,7 +253,10 @@ def _stopped(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding
             Severity.FAIL,
             f"{rank.label} is stopped (state T) in {rank.end.where.words}",
             [
-                rank.evidence(f"process {rank.end.pid}: state T (stopped), last heard of in {rank.end.where.words}", "/proc/PID/stat"),
+                rank.evidence(
+                    f"process {rank.end.pid}: state T (stopped), last heard of in {rank.end.where.words}",
+                    f"/proc/{rank.end.pid}/stat",
+                ),
                 *_others(ranks, guilty),
             ],
             places=[rank.place],

@@ -3,7 +3,6 @@
 import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Optional
@@ -84,7 +83,7 @@ class Progress:
 
     def _arm(self, limit_s: float) -> None:
         # The C-level timer fires even when the interpreter lock is held for ever by a hanging library call.
-        faulthandler.dump_traceback_later(limit_s + 3.0, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(limit_s + 3.0, exit=True, file=2)
 
     def _watch(self) -> None:
         while not self._over.wait(self._beat_s):
@@ -94,6 +93,6 @@ class Progress:
             except OSError:
                 os._exit(STUCK_EXIT)  # nobody listens any more
             if self.limit_s and where["step_s"] > self.limit_s and not self._over.is_set():
-                faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+                faulthandler.dump_traceback(file=2, all_threads=True)
                 self.tell("stuck", limit_s=self.limit_s, **where)
                 os._exit(STUCK_EXIT)

@@ -18,6 +18,8 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
+from nccl_doctor.agent import children
+
 Emit = Callable[[Dict[str, Any]], None]
 
 _PACKAGE = __package__ or "nccl_doctor.agent.collective"
@@ -116,7 +118,7 @@ def sources() -> Dict[str, str]:
 
 
 def rank_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of a rank: this one without other launchers' traces, with NCCL's log on stderr, plus ``extra``."""
+    """A rank's environment: this one without other launchers' traces, with NCCL's log on stderr, plus ``extra``."""
     env = {
         name: value for name, value in base.items() if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
@@ -193,13 +195,13 @@ class Launch:
             own = dict(env)
             for name, value in (self.arguments.get("env_per_rank") or {}).items():
                 own[name] = str(value).replace("{rank}", str(first + local_rank))
-            child = subprocess.Popen(
+            # The thread that starts it follows it to its end, as children.spawn asks.
+            child = children.spawn(
                 [self._python(), "-c", BOOTSTRAP],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=own,
-                start_new_session=True,
             )
             rank = Rank(first + local_rank, child)
             self.ranks.append(rank)
@@ -308,12 +310,10 @@ class Launch:
                 with contextlib.suppress(OSError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
         for rank in self.ranks:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.process.wait(2.0)
-            for stream in (rank.process.stdin,):
-                with contextlib.suppress(OSError):
-                    if stream:
-                        stream.close()
+            children.finish(rank.process, 2.0)
+            with contextlib.suppress(OSError):
+                if rank.process.stdin:
+                    rank.process.stdin.close()
 
     def _describe(self, rank: Rank) -> Dict[str, Any]:
         code = rank.process.poll()
@@ -346,7 +346,7 @@ def py_spy(pid: int) -> str:
     program = shutil.which("py-spy")
     if not program:
         return ""
-    from ..probing import run_command
+    from nccl_doctor.agent.probing import run_command
 
     return run_command([program, "dump", "--pid", str(pid)], limit_s=3.0, limit_bytes=64 << 10).stdout
 

@@ -36,12 +36,10 @@ def block(torch: Any, rank: int, seed: int, dtype: str, op: str, world: int, red
 def reduced(torch: Any, world: int, seed: int, dtype: str, op: str) -> Any:
     """What reducing all ranks' blocks must give, computed here from the seeds in 64 bits."""
     wide = torch.float64 if getattr(torch, dtype).is_floating_point else torch.int64
-    total = None
-    for rank in range(world):
+    total: Any = block(torch, 0, seed, dtype, op, world, True).to(wide)
+    for rank in range(1, world):
         values = block(torch, rank, seed, dtype, op, world, True).to(wide)
-        if total is None:
-            total = values
-        elif op in ("sum", "avg"):
+        if op in ("sum", "avg"):
             total = total + values
         elif op == "prod":
             total = total * values

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import operations, sockets
 from .channel import Progress, Sink
-from .operations import Me, OPERATIONS, Operation
+from .operations import OPERATIONS, Me, Operation
 from .ranks import Identity
 
 PLAN_DEFAULTS: Dict[str, Any] = {
@@ -144,9 +144,10 @@ class Worker:
         self.progress.stage("import", float(self.plan["import_limit_s"]))
         try:
             import torch
-            import torch.distributed as dist
+            import torch.distributed
         except ImportError as error:
             raise PlannedError("torch-missing", "%s (Python %s)" % (error, sys.executable)) from error
+        dist: Any = torch.distributed
         if not dist.is_available():
             raise PlannedError("backend-missing", "this torch (%s) was built without distributed" % torch.__version__)
         self.torch, self.dist = torch, dist
@@ -610,7 +611,7 @@ def tournament(players: List[int]) -> List[List[Tuple[int, int]]]:
     for _ in range(len(seats) - 1):
         pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
         rounds.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1]] + seats[1:-1]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
     return rounds
 
 
@@ -695,7 +696,7 @@ def main(job: Dict[str, Any]) -> None:
     die_with_parent()
     import faulthandler
 
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     sink = pipe_sink()
     status = Worker(job["plan"], Identity(**job["identity"]), sink).run()
     sys.stderr.flush()
