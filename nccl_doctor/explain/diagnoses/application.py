@@ -300,7 +300,9 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
     by_process: dict[tuple[str, str], list[Hit]] = defaultdict(list)
     for hit in started:
         by_process[(hit.host, hit.pid)].append(hit)
-    last = [hits[-1] for hits in by_process.values()]
+    last = [hits[-1] for hits in by_process.values() if hits[-1].groups["comm"] not in completed or len(hits) > 1]
+    if not last or all(hit.groups["comm"] in completed for hit in last):
+        return
     sizes = {hit.groups["nranks"] for hit in last}
     ids = {hit.groups["comm"] for hit in last}
     if len(last) >= 2 and len(sizes) == 1 and 1 < len(ids) <= len(last) and int(next(iter(sizes))) >= len(last):

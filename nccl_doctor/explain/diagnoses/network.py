@@ -37,6 +37,8 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
         by_host.setdefault(hit.host, hit)
     if len(by_host) < 2 and case.nodes < 2:
         return
+    if _joined_across_hosts(case):
+        return
     addresses: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
         addresses[hit.groups["address"]].append(hit)
@@ -65,6 +67,13 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
             [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]], hosts=set(by_host),
             why="Hosts that bootstrap on differently named interfaces in unrelated networks usually cannot reach each other.",
         )
+
+
+def _joined_across_hosts(case: Case) -> bool:
+    """Whether a communicator over several hosts was completed, or its channels set up: then the addresses work."""
+    return len(case.hosts_of("nccl-init-complete")) > 1 or (
+        case.nodes > 1 and case.has("nccl-init-complete", "channel-net", "nccl-nodes")
+    )
 
 
 def _unroutable(text: str) -> bool:

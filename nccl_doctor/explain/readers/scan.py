@@ -29,6 +29,7 @@ _STANDALONE = re.compile(
     r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
+_DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ", b"Error\n", b"Interrupt\n")
@@ -203,7 +204,7 @@ class Scanner:
         group.last = hit
         if len(group.hits) >= KEEP_PER_FILE:
             return
-        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()))
+        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), _DIGITS.sub("#", line.body[-160:]))
         seen = self._seen.setdefault(signature.name, set())
         few = signature.role in (Role.PROGRESS, Role.HARMLESS)
         if distinct not in seen and not (few and len(group.hits) >= 40):

@@ -13,6 +13,7 @@ says(
 )
 says(
     "nccl-init-complete",
+    " rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} - COMPLETE",
     role=Role.PROGRESS,
