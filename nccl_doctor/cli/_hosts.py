@@ -62,7 +62,7 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
     from nccl_doctor import inventory
 
     with bad_input_stops():
-        found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin)
+        found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
     for notice in found.notices:
         typer.echo(f"nccl-doctor: {notice}", err=True)
     return found

@@ -184,9 +184,15 @@ def _mesh_stages(run: _Run) -> None:
     names = sorted(run.sessions)
     master = plan.master if plan.master in run.sessions else ""
 
+    reference = master or names[0]
+    run.ask(reference, run.sessions[reference], "names", {"names": names}, 20.0)
+    told = run.facts(Names).get(reference)
+    same_as = {name: answer.addresses for name, answer in told.resolved.items()} if told else {}
+
     def prepare(host: str, session: Session) -> None:
         _measure_clock(run, host, session)
-        run.ask(host, session, "names", {"names": names}, 20.0)
+        if host != reference:
+            run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
         port = plan.master_port if host == master else None
         run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
         run.progress.advance("names and ports", host)

@@ -133,9 +133,8 @@ def _stage(
     mine = [result for result in results if result.stage == name]
     worst = {item.severity for item in findings if item.stage == name}
     skipped = [dict(result.skipped) for result in mine]
-    passed = [
-        host for host in hosts if mine and all(host in result.passed or host in result.skipped for result in mine)
-    ]
+    through = [set(result.passed) | set(result.skipped) for result in mine]
+    passed = set(hosts).intersection(*through) if mine else set()
     if Severity.FAIL in worst:
         state, reason = "fail", ""
     elif Severity.WARN in worst:

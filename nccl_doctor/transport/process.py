@@ -34,12 +34,13 @@ def _die_with(parent: int) -> Callable[[], None]:
 class ProcessStream:
     """The stdin and stdout of a local command.
 
-    The command gets a session of its own (Ctrl-C is ours to handle; no terminal to ask a password on). With
-    ``bound`` the kernel kills it when this process dies. A thread of its own starts it, keeps the end of its stderr and
-    waits for it: the kernel's promise is tied to the starting thread, so that thread must live as long as the command.
+    The command gets a session of its own (Ctrl-C is ours to handle; no terminal to ask a password on), and the kernel
+    kills it when this process dies. A thread of its own starts it, keeps the end of its stderr and waits for it: the
+    kernel's promise is tied to the starting thread, so that thread must live as long as the command. (A local agent
+    takes itself out of the promise once it runs: the end of its input ends it, and it takes its children along.)
     """
 
-    def __init__(self, argv: Sequence[str], *, bound: bool, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Start it; raises ``OSError`` where that fails."""
         self._tail = bytearray()
         self._ended = threading.Event()
@@ -56,7 +57,7 @@ class ProcessStream:
                     bufsize=0,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()) if bound else None,
+                    preexec_fn=_die_with(os.getpid()),
                 )
             except OSError as error:
                 trouble.append(error)
@@ -109,12 +110,12 @@ class ProcessStream:
         self._ended.wait(limit_s)
         return self._child.returncode
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 1.5) -> None:
         """Close its input, give it a moment to end by itself, then kill it with all its descendants."""
         with contextlib.suppress(OSError):
             if self._child.stdin is not None:
                 self._child.stdin.close()
-        if not self._ended.wait(1.5):
+        if not self._ended.wait(grace_s):
             _kill_tree(self._child.pid)
             self._ended.wait(1.0)
         with contextlib.suppress(OSError):

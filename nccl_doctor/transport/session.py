@@ -66,7 +66,7 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
         try:
             return Session(transport, stream, plan.payload, plan.marker, options, deadline, started)
         except BaseException:
-            stream.close()
+            stream.close(grace_s=0.2)  # no agent answered: nothing is worth waiting for
             raise
     except Unreachable as trouble:
         seconds = round(time.monotonic() - started, 3)

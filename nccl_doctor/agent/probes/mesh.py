@@ -91,7 +91,11 @@ def _own_addresses() -> List[str]:
 
 @probe("names", stage="connectivity", limit_s=20.0)
 def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Resolve the host's own name and every name in ``arguments["names"]``, as the training job would."""
+    """Resolve the host's own name and every name in ``arguments["names"]``, as the training job would.
+
+    With ``arguments["same_as"]`` (name -> addresses, the table of the host ``arguments["reference"]``) only the names
+    that resolve otherwise here are told.
+    """
     own = socket.gethostname()
     resolved = {}  # type: Dict[str, Any]
     wanted = list(arguments.get("names", ()))
@@ -112,7 +116,12 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
         worker.start()
     for worker in workers:
         worker.join()
-    return {"host_name": own, "own": _resolve(own), "resolved": resolved, "addresses": _own_addresses()}
+    same_as = arguments.get("same_as", {})
+    told = {name: answer for name, answer in resolved.items() if answer["addresses"] != same_as.get(name)}
+    result = {"host_name": own, "own": _resolve(own), "resolved": told, "addresses": _own_addresses()}
+    if same_as:
+        result["reference"] = arguments["reference"]
+    return result
 
 
 @probe("time", stage="", limit_s=5.0)

@@ -1,0 +1,1 @@
+"""Environment: what NCCL and torch variables mean and do, and which to set."""
