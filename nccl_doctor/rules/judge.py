@@ -123,6 +123,10 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
     for result in results:
         for gap in result.unknown:
             gaps.setdefault((gap.what, gap.why), set()).update(gap.hosts)
+    looked_at = {result.stage for result in results}
+    for stage in bundle.plan.stages:
+        if stage not in looked_at:
+            gaps.setdefault((stage, "no rule looks at this stage"), set()).update(facts.name for facts in bundle.hosts)
     return tuple(Unknown(what, tuple(sorted(hosts)), why) for (what, why), hosts in sorted(gaps.items()))
 
 
