@@ -19,6 +19,7 @@ from nccl_doctor import __version__
 from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.mesh import Links, Listening, Names
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -31,6 +32,8 @@ from nccl_doctor.facts.model import (
     Reach,
 )
 from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.rules.engine import Host, MissingFact
+from nccl_doctor.rules.interfaces import view
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import connect_all
 from nccl_doctor.transport.session import Session
@@ -39,6 +42,9 @@ F = TypeVar("F", bound=Fact)
 
 # Probes that are not asked of every host by itself: the mesh plan decides who measures whom.
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
+# What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
+PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
 PARALLEL_CALLS = 128
 
@@ -100,6 +106,18 @@ class _Run:
             for future in [pool.submit(work, name, session) for name, session in self.sessions.items()]:
                 future.result()
 
+    def ask_all(self, host: str, session: Session, probes: Mapping[str, float]) -> str:
+        """Several probes at once, kept; the names of those that ended badly."""
+        requests: dict[str, tuple[dict[str, Any], float]] = {
+            name: ({}, self.left(min(limit, self.options.host_limit_s))) for name, limit in probes.items()
+        }
+        results = session.probes(requests)
+        for name, result in results.items():
+            self.keep(host, name, result)
+        return ", ".join(
+            name for name, result in results.items() if result.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)
+        )
+
     def ask(self, host: str, session: Session, probe: str, arguments: dict[str, Any], limit_s: float) -> None:
         """One probe on one host, kept; past the deadline it is not run, and said so."""
         if self.deadline.passed:
@@ -146,44 +164,36 @@ def _examine(run: _Run) -> None:
     if not run.sessions:
         return
     plan = run.options.plan
-    mesh = {"connectivity", "ports", "interfaces"} & set(plan.stages)
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(_host_stages, run)]
-        if mesh:
-            work.append(pool.submit(_mesh_stages, run))
-        for future in work:
+        for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
     if "collectives" in plan.stages:
         _collectives(run)
 
 
 def _host_stages(run: _Run) -> None:
-    probes = local_probes(run.options.plan.stages)
+    """What can hang in a driver (GPUs, InfiniBand): asked beside the mesh, so that it holds nobody up."""
+    probes = {
+        name: limit for name, limit in local_probes(run.options.plan.stages).items() if name not in PROBES_BEFORE_MESH
+    }
     if not probes:
         return
-    run.progress.begin("host facts", len(run.sessions))
+    run.progress.begin("hardware", len(run.sessions))
 
     def work(host: str, session: Session) -> None:
-        requests: dict[str, tuple[dict[str, Any], float]] = {
-            name: ({}, run.left(min(limit, run.options.host_limit_s))) for name, limit in probes.items()
-        }
-        results = session.probes(requests)
-        for name, result in results.items():
-            run.keep(host, name, result)
-        bad = [name for name, result in results.items() if result.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)]
-        run.progress.advance("host facts", host, ", ".join(bad))
+        run.progress.advance("hardware", host, run.ask_all(host, session, probes))
 
     run.each(work)
-    run.progress.end("host facts")
+    run.progress.end("hardware")
 
 
 def _mesh_stages(run: _Run) -> None:
     plan = run.options.plan
     token = secrets.token_hex(16)
-    run.progress.begin("names and ports", len(run.sessions))
+    run.progress.begin("host facts", len(run.sessions))
     names = sorted(run.sessions)
     master = plan.master if plan.master in run.sessions else ""
-
+    first = {name: limit for name, limit in local_probes(plan.stages).items() if name in PROBES_BEFORE_MESH}
     reference = master or names[0]
     run.ask(reference, run.sessions[reference], "names", {"names": names}, 20.0)
     told = run.facts(Names).get(reference)
@@ -191,15 +201,16 @@ def _mesh_stages(run: _Run) -> None:
 
     def prepare(host: str, session: Session) -> None:
         _measure_clock(run, host, session)
+        trouble = run.ask_all(host, session, first)
         if host != reference:
             run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
         port = plan.master_port if host == master else None
         run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
-        run.progress.advance("names and ports", host)
+        run.progress.advance("host facts", host, trouble)
 
     run.each(prepare)
-    run.progress.end("names and ports")
-    if len(run.sessions) > 1:
+    run.progress.end("host facts")
+    if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
 
 
@@ -229,8 +240,10 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     planned = mesh_plan.pairs(sorted(run.sessions), plan.mesh)
     peers = {host: [peer for source, peer in planned if source == host] for host in run.sessions}
 
+    chosen = _nccl_addresses(run)
+
     def connect(host: str, session: Session) -> None:
-        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, {}, master)
+        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 10.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
         run.progress.advance("ports", host)
@@ -255,6 +268,19 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     run.progress.end("paths")
     if not plan.quick:
         _measure_throughput(run, token, listening, links, addresses)
+
+
+def _nccl_addresses(run: _Run) -> dict[str, tuple[str, ...]]:
+    """The addresses that NCCL on each host would hand to its peers; hosts where that cannot be told are left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, session in run.sessions.items():
+        host = Host(HostFacts(name, session.reach, dict(run.results[name])))
+        try:
+            used = view(host, run.options.plan).used
+        except MissingFact:
+            continue  # the interface rules will say so
+        found[name] = tuple(address.address for address in used if not address.link_local)
+    return found
 
 
 def _measure_throughput(
@@ -291,3 +317,14 @@ def _measure_throughput(
 
 def _collectives(run: _Run) -> None:
     """The short all-reduce and all-gather; the bench room knows how."""
+    from nccl_doctor.bench.short import run_short
+
+    run.progress.begin("collectives", len(run.sessions))
+    reached_at = {host: session.reach.address for host, session in run.sessions.items()}
+    deadline_s = run.left(COLLECTIVES_LIMIT_S)
+    for host, result in run_short(
+        run.sessions, deadline_s=deadline_s, master=run.options.plan.master, reached_at=reached_at
+    ).items():
+        run.keep(host, Collectives.PROBE, result)
+        run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)
+    run.progress.end("collectives")

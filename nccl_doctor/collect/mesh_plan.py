@@ -57,11 +57,11 @@ def link_targets(
     names: Mapping[str, Names],
     listening: Mapping[str, Listening],
     addresses: Mapping[str, str],
-    chosen: Mapping[str, str],
+    chosen: Mapping[str, Sequence[str]],
     master: str,
 ) -> list[dict[str, Any]]:
     """What ``host`` connects to: its peers' ephemeral ports, the address its own resolver gives for them where that is
-    another, the address of the interface NCCL would choose where that is another, and the master port."""
+    another, the addresses of the interfaces NCCL would choose where those are others, and the master port."""
     targets: list[dict[str, Any]] = []
 
     def add(peer: str, address: str, port: int, purpose: str, messages: int = 0) -> None:
@@ -79,8 +79,9 @@ def link_targets(
         by_name = _resolved(resolver, host, peer)
         if by_name and by_name != addresses[peer]:
             add(peer, by_name, ports[0], "name")
-        if chosen.get(peer) and chosen[peer] != addresses[peer]:
-            add(peer, chosen[peer], ports[0], "chosen-interface")
+        for address in chosen.get(peer, ()):
+            if address != addresses[peer]:
+                add(peer, address, ports[0], "chosen-interface")
     if host != master and master in listening:
         opened = listening[master].master
         if opened is not None and opened.outcome == "ok":

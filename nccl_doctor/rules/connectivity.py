@@ -48,9 +48,9 @@ def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple
     return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
 
 
-@fleet_rule("connectivity", "net.hostname-resolution.loopback")
+@fleet_rule("connectivity", "net.hostname-resolution.loopback", "net.hostname-resolution.unresolved.own-name")
 def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
-    """A host's own name resolves to a loopback address on that host.
+    """A host's own name resolves to a loopback address on that host, or to nothing.
 
     Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
@@ -58,7 +58,17 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     _alone(fleet)
     for host, names in sorted(fleet.every(Names).items()):
         first = names.own.addresses[:1]
-        if first and _is_loopback(first[0]):
+        if not first:
+            yield finding(
+                "net.hostname-resolution.unresolved.own-name",
+                Severity.FAIL,
+                f"{host} cannot resolve its own name {names.host_name}",
+                Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
+                places=[Place(host=host)],
+                fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
+                explains=("collectives",),
+            )
+        elif _is_loopback(first[0]):
             line = names.own.line
             yield finding(
                 "net.hostname-resolution.loopback",
@@ -138,9 +148,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
                 continue
             if addresses[0] in seen[name].addresses and not _is_loopback(addresses[0]):
                 # The peer has this address; only another host that answers there as well could make it wrong.
-                hosts = sorted(
-                    set(hosts) & {host for peer, at, host in strangers if (peer, at) == (name, addresses[0])}
-                )
+                hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
             for host in hosts:
                 if host != name:
                     yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
