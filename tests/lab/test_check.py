@@ -97,13 +97,14 @@ CASES = [
     Case("small-shm", ("sys.shm",), options=OWN, quotes=("64 MiB",)),
     Case("no-shm", ("sys.shm",), options=OWN),
     Case("low-memlock", ("ib.memlock", "sys.memlock"), options=OWN, quotes=("64 KiB",), severity="any"),
-    Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",)),
+    Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",), severity="warn"),
+    Case("low-nofile", ("sys.nofile",), parameters={"files": 128}, options=OWN, quotes=("128",)),
     Case("disk-full", ("sys.disk-full",), options=OWN, quotes=("/tmp",)),
     Case("clock-offset", ("host.clock-offset",), quotes=("30",), severity="warn"),
     # software and GPUs
     Case("other-torch", ("sw",), options=OWN, quotes=("2.6.0",)),
     Case("other-nccl", ("sw.nccl-version-mismatch",), options=OWN, quotes=("2.26.2", "2.28.9")),
-    Case("hanging-nvidia-smi", ("gpu",), options=OWN, quotes=("nvidia-smi",), severity="any"),
+    Case("hanging-nvidia-smi", ("gpu.driver",), options=OWN, quotes=("nvidia-smi",)),
 ]
 
 # Sights that look odd and break nothing.

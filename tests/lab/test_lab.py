@@ -483,7 +483,11 @@ def test_read_only_root(lab: Lab) -> None:
 def test_hanging_nvidia_smi(lab: Lab) -> None:
     with lab.fault("hanging-nvidia-smi"):
         assert ssh(lab, "gpu02", "timeout -k 1 0.5 nvidia-smi").returncode == 124
+        load = "import ctypes; ctypes.CDLL('libnvidia-ml.so.1')"
+        assert ssh(lab, "gpu02", f'timeout -k 1 2 python3 -I -S -c "{load}"').returncode == 124
+        assert ssh(lab, "gpu02", "test -c /dev/nvidia0").returncode == 0
     assert ssh(lab, "gpu02", "command -v nvidia-smi").stdout != f"{lab.host('gpu02').bin}/nvidia-smi\n"
+    assert ssh(lab, "gpu02", "ls /dev; echo $LD_LIBRARY_PATH").stdout == ssh(lab, "gpu01", "ls /dev; echo").stdout
 
 
 def test_clock_offset(lab: Lab) -> None:

@@ -102,12 +102,26 @@ class ReadOnlyRoot(Fault):
 
 @dataclass
 class HangingNvidiaSmi(Fault):
-    """nvidia-smi never answers, as with a GPU that fell off the bus."""
+    """The NVIDIA driver hangs: there is a GPU's device node, and neither nvidia-smi nor NVML ever answers."""
 
     name = "hanging-nvidia-smi"
 
     def apply(self) -> None:
         self.write(self.host.bin / "nvidia-smi", "#!/bin/sh\nexec sleep 3600\n", 0o755)
+        # Opening a FIFO that nobody writes to blocks for ever, and so does loading it as a library.
+        self.inside(
+            "mknod /dev/nvidiactl c 195 255\nmknod /dev/nvidia0 c 195 0\n"
+            f"mkdir {self._library()}\nmkfifo {self._library()}/libnvidia-ml.so.1"
+        )
+        self.set_environment(LD_LIBRARY_PATH=self._library())
+
+    def undo(self) -> None:
+        self.restore_settings()
+        super().undo()
+        self.inside(f"rm -rf {self._library()} /dev/nvidiactl /dev/nvidia0")
+
+    def _library(self) -> str:
+        return f"{self.host.directory}/hanging-library"
 
 
 @dataclass
