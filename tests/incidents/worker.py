@@ -186,7 +186,7 @@ def order_mismatch() -> None:
 
 @incident
 def detail_with_ddp() -> None:
-    """Never reached: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch 2.13.0 ends in a segmentation fault inside DDP's init."""
+    """Never reached: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch 2.13.0 crashes (SIGSEGV) inside DDP's init."""
 
 
 @incident
