@@ -64,6 +64,12 @@ _LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError)"
 )
+# Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
+_WRAPPED = re.compile(
+    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|monitoredBarrier|"
+    r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|see above|"
+    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|c10d"
+)
 _DISTRIBUTED = (
     "nccl-init-complete nccl-init-start nccl-version watchdog-timeout torchrun-failed torchrun-exit nccl-error-text "
     "channel-net channel-p2p bootstrap-using gloo-connected deepspeed-init store-barrier watchdog-status".split()
@@ -237,7 +243,7 @@ class Case:
                 continue
             if any(self.signatures[name].role in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known):
                 continue
-            if "gloo/transport" in item.message or "ProcessGroup" in item.message[:200]:
+            if _WRAPPED.search(item.message[:400]):
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._ranked(item.hit)))
         return kept

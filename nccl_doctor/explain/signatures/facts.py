@@ -86,3 +86,6 @@ says("batch-count", " batches", "num_batches", "len(loader)", "len(dataloader)",
      where=lambda groups, line: "rank" in line.lower())
 says("slow-complaint", "expected {}GB/s", "expected busbw", "below threshold", "below the gate", "slower than", "very slow", "too slow", "bandwidth is {}low", "below expected", "BELOW", "is below", "poor bandwidth", "under the threshold", "minimum bandwidth", "min_busbw", "MIN_BW", "[FAILED]", "degraded",
      why="A program or a person says that the bandwidth is too low.", where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")))
+
+says("nccl-warn", "NCCL WARN {message}", why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.")
+says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)

@@ -87,3 +87,8 @@ says("gdrcopy", "Failed to initialize GDRCopy", "Failed to open gdr handle", "gd
      where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)))
 says("qp-mtu", "qpn {qpn:int} mtu {mtu:int}", "qpn {qpn:int} mtu {mtu:int} LID", why="The path MTU a queue pair was set up with (enum: 3 = 1024, 4 = 2048, 5 = 4096).")
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
+
+says("libfabric-warn", "<warn> {message}", "libfabric:{message}", why="A warning of libfabric.", where=lambda groups, line: "libfabric" in line and "<warn>" in line or "cxi" in line)
+says("fabric-domain", "Couldn't open a fabric access domain", "Failed to find valid default rgroup and vni", "no valid VNI", "cxip_nic_{}rgroup", "fi_domain failed", "fi_domain: ", "fi_endpoint failed", "fi_enable failed", "fi_av_insert", "Couldn't allocate endpoint", "Couldn't {}NET/OFI", "NET/OFI Couldn't", "NET/OFI {}RC: -", "OFI{}fi_getinfo", "No provider found", "provider {}not available", "SLINGSHOT_VNIS", "cxil_{}failed", "FI_CXI_", "efa{}not supported", "EFA{}not found", "Failed to initialize rdma protocol", "RDMA protocol initialization failed",
+     cause="net.plugin", strength=0.83, title="the libfabric plugin could not open the fabric", why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
+     where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)))
