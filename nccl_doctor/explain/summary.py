@@ -36,6 +36,7 @@ class Summary(msgspec.Struct):
     tracebacks: list[Traceback] = msgspec.field(default_factory=list)
     tails: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
     heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
     hosts: dict[str, int] = msgspec.field(default_factory=dict)
@@ -57,6 +58,7 @@ class Summary(msgspec.Struct):
         self.tracebacks.extend(other.tracebacks)
         self.tails.update(other.tails)
         self.heads.update(other.heads)
+        self.before.update(other.before)
         self.last_of_rank.update(other.last_of_rank)
         for rank, count in other.ranks.items():
             self.ranks[rank] = self.ranks.get(rank, 0) + count

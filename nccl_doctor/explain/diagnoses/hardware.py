@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
@@ -206,7 +207,8 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     best = max((_busbw(hit) for hit in rows), default=0.0)
     server = [hit for hit in case.hits("gpu-model") if _SERVER_GPU.search(hit.text)]
     complaint = case.hits("slow-complaint")
-    local = max((int(hit.groups["local"]) for hit in case.hits("nccl-nodes")), default=0)
+    per_host = Counter(hit.host for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values())
+    local = max([int(hit.groups["local"]) for hit in case.hits("nccl-nodes")] + list(per_host.values()), default=0)
     if socket and over_net and case.nodes > 1:
         proof = [*case.hits("net-socket-using")[:2], *socket[:2], *rows[-2:], *complaint[:2]]
         if rows and best < 60 and (server or local >= 8):

@@ -223,6 +223,8 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         return
     speakers = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
     world = case.world
+    if case.nodes == 1 and not _several_hosts(case):
+        return
     both_sides = world > 1 and len(speakers) >= world
     died = case.has("sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure") or bool(case.ordinary)
     if both_sides and not died:

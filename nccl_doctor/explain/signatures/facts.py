@@ -89,3 +89,5 @@ says("slow-complaint", "expected {}GB/s", "expected busbw", "below threshold", "
 
 says("nccl-warn", "NCCL WARN {message}", why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.")
 says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)
+says("error-line", "error", "Error", "ERROR", "ailed", "FAILED", "ailure", "WARN", "<warn>", "atal", "FATAL", "nable to", "annot ", "not found", "denied", "refused", "timed out", "imeout", "ismatch", "nvalid", "nactive", "own)", "DOWN", " down", "nexpected", "rejected", "xception", "ould not", "ouldn't", "not support", "orrupt", "issing", "not set", "bort", "died", "lost", "rror:", "xceeded", "unreachable", "not permitted", "is not ", "empty list", "hang",
+     why="A line that sounds like trouble; its words tell the subject.")
