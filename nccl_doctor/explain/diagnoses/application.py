@@ -182,15 +182,9 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
         if len(known) < 2:
             continue
-        counts = Counter(item.sequence for item in known)
-        usual = counts.most_common(1)[0][0]
-        top = max(item.enqueued or 0 for item in known)
-        low = [
-            item for item in known
-            if (item.enqueued or 0) < top and (item.enqueued or 0) < (usual or 0) or (
-                item.sequence is not None and usual is not None and item.sequence < usual and len(counts) > 1
-            )
-        ]
+        waited = Counter(item.sequence for item in known if item.hit is not None and item.sequence is not None)
+        usual = waited.most_common(1)[0][0] if waited else max(item.enqueued or 0 for item in known)
+        low = [item for item in known if (item.enqueued or 0) < usual]
         if not low or len(low) > len(known) / 2:
             continue
         ranks = {item.rank for item in low}
@@ -218,7 +212,9 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     own = last_words(case, ranks)
     busy = [hit for hit in own if _BUSY.search(hit.text) and not _STEP.search(hit.text)]
-    busy = busy or [hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)]
+    busy = _in_order(
+        busy + [hit for hit in case.hits("straggler-words") if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text]
+    )
     if busy:
         last = busy[-1]
         yield Candidate(
@@ -236,6 +232,10 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         why=behind_or_ahead.__doc__ or "",
     )
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
+
+
+def _in_order(hits: list[Hit]) -> list[Hit]:
+    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
 
 
 _BUSY = re.compile(

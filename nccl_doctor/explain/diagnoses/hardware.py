@@ -169,7 +169,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         by_host.setdefault(host, set()).add(version)
         lines.setdefault(version, hit)
     if len(lines) > 1 and case.has("bootstrap-truncated", "nccl-error-text", "watchdog-timeout", "nccl-mismatch", "peer-closed", "socket-timeout", "nccl-internal", "segfault"):
-        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", list(lines.values()), hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
+        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")], hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ from nccl_doctor.explain.signatures import says
 
 says(
     "nccl-init-start",
+    "comm {pointer:hex} rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init START",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init START",
     " rank {rank:int} nranks {nranks:int} cudaDev {device}- Init START",
     why="A communicator's initialisation began on this rank. Without Init COMPLETE it hung or died in there.",
 )
 says(
     "nccl-init-complete",
+    "comm {pointer:hex} rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} - COMPLETE",
