@@ -19,6 +19,7 @@ from nccl_doctor import __version__
 from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.mesh import Links, Listening, Names
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -43,6 +44,7 @@ F = TypeVar("F", bound=Fact)
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
 PARALLEL_CALLS = 128
 
@@ -315,3 +317,14 @@ def _measure_throughput(
 
 def _collectives(run: _Run) -> None:
     """The short all-reduce and all-gather; the bench room knows how."""
+    from nccl_doctor.bench.short import run_short
+
+    run.progress.begin("collectives", len(run.sessions))
+    reached_at = {host: session.reach.address for host, session in run.sessions.items()}
+    deadline_s = run.left(COLLECTIVES_LIMIT_S)
+    for host, result in run_short(
+        run.sessions, deadline_s=deadline_s, master=run.options.plan.master, reached_at=reached_at
+    ).items():
+        run.keep(host, Collectives.PROBE, result)
+        run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)
+    run.progress.end("collectives")

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address
-from typing import ClassVar
 
 import msgspec
 
 from nccl_doctor.env.interface_advice import Attempt, Recommendation, reachable, recommend_interface, trap
 from nccl_doctor.env.nccl_conf import Setting, effective, ignored_lines
 from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version, parse_version, show
-from nccl_doctor.env.socket_interface import Choice, Filter, nccl_bootstrap, nccl_interfaces, parse_filter
+from nccl_doctor.env.socket_interface import (
+    Choice,
+    Filter,
+    gloo_interfaces,
+    nccl_bootstrap,
+    nccl_interfaces,
+    parse_filter,
+)
 from nccl_doctor.facts.interfaces import Address, Interfaces
-from nccl_doctor.facts.model import Fact, Plan
+from nccl_doctor.facts.mesh import Links, Names
+from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
@@ -36,6 +43,7 @@ class View(msgspec.Struct, frozen=True):
     settings: dict[str, Setting]
     bootstrap: Choice
     used: tuple[Address, ...]
+    gloo: Choice | None = None  # None: not known, because the host's own name was not resolved
 
     @property
     def nccl(self) -> str:
@@ -43,29 +51,12 @@ class View(msgspec.Struct, frozen=True):
         return f"NCCL {show(self.version)}" + (" (assumed: no version found)" if self.assumed else "")
 
 
-class _Link(msgspec.Struct, frozen=True):
-    peer: str
-    address: str
-    port: int
-    outcome: str
-    detail: str = ""
-    seconds: float = 0.0
-    purpose: str = ""
-
-
-class _Links(Fact, frozen=True):
-    """The part of the connection tests that this module needs."""
-
-    PROBE: ClassVar[str] = "links"
-    links: tuple[_Link, ...]
-
-
 def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
     """The connections between hosts that were really tried. With ``required`` hosts without them become unknown."""
     if required:
-        every = fleet.every(_Links)
+        every = fleet.every(Links)
     else:
-        every = {host.name: links for host in fleet.hosts if (links := host.want(_Links)) is not None}
+        every = {host.name: links for host in fleet.hosts if (links := host.want(Links)) is not None}
     return tuple(
         Attempt(
             source,
@@ -102,7 +93,13 @@ def view(host: Host, plan: Plan) -> View:
     system = host.want(System)
     rdma = system is not None and bool(system.rdma_devices)
     used = bootstrap.addresses if rdma else tuple(dict.fromkeys((*bootstrap.addresses, *every.addresses)))
-    return View(host.name, facts, version, assumed, settings, bootstrap, used)
+    names = host.want(Names)
+    gloo = gloo_interfaces(
+        facts.addresses,
+        plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME")),
+        names.own.addresses if names is not None else None,
+    )
+    return View(host.name, facts, version, assumed, settings, bootstrap, used, gloo)
 
 
 def _reject_unresolved(comm_id: str) -> None:
@@ -445,23 +442,55 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
     """No two hosts hand out the same address (docker0 is 172.17.0.1 everywhere; cloned machines)."""
     _several(fleet)
     seen = views(fleet)
+    env = _advice(seen, attempts(fleet))
+    for number, items in sorted(_shared(seen).items()):
+        chosen = [next(address for address in item.used if address.address == number) for item in items]
+        caught = [trap(address, item.facts) for item, address in zip(items, chosen, strict=True)]
+        if all(
+            found and item.bootstrap.address == address
+            for found, item, address in zip(caught, items, chosen, strict=True)
+        ):
+            continue  # chosen_interface names it
+        yield finding(
+            "net.wrong-interface.duplicate-address",
+            Severity.FAIL,
+            f"{len(items)} hosts would all hand out {number} ({_names(sorted({address.name for address in chosen}))}): "
+            "connections end on the wrong host",
+            tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
+            hosts=tuple(item.host for item in items),
+            env=env,
+        )
+
+
+def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
+    """Address -> the hosts that would hand it out, where they are several."""
     owners: dict[str, list[View]] = {}
     for item in seen.values():
         for address in item.used:
-            if not address.interface.ip.is_loopback and not address.interface.ip.is_link_local:
+            if not address.loopback and not address.link_local:
                 owners.setdefault(address.address, []).append(item)
-    for number, items in sorted(owners.items()):
+    return {number: items for number, items in owners.items() if len(items) > 1}
+
+
+@fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")
+def unused_duplicates(fleet: Fleet) -> Iterator[Finding]:
+    """Container bridges that have the same address on several hosts: named, and harmless as long as NCCL skips them."""
+    _several(fleet)
+    groups: dict[tuple[str, str], list[View]] = {}
+    for item in views(fleet).values():
+        used = {address.name for address in item.used}
+        for address in item.facts.addresses:
+            found = trap(address, item.facts)
+            if found and not address.loopback and not address.link_local and address.name not in used:
+                groups.setdefault((address.name, address.address), []).append(item)
+    for (name, number), items in sorted(groups.items()):
         if len(items) > 1:
             yield finding(
-                "net.wrong-interface.duplicate-address",
-                Severity.FAIL,
-                f"{len(items)} hosts would all hand out {number}: connections end on the wrong host",
-                tuple(
-                    _choice_evidence(item, next(address for address in item.used if address.address == number))
-                    for item in items[:4]
-                ),
+                "net.wrong-interface.unused-duplicate",
+                Severity.INFO,
+                f"{name} has {number} on {len(items)} hosts; harmless: NCCL does not use it there",
+                tuple(_interface_list(item) for item in items[:2]),
                 hosts=tuple(item.host for item in items),
-                env=_advice(seen, attempts(fleet)),
             )
 
 
@@ -477,6 +506,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     tried = attempts(fleet, required=True)
     env = _advice(seen, tried)
     reach = {host.name: host.facts.reach.address for host in fleet.hosts}
+    shared = _shared(seen)
     by_peer: dict[str, list[Attempt]] = {}
     for attempt in tried:
         if attempt.source != attempt.peer:
@@ -484,6 +514,8 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     for host, item in seen.items():
         towards = by_peer.get(host, [])
         for address in item.used:
+            if address.address in shared:
+                continue  # duplicate_addresses names it
             failed = [attempt for attempt in towards if attempt.address == address.address and not attempt.ok]
             elsewhere = [attempt for attempt in towards if attempt.address != address.address and attempt.ok]
             if not failed or not (elsewhere or reach[host] not in ("", address.address)):
@@ -625,13 +657,12 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         return
     tried = attempts(fleet)
     advised = recommendation(seen, tried) if len(seen) > 1 else None
-    groups: dict[tuple[str, str], list[View]] = {}
+    groups: dict[str, list[View]] = {}
     for item in seen.values():
-        names = ", ".join(address.name for address in item.used) or "nothing"
-        groups.setdefault((names, item.nccl), []).append(item)
+        groups.setdefault(_choice_text(item), []).append(item)
     summary = "; ".join(
-        f"{nccl} would use {names}" + ("" if len(groups) == 1 else f" on {_names([item.host for item in items])}")
-        for (names, nccl), items in sorted(groups.items())
+        text + ("" if len(groups) == 1 else f" on {_names([item.host for item in items])}")
+        for text, items in sorted(groups.items())
     )
     if advised is None:
         outcome = ""
@@ -650,6 +681,18 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         hosts=tuple(seen),
         env=(advised.advice,) if advised and advised.advice else (),
     )
+
+
+def _choice_text(item: View) -> str:
+    nccl = f"{item.nccl} would use {', '.join(address.name for address in item.used) or 'nothing'}"
+    if item.gloo is None:
+        return nccl
+    gloo = ", ".join(_gloo_name(address) for address in item.gloo.addresses) or "nothing"
+    return f"{nccl}, Gloo {gloo}"
+
+
+def _gloo_name(address: Address) -> str:
+    return f"{address.name} ({address.address})" if address.loopback else address.name
 
 
 def _names(hosts: list[str]) -> str:

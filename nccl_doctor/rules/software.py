@@ -370,7 +370,7 @@ def versions(software: Software) -> dict[str, str]:
     torch = software.torch
     net = [plugin for plugin in software.plugins if plugin.kind == "net"]
     return {
-        "NCCL": software.nccl_version or ("built into torch" if torch and torch.nccl_link == "built-in" else ""),
+        "NCCL": _nccl(software),
         "torch": torch.version if torch else "",
         "torch CUDA": (torch.cuda or (f"ROCm {torch.hip}" if torch.hip else "none")) if torch else "",
         "Python": software.python.version,
@@ -386,6 +386,19 @@ def versions(software: Software) -> dict[str, str]:
         "distribution": software.system.distribution,
         "architecture": software.system.architecture,
     }
+
+
+def _nccl(software: Software) -> str:
+    """The NCCL a job would use; where torch would use none (a CPU build), the one that is installed."""
+    if software.nccl_version:
+        return software.nccl_version
+    if software.torch and software.torch.nccl_link == "built-in":
+        return "built into torch"
+    installed = [copy.version for copy in software.nccl if copy.version]
+    installed += [
+        version for name, version in sorted(software.distributions.items()) if name.startswith("nvidia-nccl-cu")
+    ]
+    return installed[0] if installed else ""
 
 
 def drift_table(every: Mapping[str, Software]) -> tuple[DriftRow, ...]:

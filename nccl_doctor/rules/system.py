@@ -273,7 +273,7 @@ def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
     if entry.read_only and entry.role in ("/tmp", "TMPDIR"):
         yield finding(
             "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
-            fixes=(Fix("a disk error can cause it", "dmesg | grep -i 'remount\\|I/O error'", host),),
+            fixes=(Fix("a disk error can cause it", "dmesg | grep -iE 'remount|I/O error'", host),),
         )  # fmt: skip
     elif entry.free_bytes < value("disk.free.fail"):
         yield finding(

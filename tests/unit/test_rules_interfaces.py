@@ -33,7 +33,7 @@ def conf(path: str, *lines: tuple[int, str]) -> tuple[dict[str, Any], ...]:
 
 
 @pytest.mark.parametrize("rule", INTERFACE_RULES)
-def test_a_clean_fleet_has_nothing_but_one_note(rule: str) -> None:
+def test_a_clean_fleet_has_nothing_but_notes(rule: str) -> None:
     hosts = fleet(
         {
             "a": interfaces(
@@ -45,7 +45,8 @@ def test_a_clean_fleet_has_nothing_but_one_note(rule: str) -> None:
     hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
     hosts["b"]["links"] = links(("a", "10.0.0.1", "ok"))
     result = run(rule, hosts)
-    assert [item.severity for item in result.findings] == ([Severity.INFO] if rule == "interfaces.choice" else [])
+    notes = ("interfaces.choice", "interfaces.unused_duplicates")
+    assert [item.severity for item in result.findings] == ([Severity.INFO] if rule in notes else [])
     assert result.passed == ("a", "b") and not result.unknown
 
 
@@ -121,7 +122,29 @@ def test_docker_bridge_is_blamed_only_where_it_is_chosen() -> None:
     assert ids(run("interfaces.chosen_interface", hosts)) == [("net.wrong-interface.local", ("a",))]
     assert ids(run("interfaces.duplicate_addresses", hosts)) == []
     both = fleet({"a": interfaces("docker0/172.17.0.1/16"), "b": interfaces("docker0/172.17.0.1/16")})
-    assert ids(run("interfaces.duplicate_addresses", both)) == [("net.wrong-interface.duplicate-address", ("a", "b"))]
+    assert ids(run("interfaces.chosen_interface", both)) == [("net.wrong-interface.local", (name,)) for name in "ab"]
+    assert ids(run("interfaces.duplicate_addresses", both)) == []
+
+
+def test_bridge_of_any_name_with_one_address_everywhere() -> None:
+    hosts = fleet(
+        {name: interfaces(f"bond0/10.0.0.{number}/24", "br-lxd/172.17.0.1/16") for number, name in enumerate("ab", 1)}
+    )
+    for source, peer in (("a", "b"), ("b", "a")):
+        hosts[source]["links"] = links(
+            (peer, "172.17.0.1", "wrong-peer"), (peer, "10.0.0.2" if peer == "b" else "10.0.0.1", "ok")
+        )
+    found = only(run("interfaces.duplicate_addresses", hosts))
+    assert (found.hosts, found.severity) == (("a", "b"), Severity.FAIL) and found.env[0].value == "=bond0"
+    assert ids(run("interfaces.unreachable", hosts)) == [] == ids(run("interfaces.subnets", hosts))
+
+
+def test_docker_bridges_that_are_not_used_are_a_note() -> None:
+    hosts = fleet(
+        {name: interfaces(f"eth0/10.0.0.{number}/24", "docker0/172.17.0.1/16") for number, name in enumerate("ab", 1)}
+    )
+    note = only(run("interfaces.unused_duplicates", hosts))
+    assert (note.severity, note.hosts) == (Severity.INFO, ("a", "b")) and "docker0 has 172.17.0.1" in note.title
 
 
 def test_vpn_is_a_warning_and_the_wire_is_recommended() -> None:

@@ -197,14 +197,25 @@ def nccl_version(absolute: str) -> Tuple[str, str]:
     try:
         elf = Elf(absolute)
     except (OSError, ValueError, struct.error):
-        return _version_in_name(absolute), ""
-    try:
-        groups = elf.search_constants(NCCL_STRING)
-    finally:
-        elf.close()
+        groups = _search_start(absolute)
+    else:
+        try:
+            groups = elf.search_constants(NCCL_STRING)
+        finally:
+            elf.close()
     if groups is None:
         return _version_in_name(absolute), ""
     return groups[0].decode(), groups[1].decode()
+
+
+def _search_start(absolute: str) -> Optional[Tuple[bytes, ...]]:
+    """The version string in the first 4 MiB of a file that is no ordinary ELF file."""
+    try:
+        with open(path(absolute), "rb") as stream:
+            match = NCCL_STRING.search(stream.read(4 << 20))
+    except OSError:
+        return None
+    return tuple(group or b"" for group in match.groups()) if match else None
 
 
 def _version_in_name(absolute: str) -> str:
