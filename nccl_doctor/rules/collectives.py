@@ -182,7 +182,7 @@ def _printed(rank: RankOnHost) -> list[Evidence]:
 
 
 _SETUP = {
-    "torch-missing": ("collectives.no-torch", "torch cannot be imported"),
+    "torch-missing": ("sw.torch-missing.import-fails", "torch cannot be imported"),
     "backend-missing": ("sw.no-nccl-backend", "torch has no such backend"),
     "no-gpu": ("gpu.not-visible.torch", "torch sees no GPU for a rank"),
     "dtype": ("collectives.failed", "torch has no such data type"),
