@@ -34,6 +34,10 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
+# In a comment on a line: the findings there are known and accepted.
+IGNORE = "nccl-doctor: ignore"
+
+
 class Edit(msgspec.Struct, frozen=True):
     """How a line can be mended: another name, another value, or without this assignment (both empty)."""
 
@@ -108,15 +112,18 @@ def remarks(
     items = list(assignments)
     context = Context(nccl_version, torch_version, devices or {}, _vendors(items))
     found: list[Remark] = []
-    single: tuple[SingleRule, ...] = (*lint_values.RULES, *lint_devices.RULES)
+    syntax: tuple[SingleRule, ...] = (*lint_values.SYNTAX_RULES, *lint_devices.RULES)
+    meaning: tuple[SingleRule, ...] = lint_values.RULES
     for item in items:
         answer = context.answer(item.name)
         named = list(lint_names.judge(item, answer, context))
         found += named
         if any(remark.finding.severity is not Severity.INFO for remark in named) or item.lost:
             continue  # of a variable nobody reads the value does not matter
-        for rule in single:
-            found += rule(item, answer, context)
+        broken = [made for rule in syntax for made in rule(item, answer, context)]
+        found += broken
+        if not any(made.finding.id == f"{AREA}.invalid-value" for made in broken):
+            found += [made for rule in meaning for made in rule(item, answer, context)]
     scopes: dict[str, list[Assignment]] = {}
     for item in items:
         if not item.lost:
@@ -124,9 +131,20 @@ def remarks(
     for members in scopes.values():
         for together in lint_together.RULES:
             found += together(members, context)
+    found = [made for made in found if not ignored(made)]
     order = {id(item): place for place, item in enumerate(items)}
     found.sort(key=lambda remark: (order.get(id(remark.assignment), len(order)), remark.finding.id))
     return found
+
+
+def ignored(made: Remark) -> bool:
+    """Whether the line says so: ``# nccl-doctor: ignore`` or ``# nccl-doctor: ignore[pinned, contradiction]``."""
+    text = made.assignment.text
+    if IGNORE not in text:
+        return False
+    rest = text.split(IGNORE, 1)[1]
+    names = rest[1:].split("]", 1)[0].split(",") if rest.startswith("[") else []
+    return not names or any(name.strip() and made.finding.id.endswith(name.strip()) for name in names)
 
 
 def _vendors(items: Iterable[Assignment]) -> dict[str, str]:

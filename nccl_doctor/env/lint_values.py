@@ -50,7 +50,8 @@ def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
     if item.how is How.PYTHON:
         what = f"os.environ takes strings only: this line raises TypeError ({item.not_text} found)"
     else:
-        what = f"the value is read as {item.not_text}, not as a string: Kubernetes and compose refuse it"
+        who = "Kubernetes and compose refuse" if item.not_text == "boolean" else "Kubernetes refuses"
+        what = f"the value is read as {item.not_text}, not as a string: {who} it"
     quoted = f'"{item.value}"'
     yield remark(
         "not-a-string", Severity.FAIL, f"{item.name}: {what}", item, fix=f"Quote it: {quoted}", edit=Edit(value=quoted)
@@ -65,18 +66,18 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[R
     plain = re.split(r"\s+#", value.strip())[0].strip().strip("\"'")
     trouble = ""
     if value.endswith("\r"):
-        trouble = "" if context.nccl_at_least("2.30.3") else "the Windows line end (before NCCL 2.30.3)"
+        trouble = "" if context.nccl_at_least("2.30.3") else "the Windows line end becomes"
     elif value.strip()[:1] in ("'", '"'):
-        trouble = "the quotes"
+        trouble = "the quotes become"
     elif re.search(r"\s#", value):
-        trouble = "the comment"
+        trouble = "the comment becomes"
     elif value != value.strip():
-        trouble = "the blanks"
+        trouble = "the blanks become"
     if trouble:
         yield remark(
             "conf-syntax",
             Severity.FAIL,
-            f"{item.name}: in nccl.conf {trouble} become part of the value ({value!r})",
+            f"{item.name}: in nccl.conf {trouble} part of the value ({value!r})",
             item,
             fix=f"Write {item.name}={plain}",
             edit=Edit(value=plain),
@@ -175,7 +176,7 @@ def _integer(variable: Variable, value: str) -> str:
         return ""
     if not number.is_number(value):
         if variable.of_torch:
-            return "no integer: PyTorch raises an error" if variable.category != "torchrun" else ""
+            return _torch_integer(variable, value)
         read = number.as_read(value)
         return f"read as {read}: NCCL takes the digits at the start and ignores the rest"
     values, count = variable.values, number.as_read(value)
@@ -191,6 +192,16 @@ def _integer(variable: Variable, value: str) -> str:
     if re.match(r"\s*[+-]?0[0-9]+\s*\Z", value):
         return f"a leading 0 makes it octal: {count}"
     return ""
+
+
+def _torch_integer(variable: Variable, value: str) -> str:
+    """PyTorch uses std::stoi: decimal digits at the start, and an error without any."""
+    if variable.category == "torchrun":
+        return ""
+    digits = re.match(r"\s*[+-]?[0-9]+", value)
+    if digits:
+        return f"read as {int(digits[0])}: PyTorch takes the digits at the start and ignores the rest"
+    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
 
 
 def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
@@ -255,6 +266,24 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
     )
 
 
+def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """NCCL_ALGO without Ring: since 2.24 nothing falls back to Ring by itself."""
+    value = (item.value or "").casefold()
+    if item.name != "NCCL_ALGO" or not value or value[:1] == "^" or ":" in value or not context.nccl_at_least("2.24.3"):
+        return
+    if "ring" not in value.split(","):
+        yield remark(
+            "algo-without-ring",
+            Severity.FAIL,
+            f"{item.name}={item.value}: since NCCL 2.24 an operation that none of these can do ends the job "
+            "(Tree has all-reduce only)",
+            item,
+            fix="Remove it, or add Ring.",
+            edit=Edit(),
+            confidence=1.0 if context.nccl_version else 0.9,
+        )
+
+
 def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """Settings that can corrupt data, hang or break a job."""
     variable = answer.variable
@@ -274,8 +303,9 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
     variable, value = answer.variable, item.value
     if variable is None or value is None or item.how is How.LOG or not (variable.of_nccl or variable.of_torch):
         return
-    since = f" ({answer.version})" if answer.version else ""
     if is_default(item, answer):
+        release = variable.history[-1][0] if variable.history and answer.assumed else ""
+        since = f" since {release}" if release else f" in {answer.version}" if answer.version else ""
         yield remark(
             "default-restated",
             Severity.INFO,
@@ -301,4 +331,6 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             )
 
 
-RULES = (not_text, conf_value, invalid, leftover, pinned, dangerous, restated)
+# A value that is not understood at all (the first group) needs no opinion on what it would mean (the second).
+SYNTAX_RULES = (not_text, conf_value, invalid)
+RULES = (leftover, pinned, no_ring, dangerous, restated)

@@ -115,11 +115,13 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours.
     """
     gpus = devices(answered(host))
+    for gpu in gpus:  # before any finding: a rule that does not know gives none
+        model = find(gpu.name)
+        if gpu.nvlinks is None and model and model.nvlinks:
+            raise MissingFact("NVLink state", gpu.errors.get("nvlinks", "not told by the driver"))
     for gpu in gpus:
         model = find(gpu.name)
         if gpu.nvlinks is None:
-            if model and model.nvlinks:
-                raise MissingFact("NVLink state", gpu.errors.get("nvlinks", "not told by the driver"))
             continue
         active = sum(link.active for link in gpu.nvlinks)
         peers = [sum(link.active for link in other.nvlinks or ()) for other in gpus if other.name == gpu.name]

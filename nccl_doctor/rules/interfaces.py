@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
 
 import msgspec
@@ -327,9 +328,18 @@ def _several(fleet: Fleet) -> None:
         raise SkipRule("one host: nothing leaves it")
 
 
-def _advice(seen: Mapping[str, View], tried: Iterable[Attempt]) -> tuple[EnvAdvice, ...]:
-    found = recommendation(seen, tried).advice
-    return (found,) if found else ()
+Advice = Callable[[], tuple[EnvAdvice, ...]]
+
+
+def _advice(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Advice:
+    """What to set, computed for the first finding that asks."""
+
+    @functools.cache
+    def compute() -> tuple[EnvAdvice, ...]:
+        found = recommendation(seen, tried).advice
+        return (found,) if found else ()
+
+    return compute
 
 
 def _choice_evidence(item: View, address: Address) -> Evidence:
@@ -400,7 +410,7 @@ def chosen_interface(fleet: Fleet) -> Iterator[Finding]:
                         host,
                     ),
                 ),
-                env=env,
+                env=env(),
             )
 
 
@@ -419,7 +429,7 @@ def _nothing_usable(item: View) -> Finding:
     )
 
 
-def _trapped(item: View, address: Address, what: str, reach: str, env: tuple[EnvAdvice, ...]) -> Finding:
+def _trapped(item: View, address: Address, what: str, reach: str, env: Advice) -> Finding:
     loopback = address.loopback or address.interface.ip.is_loopback
     id = "loopback" if loopback else "vpn" if reach == "tunnel" else "local"
     consequence = "slow, and not what a cluster is wired for" if reach == "tunnel" else "no peer can reach it"
@@ -433,7 +443,7 @@ def _trapped(item: View, address: Address, what: str, reach: str, env: tuple[Env
         places=(Place(item.host, nic=address.name),),
         confidence=1.0 if loopback else 0.95,
         fixes=_setting_fixes(item),
-        env=env,
+        env=env(),
     )
 
 
@@ -458,7 +468,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             "connections end on the wrong host",
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
-            env=env,
+            env=env(),
         )
 
 
@@ -534,7 +544,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
                 places=tuple(Place(host, nic=address.name, peer=source) for source in sources[:8]),
                 confidence=0.97 if elsewhere else 0.8,
                 fixes=_setting_fixes(item),
-                env=env,
+                env=env(),
             )
 
 
@@ -570,7 +580,7 @@ def subnets(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _odd_network(
-    item: View, address: Address, first: bool, trap_name: str, seen: Mapping[str, View], env: tuple[EnvAdvice, ...]
+    item: View, address: Address, first: bool, trap_name: str, seen: Mapping[str, View], env: Advice
 ) -> Finding:
     unrouted = address.link_local and address.family == "inet6"
     if trap_name:
@@ -593,7 +603,7 @@ def _odd_network(
                 next(peer for peer in seen if peer != item.host),
             ),
         ),
-        env=env,
+        env=env(),
     )
 
 

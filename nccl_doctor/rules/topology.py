@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import fold
@@ -128,52 +129,71 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
-@host_rule("topology", "gpu.p2p.acs", "gpu.p2p.iommu")
-def acs_and_iommu(host: Host, plan: Plan) -> Iterator[Finding]:
-    """No PCI bridge redirects peer-to-peer traffic through the CPU, and the IOMMU does not translate it.
+def _bare_metal(host: Host) -> TopologyFact:
+    """The fact of a host with a GPU whose PCI tree is its own; ``SkipRule`` in a virtual machine."""
+    fact = host.need(TopologyFact)
+    if not any(device.kind == "gpu" for device in fact.devices):
+        raise SkipRule(NO_GPU)
+    if fact.hypervisor:
+        raise SkipRule(f"a virtual machine ({fact.hypervisor}): ACS and IOMMU belong to its host")
+    return fact
+
+
+@host_rule("topology", "gpu.p2p.acs")
+def acs(host: Host, plan: Plan) -> Iterator[Finding]:
+    """No PCI bridge above a GPU or RDMA NIC redirects peer-to-peer traffic through the CPU.
 
     ACS redirect sends every transfer between GPU and GPU, or GPU and NIC, up to the root complex and back: GPUDirect is
     then slow or hangs. In a virtual machine that is the hypervisor's business and not judged. Reading ACS needs root.
     """
-    fact = host.need(TopologyFact)
-    peers = [device for device in fact.devices if device.kind in ("gpu", "nic")]
-    if not any(device.kind == "gpu" for device in peers):
-        raise SkipRule(NO_GPU)
-    if fact.hypervisor:
-        raise SkipRule(f"a virtual machine ({fact.hypervisor}): ACS and IOMMU belong to its host")
-    above = {address for device in peers for address in device.path[:-1]}
-    hit = [bridge for bridge in fact.acs.redirecting if bridge.bus_id in above]
-    if hit:
-        yield finding(
-            "gpu.p2p.acs",
-            Severity.WARN,
-            f"ACS redirects peer-to-peer traffic on {len(hit)} PCI bridges above GPUs or NICs",
-            [Evidence(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}", host=host.name)
-             for bridge in hit[:4]],
-            hosts=(host.name,),
-            fixes=[
-                Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 'ReqRedir+'", host.name),
-                Fix("turn ACS off in the BIOS (bare metal only), or on each bridge until the next boot",
-                    f"sudo setpci -s {hit[0].bus_id} ECAP_ACS+0x6.w=0000", host.name, True),
-            ],
-        )  # fmt: skip
-    mapped = translating(fact)
-    if mapped:
-        address, kind = sorted(mapped.items())[0]
-        yield finding(
-            "gpu.p2p.iommu",
-            Severity.WARN,
-            f"the IOMMU translates addresses of {len(mapped)} GPUs and NICs: GPUDirect may be slow or fail",
-            [
-                Evidence(f"IOMMU group type of {address}: {kind}", "/sys/kernel/iommu_groups", host=host.name),
-                Evidence(" ".join(fact.boot_options) or "(no IOMMU option)", "/proc/cmdline", host=host.name),
-            ],
-            hosts=(host.name,),
-            fixes=[Fix("boot with pass-through: add iommu=pt to the kernel command line", "", host.name)],
-            confidence=0.8,
-        )
+    fact = _bare_metal(host)
     if fact.acs.outcome != "ok":
         raise MissingFact("ACS of the PCI bridges", "not permitted: reading extended PCI configuration needs root")
+    above = {address for device in fact.devices if device.kind in ("gpu", "nic") for address in device.path[:-1]}
+    hit = [bridge for bridge in fact.acs.redirecting if bridge.bus_id in above]
+    if not hit:
+        return
+    yield finding(
+        "gpu.p2p.acs",
+        Severity.WARN,
+        f"ACS redirects peer-to-peer traffic on {len(hit)} PCI bridges above GPUs or NICs",
+        [
+            Evidence(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}", host=host.name)
+            for bridge in hit[:4]
+        ],
+        hosts=(host.name,),
+        fixes=[
+            Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+", host.name),
+            Fix(
+                "turn ACS off in the BIOS (bare metal only), or on each bridge until the next boot",
+                f"sudo setpci -s {hit[0].bus_id} ECAP_ACS+0x6.w=0000",
+                host.name,
+                True,
+            ),
+        ],
+    )
+
+
+@host_rule("topology", "gpu.p2p.iommu")
+def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The IOMMU passes the DMA of GPUs and NICs through; translating it slows GPUDirect or breaks it."""
+    fact = _bare_metal(host)
+    mapped = translating(fact)
+    if not mapped:
+        return
+    address, kind = sorted(mapped.items())[0]
+    yield finding(
+        "gpu.p2p.iommu",
+        Severity.WARN,
+        f"the IOMMU translates addresses of {len(mapped)} GPUs and NICs: GPUDirect may be slow or fail",
+        [
+            Evidence(f"IOMMU group type of {address}: {kind}", "/sys/kernel/iommu_groups", host=host.name),
+            Evidence(" ".join(fact.boot_options) or "(no IOMMU option)", "/proc/cmdline", host=host.name),
+        ],
+        hosts=(host.name,),
+        fixes=[Fix("boot with pass-through: add iommu=pt to the kernel command line", "", host.name)],
+        confidence=0.8,
+    )
 
 
 @host_rule("topology", "gpu.p2p.denied", "gpu.p2p.consumer")
@@ -256,8 +276,14 @@ def imex(host: Host, plan: Plan) -> Iterator[Finding]:
         ],
         hosts=(host.name,),
         confidence=0.8,
-        fixes=[Fix("start the IMEX service and create channel 0", "sudo systemctl status nvidia-imex; nvidia-imex-ctl -N", host.name)],
-    )  # fmt: skip
+        fixes=[
+            Fix(
+                "start the IMEX service and create channel 0",
+                "sudo systemctl status nvidia-imex; nvidia-imex-ctl -N",
+                host.name,
+            )
+        ],
+    )
 
 
 @fleet_rule("topology", "topology.differs")
@@ -312,10 +338,9 @@ def _difference(matrix: Matrix, usual: Matrix | None) -> str:
     names = [gpu.name for gpu in usual.gpus] + [nic.name for nic in usual.nics]
     mine = [gpu.name for gpu in matrix.gpus] + [nic.name for nic in matrix.nics]
     kinds, theirs = matrix.kinds(), usual.kinds()
-    cells = [
-        f"{mine[i]}-{mine[j]} {kinds.get((mine[i], mine[j]), '?')} (most hosts: {theirs.get((names[i], names[j]), '?')})"
-        for i in range(len(names))
-        for j in range(i + 1, len(names))
-        if kinds.get((mine[i], mine[j])) != theirs.get((names[i], names[j]))
-    ]
+    cells = []
+    for i, j in itertools.combinations(range(len(names)), 2):
+        own, other_kind = kinds.get((mine[i], mine[j]), "?"), theirs.get((names[i], names[j]), "?")
+        if own != other_kind:
+            cells.append(f"{mine[i]}-{mine[j]} {own} (most hosts: {other_kind})")
     return ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")

@@ -108,15 +108,15 @@ def _gpu(
     if "Nonfatal" in events[-1].line.text or "Non-fatal" in events[-1].line.text:
         severity = Severity.INFO
     text, command, risky = _ACTIONS.get(action, ("", "", False))
+    if command == _GPU_RESET:
+        command += f" -i {bus_id}"
     yield finding(
         entry.finding,
         severity,
         f"Xid {number} on GPU {label}{count}: {entry.name}",
         [*_quoted(host, log, events), *([Evidence(entry.note, "Xid catalogue")] if entry.note else [])],
         places=[Place(host=host.name, gpu=label)],
-        fixes=[Fix(text, command + (f" -i {bus_id}" if command == _GPU_RESET else ""), host.name, risky)]
-        if text
-        else [],
+        fixes=[Fix(text, command, host.name, risky)] if text else [],
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
     )

@@ -141,8 +141,9 @@ def no_rule_for(ids: Sequence[str]) -> bool:
 
 
 def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
+    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed."""
     code, report = check(lab)
-    assert [(item["id"], item["title"]) for item in report["findings"]] == []
+    assert [(item["id"], item["title"]) for item in report["findings"] if item["severity"] != "info"] == []
     assert report["verdict"] == "healthy", report["unknown"]
     assert code == HEALTHY
     assert report["reached"] == lab.hostnames
@@ -165,13 +166,14 @@ def test_the_fault_is_named(lab: Lab, case: Case) -> None:
     assert tuple(found["hosts"]) == case.guilty, told
     for quote in case.quotes:
         assert quote in text_of(found)
-    assert playbooks.load(found["playbook"]).section("Fix now")
     if case.severity == "fail":
         assert code == FAULTY
         assert report["findings"][0] == found, told  # the first thing that the report says
         assert [item["id"] for item in causes(report, "fail")] == [found["id"]], told  # and the only cause
     else:
         assert causes(report, "fail") == [] or found["severity"] == "fail", told
+    assert found["playbook"], f"no playbook for {found['id']}"
+    assert playbooks.load(found["playbook"]).section("Fix now")
 
 
 @pytest.mark.parametrize("fault", HARMLESS)

@@ -50,6 +50,12 @@ _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
 
 
+class Word(str):
+    """A word of the script that knows the line it begins on."""
+
+    line: int = 0
+
+
 class Reader:
     """Reads one script. ``file`` and ``first_line`` place its findings; ``scope`` groups them."""
 
@@ -102,7 +108,9 @@ class Reader:
                     skip_next = False  # the target of a redirection is no argument
                 else:
                     start = line if not words else start
-                    words.append(token)
+                    word = Word(token)
+                    word.line = line
+                    words.append(word)
                 line += token.count("\n")
             elif kind == "blank":
                 line += token.count("\n")
@@ -120,8 +128,8 @@ class Reader:
                     words = []
                 if kind == "newline":
                     line += 1
-                    for word in waiting:
-                        position, line = self._here_document(word, position, line, target)
+                    for end_word in waiting:
+                        position, line = self._here_document(end_word, position, line, target)
                     waiting = []
                 elif token.startswith(";;") or token == ";&":
                     self._next_arm()
@@ -271,20 +279,21 @@ class Reader:
                 if previous != "--build-arg":
                     self._list(line, raw, word)
             elif word.startswith(_LISTS):
-                self._list(line, raw, word.split("=", 1)[1])
+                self._list(getattr(word, "line", line), raw, word.split("=", 1)[1])
             elif word.startswith(("-e", "-x", "-v")) and _ASSIGNS.match(word[2:]):
-                self._list(line, raw, word[2:])
+                self._list(getattr(word, "line", line), raw, word[2:])
             elif _ASSIGNS.match(word) and is_ours(_ASSIGNS.match(word)[1]):  # type: ignore[index]
                 if carries:
                     self._set(line, raw, word, How.PREFIX)
             elif word[0] in "'\"" and re.search(r"[\s;]", word):
-                body = _unquote(word)
-                self._nested(body, line, "")
+                self._nested(_unquote(word), getattr(word, "line", line), "")
             place += 1
 
     def _list(self, line: int, raw: str, word: str) -> None:
         """``NAME=value``, ``A=1,B=2`` or ``ALL,A=1``; a bare name is passed on as it is."""
         plain = _unquote(word)
+        if isinstance(word, Word):
+            line, raw = word.line, self._line(word.line)
         for part in re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*(?:=|,|\Z))", plain):
             if "=" in part:
                 self._set(line, raw, part, How.OPTION)
@@ -295,6 +304,8 @@ class Reader:
         match = _ASSIGNS.match(word)
         if match is None or not is_ours(match[1]):
             return
+        if isinstance(word, Word) and word.line != line:
+            line, raw = word.line, self._line(word.line)
         arms = tuple((block, arm) for block, arm in self.blocks)
         self.found.append(
             Assignment(match[1], value_of(match[2]), self.file, line, how, raw, self.scope, arms, lost=lost)
