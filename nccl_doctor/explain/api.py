@@ -126,7 +126,7 @@ def _unique(hits: Iterable[Hit]) -> list[Hit]:
 
 
 def _quote(hit: Hit) -> Evidence:
-    return Evidence(hit.text.strip(), hit.file, hit.line, hit.host, hit.rank)
+    return Evidence(hit.text.strip(), hit.file, hit.line or None, hit.host, hit.rank)
 
 
 def _spread(hits: list[Hit]) -> list[Hit]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.explain.model import Hit, InputProblem, Traceback
+from nccl_doctor.explain.snapshots import Proof
 
 # Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
 KEEP_PER_FILE = 400
@@ -40,7 +41,8 @@ class Summary(msgspec.Struct):
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
     hosts: dict[str, int] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
-    dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps
+    dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
+    proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
 
     def merge(self, other: Summary) -> None:
         """Take in another summary."""
@@ -64,3 +66,4 @@ class Summary(msgspec.Struct):
             self.hosts[host] = self.hosts.get(host, 0) + count
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
+        self.proofs.extend(other.proofs)

@@ -108,6 +108,10 @@ def _is_local_only(text: str) -> bool:
     return address is not None and (address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122.")))
 
 
+# A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
+_ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
+
+
 @diagnosis
 def gloo_loopback(case: Case) -> Iterable[Candidate]:
     """Gloo connects to 127.x although the job has several hosts: the own name resolves to loopback, or was told to.
@@ -116,7 +120,11 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
     advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
     """
     told = case.value("GLOO_SOCKET_IFNAME") or ""
-    loop = [hit for hit in case.hits("gloo-endpoint", "connect-refused") if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", ""))]
+    loop = [
+        hit
+        for hit in case.hits("gloo-endpoint", "connect-refused")
+        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", "")) and not _ESTABLISHED.search(hit.text)
+    ]
     single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
     if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
         if told:
