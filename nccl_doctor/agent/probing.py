@@ -10,7 +10,16 @@ from nccl_doctor.agent import children
 
 Probe = Callable[[Dict[str, Any]], Dict[str, Any]]
 
-PROBES: Dict[str, Probe] = {}
+
+class Declared(NamedTuple):
+    """A declared probe: its function, the stage of ``check`` that needs it, and its time limit in seconds."""
+
+    function: Probe
+    stage: str
+    limit_s: float
+
+
+PROBES: Dict[str, Declared] = {}
 
 # Prefix for every absolute path a probe reads. Tests point it at a recorded tree; on hosts it is empty.
 ROOT = os.environ.get("NCCL_DOCTOR_ROOT", "")
@@ -29,11 +38,11 @@ class ProbeTrouble(Exception):
         self.data = data
 
 
-def probe(name: str) -> Callable[[Probe], Probe]:
+def probe(name: str, stage: str = "", limit_s: float = 10.0) -> Callable[[Probe], Probe]:
     """Declare a probe: ``(arguments) -> data``. ``data`` is plain JSON: dict, list, str, int, float, bool, None."""
 
     def declare(function: Probe) -> Probe:
-        PROBES[name] = function
+        PROBES[name] = Declared(function, stage, limit_s)
         return function
 
     return declare

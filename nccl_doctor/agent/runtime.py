@@ -61,12 +61,12 @@ def import_probes() -> Dict[str, str]:
 
 def run_probe(name: str, arguments: Dict[str, Any], broken: Dict[str, str]) -> Dict[str, Any]:
     """Run one probe to its end; every way it can end is a result."""
-    function = probing.PROBES.get(name)
-    if function is None:
+    declared = probing.PROBES.get(name)
+    if declared is None:
         reason = "; ".join("%s: %s" % item for item in sorted(broken.items()))
         return _result("failed", "this agent has no probe %r%s" % (name, " (%s)" % reason if reason else ""))
     try:
-        return _result("ok", "", function(arguments))
+        return _result("ok", "", declared.function(arguments))
     except probing.ProbeTrouble as trouble:
         return _result(trouble.outcome, trouble.detail, trouble.data)
     except ModuleNotFoundError as error:

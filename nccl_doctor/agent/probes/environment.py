@@ -30,7 +30,7 @@ def allowed(name: str) -> bool:
     return bool(_NAME.match(name)) and (name in _NAMES or name.startswith(_PREFIXES))
 
 
-@probe("environment")
+@probe("environment", stage="software")
 def environment(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """The allow-listed variables of the agent's own environment (after ``--env-setup``), redacted: name -> value."""
     found = {name: value[:_VALUE_LIMIT] for name, value in os.environ.items() if allowed(name)}
