@@ -104,9 +104,8 @@ class _Attempt:
         for entry in self._entries:
             if entry.name not in self._results:
                 if entry.name in self._begun:
-                    reach = Reach(
-                        ReachOutcome.TIMED_OUT, "not connected when the run's deadline passed", seconds=seconds
-                    )
+                    detail = "not connected when the run's deadline passed"
+                    reach = Reach(ReachOutcome.TIMED_OUT, detail, (f"no agent after {seconds:.1f} s",), seconds=seconds)
                 else:
                     reach = Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
                 self._results[entry.name] = reach
