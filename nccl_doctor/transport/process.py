@@ -42,6 +42,8 @@ class ProcessStream:
     takes itself out of the promise once it runs: the end of its input ends it, and it takes its children along.)
     """
 
+    may_block = True  # a pipe holds 64 KiB
+
     def __init__(self, argv: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Start it; raises ``OSError`` where that fails."""
         self._tail = bytearray()

@@ -350,8 +350,11 @@ class _Greeting:
 
     def exchange(self, payload: bytes) -> Hello:
         """Send ``payload``, return the agent's hello; raises :class:`Unreachable`."""
-        # In a thread: who floods us may not read, and then neither side would ever go on.
-        threading.Thread(target=self._send, args=(payload,), daemon=True, name="send agent").start()
+        if self._stream.may_block:
+            # In a thread: who floods us may not read, and then neither side would ever go on.
+            threading.Thread(target=self._send, args=(payload,), daemon=True, name="send agent").start()
+        else:
+            self._send(payload)
         while True:
             answer = self._answer()
             if answer is not None:

@@ -45,6 +45,8 @@ _ONLY_PROGRAM = (
 class ChannelStream:
     """The remote command's streams over one paramiko channel."""
 
+    may_block = False  # sshd's window is 2 MiB
+
     def __init__(self, client: Connection, channel: paramiko.Channel, address: str, port: int, note: str) -> None:
         self._client = client
         self._channel = channel
