@@ -2,8 +2,8 @@
 
 One sshd on the loopback serves every address 127.x.y.z, so server and client share this machine's cores: wall times say
 how the tools compare here, not what a cluster would give. nccl-doctor starts a Python agent on every host and asks it
-for one probe; clush and pdsh run ``true``. Client CPU is user + system time of the tool and its children, less that of
-the same program with no host.
+for one probe; clush and pdsh run ``echo``. Client CPU is user + system time of the tool and its children, of each host
+beyond the first: the first bears the start-up.
 
 Run as root: ``python benchmarks/fanout.py [--hosts 10,100,500] [--fan-out 64]``.
 """
@@ -48,7 +48,7 @@ def measure(argv: list[str], environment: dict[str, str]) -> Run:
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     answered = sum(1 for line in done.stdout.splitlines() if line.strip())
     if done.returncode and not answered:
-        print(done.stderr[-800:], file=sys.stderr)
+        print(f"{argv[0]} ended with status {done.returncode}: {done.stderr[-800:]}", file=sys.stderr)
     return Run(wall, cpu, answered)
 
 
@@ -82,12 +82,9 @@ def tools(config: Path, port: int, fan_out: int, names: list[str]) -> dict[str, 
     return found
 
 
-def start_up(name: str, config: Path, port: int, fan_out: int, environment: dict[str, str]) -> float:
-    """CPU seconds of a tool that has nothing to do: the least of three."""
-    if name == "nccl-doctor":
-        argv = [sys.executable, __file__, "--client", f"{config}:{port}:0:{fan_out}"]
-    else:
-        argv = [name, "-V" if name == "pdsh" else "--version"]
+def first_host(name: str, config: Path, port: int, fan_out: int, environment: dict[str, str]) -> float:
+    """CPU seconds of a tool for one host, start-up included: the least of three."""
+    argv = tools(config, port, fan_out, addresses(1))[name]
     return min(measure(argv, environment).cpu for _ in range(3))
 
 
@@ -127,18 +124,19 @@ def main() -> None:
 
 def report(config: Path, port: int, fan_out: int, counts: list[int], environment: dict[str, str]) -> None:
     """Run all tools on all numbers of hosts, one after the other."""
-    idle = {name: start_up(name, config, port, fan_out, environment) for name in tools(config, port, fan_out, ["x"])}
+    first = {name: first_host(name, config, port, fan_out, environment) for name in tools(config, port, fan_out, ["x"])}
     print(f"fan-out {fan_out}, {os.cpu_count()} cores shared by client and server, load {os.getloadavg()[0]:.1f}")
-    print("client CPU at start-up: " + ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in idle.items()))
+    print("client CPU for the first host: " + ", ".join(f"{name} {cpu * 1000:.0f} ms" for name, cpu in first.items()))
     heads = f"{'hosts':>6} {'tool':<12} {'answered':>8} {'wall s':>8} {'CPU ms/host':>12}"
     print(f"\n{heads} {'wall x ours':>12} {'CPU x ours':>11}")
     for count in counts:
         ours: Run | None = None
         for name, argv in tools(config, port, fan_out, addresses(count)).items():
-            run = measure(argv, environment)
+            runs = [measure(argv, environment) for _ in range(3 if count <= 20 else 1)]
+            run = min(runs, key=lambda one: one.cpu)
             ours = ours or run
-            per_host = (run.cpu - idle[name]) / count * 1000
-            own = (ours.cpu - idle["nccl-doctor"]) / count * 1000
+            per_host = (run.cpu - first[name]) / (count - 1) * 1000
+            own = (ours.cpu - first["nccl-doctor"]) / (count - 1) * 1000
             print(
                 f"{count:>6} {name:<12} {run.answered:>8} {run.wall:>8.2f} {per_host:>12.1f} "
                 f"{run.wall / ours.wall:>12.2f} {per_host / own:>11.2f}",

@@ -95,6 +95,7 @@ class ChannelStream:
                 self._channel.status_event.wait(grace_s)
         with contextlib.suppress(OSError, EOFError):  # the jump host may be gone first
             self._client.close()
+        self._client.join(1.0)  # a thread inside a C library while the interpreter ends may take the exit code along
 
 
 class _Jump:
