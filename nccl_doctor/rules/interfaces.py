@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
@@ -79,7 +80,8 @@ def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
         return parse_version(plan.nccl_version), False
     software = host.want(Software)
     if software is not None and software.installed_nccl:
-        return parse_version(software.installed_nccl), False
+        with contextlib.suppress(ValueError):  # a wheel of somebody's own naming
+            return parse_version(software.installed_nccl), False
     return NEWEST_KNOWN, True
 
 
