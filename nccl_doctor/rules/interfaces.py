@@ -180,6 +180,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         hosts=(host.name,),
         fixes=_remove(setting, host.name),
         env=_unset(setting, "it matches no interface"),
+        explains=("collectives",),
     )
 
 
@@ -259,6 +260,7 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=_remove(setting, host.name),
             env=_unset(setting, "it names no interface"),
+            explains=("collectives",),
         )
 
 
@@ -433,6 +435,7 @@ def chosen_interface(fleet: Fleet) -> Iterator[Finding]:
                     ),
                 ),
                 env=env(),
+                explains=("collectives",),
             )
 
 
@@ -448,6 +451,7 @@ def _nothing_usable(item: View) -> Finding:
         fixes=_remove(comm_id, item.host)
         if comm_id
         else (Fix("bring one up", "ip -br address; ip -br link", item.host),),
+        explains=("collectives",),
     )
 
 
@@ -466,6 +470,7 @@ def _trapped(item: View, address: Address, what: str, reach: str, env: Advice) -
         confidence=1.0 if loopback else 0.95,
         fixes=_setting_fixes(item),
         env=env(),
+        explains=("collectives",),
     )
 
 
@@ -491,6 +496,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
             env=env(),
+            explains=("collectives",),
         )
 
 
@@ -567,6 +573,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
                 confidence=0.97 if elsewhere else 0.8,
                 fixes=_setting_fixes(item),
                 env=env(),
+                explains=("collectives",),
             )
 
 

@@ -48,6 +48,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             Evidence("/dev/shm: no such directory", "/dev/shm", host=host.name),
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
         return
     proof = Evidence(
@@ -62,6 +63,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             proof,
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
     elif shm.free_bytes < value("shm.free"):
         held = [
@@ -83,6 +85,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
                     True,
                 ),
             ),
+            explains=("collectives",),
         )
 
 
@@ -126,6 +129,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             proof,
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
     elif not system.rdma_devices and limit.soft <= value("memlock.plain"):
         yield finding(
@@ -235,6 +239,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
                 ),
                 hosts=(host.name,),
                 fixes=(Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),),
+                explains=("collectives",),
             )
     limit = system.limits.get("nproc")
     if limit and system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
@@ -327,6 +332,7 @@ def hung_mounts(host: Host, plan: Plan) -> Iterator[Finding]:
                 if entry.type.startswith("nfs") and ":" in entry.source
                 else Fix("is it mounted as intended?", "cat /proc/mounts", host.name),
             ),
+            explains=("collectives",),
         )
 
 
