@@ -383,9 +383,12 @@ def _setting_fixes(item: View) -> tuple[Fix, ...]:
         return ()
     fixes = list(_remove(setting, item.host))
     if setting.value.startswith("^"):
-        fixes.append(
-            Fix(f"or exclude lo as well (the list replaces the built-in one): {IFNAME}={setting.value},lo,docker,virbr")
-        )
+        usual = ("lo", "docker0", "virbr0") if setting.value.startswith("^=") else ("lo", "docker", "virbr")
+        missing = [name for name in usual if name not in setting.value.lstrip("^=").split(",")]
+        if missing:
+            whole = ",".join([setting.value, *missing])
+            text = f"or exclude {' and '.join(missing)} as well (the list replaces the built-in one): {IFNAME}={whole}"
+            fixes.append(Fix(text))
     return tuple(fixes)
 
 
@@ -496,7 +499,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
             env=env(),
-            explains=("collectives",),
+            explains=("net.wrong-interface.unreachable", "collectives"),
         )
 
 
