@@ -214,7 +214,21 @@ def open_files(host: Host, plan: Plan) -> Iterator[Finding]:
         f"Only {limit.soft} files may be open: every connection, shared tensor and worker takes some",
         Evidence(f"RLIMIT_NOFILE soft {limit.soft}, hard {_show(limit.hard, 'nofile')}", "ulimit -n", host=host.name),
         hosts=(host.name,),
-        fixes=(Fix("in the job's shell", f"ulimit -n {limit.hard if limit.hard > limit.soft else 65536}", host.name),),
+        fixes=_more_files(limit, host.name),
+    )
+
+
+def _more_files(limit: Limit, host: str) -> tuple[Fix, ...]:
+    if limit.hard == UNLIMITED or limit.hard >= value("nofile.warn"):
+        more = 65536 if limit.hard == UNLIMITED else limit.hard
+        return (Fix("in the job's shell: the hard limit allows it", f"ulimit -n {more}", host),)
+    return (
+        Fix(
+            "raise the hard limit, then log in again",
+            "printf '* soft nofile 65536\\n* hard nofile 65536\\n' | sudo tee /etc/security/limits.d/99-nofile.conf",
+            host,
+        ),
+        Fix("Slurm, systemd: LimitNOFILE=65536 in the unit; containers: --ulimit nofile=65536"),
     )
 
 
