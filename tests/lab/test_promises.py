@@ -288,6 +288,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         NCCL_NET_PLUGIN=f"--token={canary}plugin",
         HF_TOKEN=f"hf_{canary}",
     )
+    (lab.host("gpu02").etc / "nccl.conf").write_text(f"NCCL_NET_PLUGIN=x --password {canary}conf\n")
     holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
     pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
     try:
@@ -298,6 +299,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         names = ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_NET_PLUGIN", "HF_TOKEN")
         lab.set_env("gpu02", **dict.fromkeys(names))
+        (lab.host("gpu02").etc / "nccl.conf").unlink()
     assert done.returncode == FAULTY, done.stderr
     for output in (done.stdout, done.stderr, console.stdout, console.stderr, bundle.read_bytes().decode("latin-1")):
         assert canary not in output
