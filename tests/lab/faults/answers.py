@@ -104,7 +104,8 @@ class AnswerCut(Fault):
             'while [ "$up" -gt 1 ] && [ "$(cat /proc/$up/comm)" != sshd ]; do\n'
             "  up=$(cut -d ' ' -f 4 /proc/$up/stat)\n"
             "done\n"
-            # dd passes every byte on at once (head would keep them). The pause lets the sshd send on what it has; then, if there is more to come, it dies.
+            # dd passes every byte on at once (head would keep them back). The pause lets the sshd send what it has;
+            # then, if there is more to come, it dies.
             f'{shlex.quote(self.host.python)} "$@" | {{ dd bs=1 count={self.after_bytes} status=none; '
             'sleep 0.3; read -r _ && kill -9 "$up"; }'
         )
