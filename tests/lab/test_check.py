@@ -107,8 +107,8 @@ CASES = [
     Case("small-shm", ("sys.shm",), options=OWN, quotes=("64 MiB",)),
     Case("no-shm", ("sys.shm",), options=OWN),
     Case("low-memlock", ("ib.memlock", "sys.memlock"), options=OWN, quotes=("64 KiB",), severity="any"),
-    Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",), severity="warn"),
-    Case("low-nofile", ("sys.nofile",), parameters={"files": 128}, options=OWN, quotes=("128",)),
+    Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",)),
+    Case("low-nofile", ("sys.nofile",), parameters={"files": 900}, options=OWN, quotes=("900",), severity="warn"),
     Case("disk-full", ("sys.disk-full",), options=OWN, quotes=("/tmp",)),
     Case("clock-offset", ("host.clock-offset",), quotes=("30",), severity="warn"),
     # software and GPUs
