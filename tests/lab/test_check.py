@@ -197,6 +197,32 @@ def test_a_host_that_vanishes_in_the_middle(lab: Lab) -> None:
     assert blamed <= {"gpu02"}
 
 
+ALL_STAGES = ["nccl-doctor", "check", "--format", "json"]
+
+
+def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
+    """Collectives included: every rank on every host, over gloo where there is no GPU."""
+    done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile)])
+    report = json.loads(done.stdout)
+    assert (done.returncode, causes(report, "fail", "warn")) == (HEALTHY, []), report["unknown"]
+    states = {stage["name"]: stage["state"] for stage in report["stages"]}
+    assert states["collectives"] == "pass"
+
+
+def test_collectives_that_hang_are_folded_under_their_cause(lab: Lab) -> None:
+    with lab.fault("port-dropped", "gpu03"):
+        done = lab.run(
+            [*ALL_STAGES, "--hosts", str(lab.hostfile), "--quick", "--stage", "ports", "--stage", "collectives"]
+        )
+    report = json.loads(done.stdout)
+    assert done.returncode == FAULTY
+    assert [(item["id"], item["hosts"]) for item in causes(report, "fail")] == [("net.firewall.dropped", ["gpu03"])]
+    folded = [item for item in report["findings"] if item.get("folded_under")]
+    assert [item["folded_under"] for item in folded if item["id"].startswith("collectives.")] == [
+        "net.firewall.dropped"
+    ]
+
+
 def test_every_fault_has_a_case() -> None:
     covered = {case.fault for case in CASES} | set(HARMLESS) | {"host-vanishes"}
     assert covered == set(faults.all_faults())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -71,6 +72,34 @@ def test_nothing_survives_the_end_of_the_controller(
     assert running.wait(10) != 0
     wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
     wait_until(lambda: not lab.processes("controller"), 5, f"left here: {lab.processes('controller')}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signals) -> None:
+    with lab.fault("port-dropped", "gpu03"):  # the ranks wait for each other
+        process = lab.popen(
+            ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--stage", "collectives"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: all(ranks(lab, name) for name in lab.hostnames), 60, "no ranks on the hosts")
+            process.send_signal(how)
+            assert process.wait(10) != 0
+        finally:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+
+
+def ranks(lab: Lab, host: str) -> list[Process]:
+    """The processes on a host that have torch loaded."""
+    found = []
+    for process in agents(lab, host):
+        with contextlib.suppress(OSError):
+            if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text():
+                found.append(process)
+    return found
 
 
 def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.Popen[bytes]) -> None:
