@@ -59,6 +59,7 @@ CASES = [
     Case("old-python", ("host.python-too-old",), quotes=("3.6",)),
     Case("garbage-answer", ("host.unexpected-output",), quotes=("owned",)),
     Case("answer-cut", ("host.cut-off",)),
+    Case("answer-drips", ("host.ssh-timeout",), options=("--quick", "--deadline", "8")),
     # names
     Case("own-name-loopback", ("net.hostname-resolution.loopback",), quotes=("127.0.1.1", "/etc/hosts")),
     Case("stale-address", ("net.hostname-resolution",), quotes=("10.77.0.99", "gpu03")),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .base import Fault
 
-OLD_PYTHON = Path(__file__).parents[1] / "programs" / "old_python.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def _stub(script: str) -> str:
@@ -61,7 +61,7 @@ class OldPython(Fault):
     version: str = "3.6.8"
 
     def apply(self) -> None:
-        run = f'exec {shlex.quote(self.host.python)} {shlex.quote(str(OLD_PYTHON))} {self.version} "$@"'
+        run = f'exec {shlex.quote(self.host.python)} {shlex.quote(str(PROGRAMS / "old_python.py"))} {self.version} "$@"'
         for name in ("python3", "python"):
             self.write(self.host.bin / name, _stub(run), 0o755)
 
@@ -111,3 +111,16 @@ class AnswerCut(Fault):
         )
         for name in ("python3", "python"):
             self.write(self.host.bin / name, _stub(script), 0o755)
+
+
+@dataclass
+class AnswerDrips(Fault):
+    """The answer comes so slowly that it never ends: ``bytes_per_s`` bytes a second, and always one more."""
+
+    name = "answer-drips"
+    bytes_per_s: int = 10
+
+    def apply(self) -> None:
+        real, drip = shlex.quote(self.host.python), shlex.quote(str(PROGRAMS / "drip.py"))
+        for name in ("python3", "python"):
+            self.write(self.host.bin / name, _stub(f'{real} "$@" | {real} -I -S {drip} {self.bytes_per_s}'), 0o755)
