@@ -42,6 +42,12 @@ def adopt_orphans() -> bool:
     return _prctl is not None and _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
+def outlive_parent() -> None:
+    """Take back a ``PR_SET_PDEATHSIG`` that this process was started with: the end of its input ends an agent."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def _die_with_parent(parent: int) -> Callable[[], None]:
     def between_fork_and_exec() -> None:
         if _prctl is not None:

@@ -260,6 +260,7 @@ def serve(stream: Any, marker: str) -> None:
     """Serve the controller at the other end of ``stream``; does not return. ``marker`` introduces the hello line."""
     in_fd, out_fd = _take_stdio(stream)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing is written on the host, by no Python we start either
+    children.outlive_parent()
     children.adopt_orphans()
     reason = ""
     try:

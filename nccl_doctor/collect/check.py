@@ -8,7 +8,7 @@ import pkgutil
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from nccl_doctor import __version__
 from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.mesh import Links, Listening, Names
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -31,6 +32,8 @@ from nccl_doctor.facts.model import (
     Reach,
 )
 from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.rules.engine import Host, MissingFact
+from nccl_doctor.rules.interfaces import view
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import connect_all
 from nccl_doctor.transport.session import Session
@@ -39,6 +42,9 @@ F = TypeVar("F", bound=Fact)
 
 # Probes that are not asked of every host by itself: the mesh plan decides who measures whom.
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
+# What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
+PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
 PARALLEL_CALLS = 128
 
@@ -100,6 +106,18 @@ class _Run:
             for future in [pool.submit(work, name, session) for name, session in self.sessions.items()]:
                 future.result()
 
+    def ask_all(self, host: str, session: Session, probes: Mapping[str, float]) -> str:
+        """Several probes at once, kept; the names of those that ended badly."""
+        requests: dict[str, tuple[dict[str, Any], float]] = {
+            name: ({}, self.left(min(limit, self.options.host_limit_s))) for name, limit in probes.items()
+        }
+        results = session.probes(requests)
+        for name, result in results.items():
+            self.keep(host, name, result)
+        return ", ".join(
+            name for name, result in results.items() if result.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)
+        )
+
     def ask(self, host: str, session: Session, probe: str, arguments: dict[str, Any], limit_s: float) -> None:
         """One probe on one host, kept; past the deadline it is not run, and said so."""
         if self.deadline.passed:
@@ -108,8 +126,17 @@ class _Run:
         self.keep(host, probe, session.probe(probe, arguments, self.left(limit_s)))
 
 
-def collect(entries: Sequence[HostEntry], options: CheckOptions, progress: Progress | None = None) -> Bundle:
-    """Run the planned stages over the hosts. Never raises for a host's trouble: that is what the bundle is for."""
+Choose = Callable[[Bundle], Collection[str]]
+
+
+def collect(
+    entries: Sequence[HostEntry], options: CheckOptions, progress: Progress | None = None, choose: Choose | None = None
+) -> Bundle:
+    """Run the planned stages over the hosts. Never raises for a host's trouble: that is what the bundle is for.
+
+    ``choose`` says, from what is known before the collectives, which hosts these run on (default: all reached). A
+    sick host would make them fail everywhere, and the others' result would then be unknown.
+    """
     progress = progress or Silent()
     started = time.monotonic()
     deadline = Deadline(options.deadline_s)
@@ -123,17 +150,25 @@ def collect(entries: Sequence[HostEntry], options: CheckOptions, progress: Progr
     progress.end("connect")
     sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
     run = _Run(sessions, options, deadline, progress)
+
+    def bundle(plan: Plan) -> Bundle:
+        hosts = tuple(
+            _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda one: one.name)
+        )
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return Bundle(BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3))
+
     try:
-        _examine(run)
+        if sessions:
+            _examine(run)
+        if sessions and "collectives" in options.plan.stages:
+            before = tuple(stage for stage in options.plan.stages if stage != "collectives")
+            partial = bundle(msgspec.structs.replace(options.plan, stages=before))
+            _collectives(run, choose(partial) if choose else sessions)
     finally:
         for session in sessions.values():
             session.close()
-    hosts = tuple(
-        _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda item: item.name)
-    )
-    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    seconds = round(time.monotonic() - started, 3)
-    return Bundle(BUNDLE_SCHEMA, __version__, created, options.plan, hosts, seconds)
+    return bundle(options.plan)
 
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
@@ -142,58 +177,52 @@ def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFact
 
 
 def _examine(run: _Run) -> None:
-    """All stages over the live sessions. Each host's own probes run while the mesh is measured."""
-    if not run.sessions:
-        return
-    plan = run.options.plan
-    mesh = {"connectivity", "ports", "interfaces"} & set(plan.stages)
+    """All stages but the collectives. Each host's own probes run while the mesh is measured."""
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(_host_stages, run)]
-        if mesh:
-            work.append(pool.submit(_mesh_stages, run))
-        for future in work:
+        for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
-    if "collectives" in plan.stages:
-        _collectives(run)
 
 
 def _host_stages(run: _Run) -> None:
-    probes = local_probes(run.options.plan.stages)
+    """What can hang in a driver (GPUs, InfiniBand): asked beside the mesh, so that it holds nobody up."""
+    probes = {
+        name: limit for name, limit in local_probes(run.options.plan.stages).items() if name not in PROBES_BEFORE_MESH
+    }
     if not probes:
         return
-    run.progress.begin("host facts", len(run.sessions))
+    run.progress.begin("hardware", len(run.sessions))
 
     def work(host: str, session: Session) -> None:
-        requests: dict[str, tuple[dict[str, Any], float]] = {
-            name: ({}, run.left(min(limit, run.options.host_limit_s))) for name, limit in probes.items()
-        }
-        results = session.probes(requests)
-        for name, result in results.items():
-            run.keep(host, name, result)
-        bad = [name for name, result in results.items() if result.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)]
-        run.progress.advance("host facts", host, ", ".join(bad))
+        run.progress.advance("hardware", host, run.ask_all(host, session, probes))
 
     run.each(work)
-    run.progress.end("host facts")
+    run.progress.end("hardware")
 
 
 def _mesh_stages(run: _Run) -> None:
     plan = run.options.plan
     token = secrets.token_hex(16)
-    run.progress.begin("names and ports", len(run.sessions))
+    run.progress.begin("host facts", len(run.sessions))
     names = sorted(run.sessions)
     master = plan.master if plan.master in run.sessions else ""
+    first = {name: limit for name, limit in local_probes(plan.stages).items() if name in PROBES_BEFORE_MESH}
+    reference = master or names[0]
+    run.ask(reference, run.sessions[reference], "names", {"names": names}, 20.0)
+    told = run.facts(Names).get(reference)
+    same_as = {name: answer.addresses for name, answer in told.resolved.items()} if told else {}
 
     def prepare(host: str, session: Session) -> None:
         _measure_clock(run, host, session)
-        run.ask(host, session, "names", {"names": names}, 20.0)
+        trouble = run.ask_all(host, session, first)
+        if host != reference:
+            run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
         port = plan.master_port if host == master else None
         run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
-        run.progress.advance("names and ports", host)
+        run.progress.advance("host facts", host, trouble)
 
     run.each(prepare)
-    run.progress.end("names and ports")
-    if len(run.sessions) > 1:
+    run.progress.end("host facts")
+    if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
 
 
@@ -223,8 +252,10 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     planned = mesh_plan.pairs(sorted(run.sessions), plan.mesh)
     peers = {host: [peer for source, peer in planned if source == host] for host in run.sessions}
 
+    chosen = _nccl_addresses(run)
+
     def connect(host: str, session: Session) -> None:
-        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, {}, master)
+        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 10.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
         run.progress.advance("ports", host)
@@ -249,6 +280,19 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     run.progress.end("paths")
     if not plan.quick:
         _measure_throughput(run, token, listening, links, addresses)
+
+
+def _nccl_addresses(run: _Run) -> dict[str, tuple[str, ...]]:
+    """The addresses that NCCL on each host would hand to its peers; hosts where that cannot be told are left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, session in run.sessions.items():
+        host = Host(HostFacts(name, session.reach, dict(run.results[name])))
+        try:
+            used = view(host, run.options.plan).used
+        except MissingFact:
+            continue  # the interface rules will say so
+        found[name] = tuple(address.address for address in used if not address.link_local)
+    return found
 
 
 def _measure_throughput(
@@ -283,5 +327,25 @@ def _measure_throughput(
     run.progress.end("throughput")
 
 
-def _collectives(run: _Run) -> None:
+def _collectives(run: _Run, chosen: Collection[str]) -> None:
     """The short all-reduce and all-gather; the bench room knows how."""
+    from nccl_doctor.bench.short import run_short
+
+    for host in run.sessions:
+        if host not in chosen:
+            left_out = "left out: already known to be unfit"
+            run.keep(host, Collectives.PROBE, ProbeResult(Outcome.NOT_RUN, None, left_out))
+    sessions = {host: session for host, session in run.sessions.items() if host in chosen}
+    if not sessions:
+        return
+    plan = run.options.plan
+    run.progress.begin("collectives", len(sessions))
+    for host, result in run_short(
+        sessions,
+        deadline_s=run.left(COLLECTIVES_LIMIT_S),
+        master=plan.master if plan.master in sessions else "",
+        reached_at={host: session.reach.address for host, session in sessions.items()},
+    ).items():
+        run.keep(host, Collectives.PROBE, result)
+        run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)
+    run.progress.end("collectives")

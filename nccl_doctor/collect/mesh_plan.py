@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.facts.mesh import Links, Listening, Names
+from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver
 
 Pair = tuple[str, str]
 
@@ -43,10 +43,9 @@ def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str,
     """The address at which ``host`` is tested: the one most hosts resolve its name to and that it has; else ssh's."""
     own = names.get(host)
     votes: dict[str, int] = {}
-    for resolver, seen in names.items():
-        answer = seen.resolved.get(host)
-        if resolver != host and answer and answer.addresses and own and answer.addresses[0] in own.addresses:
-            votes[answer.addresses[0]] = votes.get(answer.addresses[0], 0) + 1
+    for addresses, resolvers in Resolver(dict(names)).answers(host).items():
+        if addresses and own and addresses[0] in own.addresses and resolvers != [host]:
+            votes[addresses[0]] = votes.get(addresses[0], 0) + len(resolvers)
     if votes:
         return max(sorted(votes), key=lambda address: votes[address])
     return reached_at.get(host, "")
@@ -58,11 +57,11 @@ def link_targets(
     names: Mapping[str, Names],
     listening: Mapping[str, Listening],
     addresses: Mapping[str, str],
-    chosen: Mapping[str, str],
+    chosen: Mapping[str, Sequence[str]],
     master: str,
 ) -> list[dict[str, Any]]:
     """What ``host`` connects to: its peers' ephemeral ports, the address its own resolver gives for them where that is
-    another, the address of the interface NCCL would choose where that is another, and the master port."""
+    another, the addresses of the interfaces NCCL would choose where those are others, and the master port."""
     targets: list[dict[str, Any]] = []
 
     def add(peer: str, address: str, port: int, purpose: str, messages: int = 0) -> None:
@@ -70,27 +69,28 @@ def link_targets(
             entry = {"peer": peer, "address": address, "port": port, "purpose": purpose, "messages": messages}
             targets.append(entry)
 
-    seen = names.get(host)
+    resolver = Resolver(dict(names))
     for peer in peers:
         if peer not in listening:
             continue
         ports = listening[peer].ephemeral
         for index, port in enumerate(ports):
             add(peer, addresses[peer], port, "ephemeral", MESSAGES if index == 0 else 0)
-        by_name = _resolved(seen, peer)
+        by_name = _resolved(resolver, host, peer)
         if by_name and by_name != addresses[peer]:
             add(peer, by_name, ports[0], "name")
-        if chosen.get(peer) and chosen[peer] != addresses[peer]:
-            add(peer, chosen[peer], ports[0], "chosen-interface")
+        for address in chosen.get(peer, ()):
+            if address != addresses[peer]:
+                add(peer, address, ports[0], "chosen-interface")
     if host != master and master in listening:
         opened = listening[master].master
         if opened is not None and opened.outcome == "ok":
-            add(master, _resolved(seen, master) or addresses[master], opened.port, "master")
+            add(master, _resolved(resolver, host, master) or addresses[master], opened.port, "master")
     return targets
 
 
-def _resolved(names: Names | None, peer: str) -> str:
-    answer = names.resolved.get(peer) if names else None
+def _resolved(resolver: Resolver, host: str, peer: str) -> str:
+    answer = resolver.answer(host, peer)
     return answer.addresses[0] if answer and answer.addresses else ""
 
 

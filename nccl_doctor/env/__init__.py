@@ -1,1 +1,1 @@
-"""Environment: what NCCL and torch variables mean and do, and which to set."""
+"""Environment variables of NCCL and PyTorch: what each really does, lint of what is set, and earned recommendations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,9 @@ from nccl_doctor.findings.model import EnvAdvice
 
 
 class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kind of interface that a job should not use between hosts, known by the beginning of its name."""
+    """A kind of interface that a job should not use between hosts. ``name``: a regular expression for its name."""
 
-    prefix: str
+    name: str
     reach: Literal["local", "tunnel"]
     what: str
 
@@ -43,21 +44,26 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 @functools.cache
 def traps() -> tuple[Trap, ...]:
-    """The known traps, longest prefix first."""
+    """The known traps."""
     import yaml
 
     raw: Any = yaml.safe_load((Path(__file__).parent / "interface_traps.yaml").read_text(encoding="utf-8"))
-    return tuple(sorted(msgspec.convert(raw, tuple[Trap, ...]), key=lambda trap: -len(trap.prefix)))
+    return msgspec.convert(raw, tuple[Trap, ...])
+
+
+@functools.lru_cache(maxsize=4096)
+def _named_trap(name: str) -> Trap | None:
+    return next((item for item in traps() if re.fullmatch(item.name, name)), None)
 
 
 def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
     """Why this interface is a trap, or None. sysfs decides where the name does not (a tun device named ``corp``)."""
-    if address.loopback or address.interface.ip.is_loopback:
+    if address.loopback:
         return Trap(address.name, "local", "the loopback interface")
-    named = next((item for item in traps() if address.name.startswith(item.prefix)), None)
+    named = _named_trap(address.name)
     if named is not None:
         return named
-    if address.link_local and address.family == "inet":
+    if address.family == "inet" and address.link_local:
         return Trap(address.name, "local", "a link-local network, such as a management controller's USB network")
     device = facts.device(address.name) if facts else None
     if device is not None and device.kind in ("tun", "wireguard"):
@@ -74,35 +80,39 @@ def reachable(attempts: Iterable[Attempt]) -> dict[tuple[str, str], bool]:
     return found
 
 
-def good(
-    host: str, address: Address, everyone: Mapping[str, Interfaces], reached: Mapping[tuple[str, str], bool]
-) -> bool:
-    """Whether peers can use this address: measured where it was measured, else a shared subnet and no trap."""
-    found = trap(address, everyone[host])
-    if not address.running or (found is not None and found.reach == "local"):
-        return False
-    measured = reached.get((host, address.address))
-    if measured is not None:
-        return measured
-    return all(
-        any(other.network == address.network and other.address != address.address for other in facts.addresses)
-        for peer, facts in everyone.items()
-        if peer != host
-    )
+class Fleet(msgspec.Struct, frozen=True):
+    """All hosts' interfaces, what was measured, and which hosts have an address in which network."""
+
+    everyone: dict[str, Interfaces]
+    reached: dict[tuple[str, str], bool]
+    networks: dict[str, set[str]]
+
+    def good(self, host: str, address: Address) -> bool:
+        """Whether peers can use this address: measured where it was, else no trap and a network that all hosts have."""
+        found = trap(address, self.everyone[host])
+        if not address.running or (found is not None and found.reach == "local"):
+            return False
+        measured = self.reached.get((host, address.address))
+        if measured is not None:
+            return measured
+        return len(self.networks[str(address.network)]) == len(self.everyone)
+
+    def all_good(self, chosen: Mapping[str, Sequence[Address]]) -> bool:
+        """Every host has something, all of it good, and no address stands twice."""
+        numbers = [address.address for addresses in chosen.values() for address in addresses]
+        return (
+            all(chosen.values())
+            and len(set(numbers)) == len(numbers)
+            and all(self.good(host, address) for host, addresses in chosen.items() for address in addresses)
+        )
 
 
-def _works(
-    choices: Mapping[str, Choice],
-    everyone: Mapping[str, Interfaces],
-    reached: Mapping[tuple[str, str], bool],
-) -> bool:
-    """Every interface that NCCL would use on every host is good, is no tunnel, and no address stands twice."""
-    chosen = [(host, address) for host, choice in choices.items() for address in choice.addresses]
-    if len({address.address for _, address in chosen}) < len(chosen):
-        return False
-    return all(choice.addresses for choice in choices.values()) and all(
-        trap(address, everyone[host]) is None and good(host, address, everyone, reached) for host, address in chosen
-    )
+def _fleet(everyone: Mapping[str, Interfaces], attempts: Iterable[Attempt]) -> Fleet:
+    networks: dict[str, set[str]] = {}
+    for host, facts in everyone.items():
+        for address in facts.addresses:
+            networks.setdefault(str(address.network), set()).add(host)
+    return Fleet(dict(everyone), reachable(attempts), networks)
 
 
 def _speed(facts: Interfaces, name: str) -> int:
@@ -114,49 +124,32 @@ def _default_route(facts: Interfaces, name: str) -> bool:
     return any(route.interface == name and route.prefix == 0 for route in facts.routes)
 
 
-def _groups(
-    everyone: Mapping[str, Interfaces], reached: Mapping[tuple[str, str], bool]
-) -> list[dict[str, tuple[str, ...]]]:
-    """Ways to pick one interface per host: one name for all where possible, else one subnet. Best first."""
+def _ways(fleet: Fleet) -> list[dict[str, str]]:
+    """Ways to pick one interface per host: one name for all where possible, else one network. Best first."""
     usable = {
-        host: tuple(
-            dict.fromkeys(
-                address.name
-                for address in facts.addresses
-                if address.family == "inet" and good(host, address, everyone, reached)
-            )
-        )
-        for host, facts in everyone.items()
+        host: {
+            address.name: address
+            for address in reversed(facts.addresses)
+            if address.family == "inet" and fleet.good(host, address)
+        }
+        for host, facts in fleet.everyone.items()
     }
-    first = next(iter(everyone))
-    ways: list[dict[str, tuple[str, ...]]] = [
-        dict.fromkeys(everyone, (name,)) for name in usable[first] if all(name in names for names in usable.values())
-    ]
-    for address in everyone[first].addresses:
-        if address.name not in usable[first]:
-            continue
+    first = next(iter(usable.values()))
+    ways = [dict.fromkeys(usable, name) for name in first if all(name in names for names in usable.values())]
+    for network in {str(address.network) for address in first.values()}:
         same = {
-            host: tuple(
-                other.name
-                for other in facts.addresses
-                if other.network == address.network and other.name in usable[host]
-            )[:1]
-            for host, facts in everyone.items()
+            host: next((name for name, address in sorted(names.items()) if str(address.network) == network), "")
+            for host, names in usable.items()
         }
         if all(same.values()) and same not in ways:
             ways.append(same)
 
-    def rank(way: Mapping[str, tuple[str, ...]]) -> tuple[bool, int, bool, int]:
-        pairs = [(everyone[host], name) for host, names in way.items() for name in names]
-        tunnelled = any(
-            trap(address, facts) is not None
-            for facts, name in pairs
-            for address in facts.addresses
-            if address.name == name
-        )
-        slowest = min(_speed(facts, name) for facts, name in pairs)
-        routed = all(_default_route(facts, name) for facts, name in pairs)
-        return tunnelled, -slowest, not routed, len({name for _, name in pairs})
+    def rank(way: Mapping[str, str]) -> tuple[bool, int, bool, int, list[str]]:
+        tunnelled = any(trap(usable[host][name], fleet.everyone[host]) for host, name in way.items())
+        slowest = min(_speed(fleet.everyone[host], name) for host, name in way.items())
+        routed = all(_default_route(fleet.everyone[host], name) for host, name in way.items())
+        names = sorted(set(way.values()))
+        return tunnelled, -slowest, not routed, len(names), names
 
     return sorted(ways, key=rank)
 
@@ -172,40 +165,31 @@ def recommend_interface(
     ``choices``: what each host's NCCL would use now (:func:`nccl_interfaces`). A proposed value is run through the
     same model on every host before it is recommended.
     """
-    reached = reachable(attempts)
-    if len(everyone) < 2 or _works(choices, everyone, reached):
-        names = sorted({address.name for choice in choices.values() for address in choice.addresses[:1]})
-        return Recommendation(True, f"NCCL would choose {', '.join(names)}" if names else "one host needs no network")
-    for way in _groups(everyone, reached):
-        names = sorted({name for wanted in way.values() for name in wanted})
-        value = "=" + ",".join(names)
+    names = sorted({address.name for choice in choices.values() for address in choice.addresses})
+    if len(everyone) < 2:
+        return Recommendation(True, "one host needs no network")
+    fleet = _fleet(everyone, attempts)
+    chosen = {host: choice.addresses for host, choice in choices.items()}
+    tunnelled = any(trap(address, everyone[host]) for host, addresses in chosen.items() for address in addresses)
+    works = fleet.all_good(chosen)
+    if works and not tunnelled:
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+    for way in _ways(fleet):
+        value = "=" + ",".join(sorted(set(way.values())))
         tried = {
-            host: nccl_interfaces(facts.addresses, {"NCCL_SOCKET_IFNAME": value}, versions[host])
+            host: nccl_interfaces(facts.addresses, {"NCCL_SOCKET_IFNAME": value}, versions[host]).addresses
             for host, facts in everyone.items()
         }
-        if all(
-            tried[host].addresses and all(good(host, item, everyone, reached) for item in tried[host].addresses)
-            for host in everyone
-        ):
-            return Recommendation(True, _reason(way, everyone, bool(reached)), _advice(value, way, everyone, reached))
-    return Recommendation(False, "no interface was found whose address every peer can reach")
+        if not fleet.all_good(tried):
+            continue
+        if works and any(trap(address, everyone[host]) for host, addresses in tried.items() for address in addresses):
+            break  # nothing but tunnels: what NCCL takes by itself is as good
+        reason = f"on all hosts it is an interface of one network, {_proof(fleet)}"
+        return Recommendation(True, reason, EnvAdvice("NCCL_SOCKET_IFNAME", value, reason, versions=">=2.5.6"))
+    if works:
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+    return Recommendation(False, "no setting of NCCL_SOCKET_IFNAME is known to work: no network is common to all hosts")
 
 
-def _reason(way: Mapping[str, tuple[str, ...]], everyone: Mapping[str, Interfaces], measured: bool) -> str:
-    networks = {
-        str(address.network)
-        for host, names in way.items()
-        for address in everyone[host].addresses
-        if address.name in names and address.family == "inet"
-    }
-    where = f"on all hosts it has an address in {', '.join(sorted(networks)[:3])}"
-    return f"{where}, and every peer reached it" if measured else f"{where}; not yet proved by connections"
-
-
-def _advice(
-    value: str,
-    way: Mapping[str, tuple[str, ...]],
-    everyone: Mapping[str, Interfaces],
-    reached: Mapping[tuple[str, str], bool],
-) -> EnvAdvice:
-    return EnvAdvice("NCCL_SOCKET_IFNAME", value, _reason(way, everyone, bool(reached)), versions=">=2.5.6")
+def _proof(fleet: Fleet) -> str:
+    return "and peers reached it" if fleet.reached else "not yet proved by connections"

@@ -22,13 +22,18 @@ class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Names(Fact, frozen=True, omit_defaults=True):
-    """Name resolution as this host sees it: its own host name, and the inventory name of every host."""
+    """Name resolution as this host sees it: its own host name, and the inventory name of every host.
+
+    In a fleet of N hosts that would be N x N answers, nearly all alike. So one host (``reference``) gives its whole
+    table, and every other host only what it resolves otherwise.
+    """
 
     PROBE: ClassVar[str] = "names"
     host_name: str
     own: Resolution
     resolved: dict[str, Resolution] = msgspec.field(default_factory=dict)
     addresses: tuple[str, ...] = ()  # the addresses that this host's own interfaces carry
+    reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,3 +147,48 @@ class Clock(Fact, frozen=True, omit_defaults=True):
     PROBE: ClassVar[str] = "clock"
     offset: float
     uncertainty: float
+
+
+class Resolver:
+    """All hosts' name tables put together again."""
+
+    def __init__(self, seen: dict[str, Names]) -> None:
+        self._seen = seen
+        self._own: dict[str, dict[str, Resolution]] = {}  # name -> the hosts that told their own answer
+        self._sharers: dict[str, list[str]] = {}  # reference -> the hosts that share its table
+        for host, names in sorted(seen.items()):
+            self._sharers.setdefault(names.reference or host, []).append(host)
+            for name, found in names.resolved.items():
+                self._own.setdefault(name, {})[host] = found
+
+    def answer(self, host: str, name: str) -> Resolution | None:
+        """What ``name`` resolves to on ``host``; None where that is not known."""
+        names = self._seen.get(host)
+        if names is None:
+            return None
+        found = names.resolved.get(name)
+        if found is None and names.reference:
+            reference = self._seen.get(names.reference)
+            found = reference.resolved.get(name) if reference else None
+        return found
+
+    def names(self) -> list[str]:
+        """Every name that any host was asked for, sorted."""
+        return sorted(self._own)
+
+    def answers(self, name: str) -> dict[tuple[str, ...], list[str]]:
+        """The different address lists of a name (empty: it does not resolve) -> the hosts that give them, sorted."""
+        own = self._own.get(name, {})
+        table: dict[tuple[str, ...], list[str]] = {}
+        for reference, sharers in self._sharers.items():
+            shared = own.get(reference)
+            if shared is None:
+                continue
+            # Of thousands of names only a few are told by more than the reference: those lists need no filtering.
+            agree = sharers if len(own) == 1 else [host for host in sharers if host == reference or host not in own]
+            table[shared.addresses] = table[shared.addresses] + agree if shared.addresses in table else agree
+        for host, found in own.items():
+            if host not in self._sharers:
+                table[found.addresses] = [*table.get(found.addresses, []), host]
+        # Built in sorted order; only where overrides were mixed in does it need sorting again.
+        return {addresses: sorted(hosts) if len(own) > 1 else hosts for addresses, hosts in sorted(table.items())}

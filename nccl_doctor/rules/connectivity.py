@@ -6,7 +6,7 @@ import ipaddress
 import statistics
 from collections.abc import Iterator
 
-from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Throughput
+from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolver, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
@@ -48,9 +48,9 @@ def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple
     return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
 
 
-@fleet_rule("connectivity", "net.hostname-resolution.loopback")
+@fleet_rule("connectivity", "net.hostname-resolution.loopback", "net.hostname-resolution.unresolved.own-name")
 def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
-    """A host's own name resolves to a loopback address on that host.
+    """A host's own name resolves to a loopback address on that host, or to nothing.
 
     Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
@@ -58,7 +58,17 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     _alone(fleet)
     for host, names in sorted(fleet.every(Names).items()):
         first = names.own.addresses[:1]
-        if first and _is_loopback(first[0]):
+        if not first:
+            yield finding(
+                "net.hostname-resolution.unresolved.own-name",
+                Severity.FAIL,
+                f"{host} cannot resolve its own name {names.host_name}",
+                Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
+                places=[Place(host=host)],
+                fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
+                explains=("collectives",),
+            )
+        elif _is_loopback(first[0]):
             line = names.own.line
             yield finding(
                 "net.hostname-resolution.loopback",
@@ -87,29 +97,33 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     """
     _alone(fleet)
     seen = fleet.every(Names)
-    for name in sorted({name for names in seen.values() for name in names.resolved if not _is_address(name)}):
-        without = {host: names.resolved[name] for host, names in seen.items() if not _has_address(names, name)}
-        if not without:
+    resolver = Resolver(seen)
+    for name in resolver.names():
+        without = resolver.answers(name).get((), [])
+        if not without or _is_address(name):
             continue
         everywhere = len(without) == len(seen)
+        told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
         yield finding(
             "net.hostname-resolution.unresolved",
             Severity.WARN if everywhere else Severity.FAIL,
-            f"no host can resolve {name}"
-            if everywhere
-            else f"{name} does not resolve on {len(without)} of {len(seen)} hosts",
+            f"no host can resolve {name}" if everywhere else told,
             [
-                Evidence(f"{name}: {answer.error or 'no address'}", source=f"getaddrinfo({name})", host=host)
-                for host, answer in sorted(without.items())
+                Evidence(f"{name}: {_error(resolver, host, name)}", source=f"getaddrinfo({name})", host=host)
+                for host in without
             ],
             places=[Place(host=host, peer=name) for host in without],
             fixes=[Fix(f"add {name} to DNS, or to /etc/hosts of the hosts named", f"getent hosts {name}")],
-            explains=("net.master-unreachable", "collectives") if name == fleet.plan.master else (),
+            explains=(
+                "net.hostname-resolution.unresolved.own-name",
+                *(("net.master-unreachable", "collectives") if name == fleet.plan.master else ()),
+            ),
         )
 
 
-def _has_address(names: Names, name: str) -> bool:
-    return name not in names.resolved or bool(names.resolved[name].addresses)
+def _error(resolver: Resolver, host: str, name: str) -> str:
+    answer = resolver.answer(host, name)
+    return (answer.error if answer else "") or "no address"
 
 
 @fleet_rule("connectivity", "net.hostname-resolution.wrong-address")
@@ -121,42 +135,64 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
     """
     _alone(fleet)
     seen = fleet.every(Names)
+    resolver = Resolver(seen)
     links = {host.name: host.want(Links) for host in fleet.hosts}
-    for host, names in sorted(seen.items()):
-        for name, answer in sorted(names.resolved.items()):
-            if name not in seen or not answer.addresses or _is_address(name):
+    strangers = {
+        (link.peer, link.address, host)
+        for host, fact in links.items()
+        for link in (fact.links if fact else ())
+        if link.outcome == "wrong-peer"
+    }
+    for name in resolver.names():
+        if name not in seen or _is_address(name):
+            continue
+        for addresses, hosts in resolver.answers(name).items():
+            if not addresses:
                 continue
-            first = answer.addresses[0]
-            own = links[host]
-            tried = [link for link in own.links if link.address == first and link.peer == name] if own else []
-            loopback = _is_loopback(first) and name != host
-            other = any(link.outcome == "wrong-peer" for link in tried)
-            arrived = any(link.outcome == "ok" for link in tried)
-            strange = other or (first not in seen[name].addresses and not arrived)
-            if name == host or not (loopback or strange):
-                continue
-            evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
-            evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="/proc/net", host=name))
-            evidence.extend(
-                Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
-                for link in tried[:1]
+            if addresses[0] in seen[name].addresses and not _is_loopback(addresses[0]):
+                # The peer has this address; only another host that answers there as well could make it wrong.
+                hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
+            for host in hosts:
+                if host != name:
+                    yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
+
+
+def _tried(links: Links | None, name: str, address: str) -> list[Link]:
+    return [link for link in links.links if link.peer == name and link.address == address] if links else []
+
+
+def _wrong_address(
+    host: str, name: str, addresses: tuple[str, ...], resolver: Resolver, seen: dict[str, Names], links: Links | None
+) -> Iterator[Finding]:
+    first = addresses[0]
+    tried = _tried(links, name, first)
+    other = any(link.outcome == "wrong-peer" for link in tried)
+    if not other and not _is_loopback(first) and any(link.outcome == "ok" for link in tried):
+        return  # not the peer's own address, but it leads there: address translation
+    answer = resolver.answer(host, name)
+    assert answer is not None
+    evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
+    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="/proc/net", host=name))
+    evidence.extend(
+        Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
+        for link in tried[:1]
+    )
+    what = "where another host answers" if other else f"which {name} does not have"
+    yield finding(
+        "net.hostname-resolution.wrong-address",
+        Severity.FAIL,
+        f"{host} takes {name} for {first}, {what}",
+        evidence,
+        places=[Place(host=host, peer=name)],
+        fixes=[
+            Fix(
+                f"correct the entry of {name} on {host}",
+                f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts" if answer.line else f"getent ahosts {name}",
+                host,
             )
-            yield finding(
-                "net.hostname-resolution.wrong-address",
-                Severity.FAIL,
-                f"{host} takes {name} for {first}, "
-                + ("where another host answers" if other else f"which {name} does not have"),
-                evidence,
-                places=[Place(host=host, peer=name)],
-                fixes=[
-                    Fix(
-                        f"correct the entry of {name} on {host}",
-                        f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts" if answer.line else f"getent ahosts {name}",
-                        host,
-                    )
-                ],
-                explains=("net.master-unreachable", "net.firewall", "collectives"),
-            )
+        ],
+        explains=("net.master-unreachable", "net.firewall", "collectives"),
+    )
 
 
 @fleet_rule("connectivity", "net.hostname-resolution.disagree")
@@ -168,12 +204,14 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
     """
     _alone(fleet)
     seen = fleet.every(Names)
-    for name in sorted(set(seen)):
+    resolver = Resolver(seen)
+    for name in sorted(seen):
         answers: dict[str, list[str]] = {}
-        for host, names in seen.items():
-            found = names.resolved.get(name)
-            if host != name and found and found.addresses and found.addresses[0] in seen[name].addresses:
-                answers.setdefault(found.addresses[0], []).append(host)
+        told = resolver.answers(name)
+        for addresses, hosts in told.items() if len(told) > 1 else ():
+            others = [host for host in hosts if host != name]
+            if others and addresses and addresses[0] in seen[name].addresses:
+                answers.setdefault(addresses[0], []).extend(others)
         if len(answers) < 2:
             continue
         fewest = min(answers.values(), key=len)
@@ -224,11 +262,13 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
 
 def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
     """Hosts that got no UDP answer from any peer: their path MTU is not known."""
-    hosts = {host for host, _ in paths}
+    answered: dict[str, bool] = {}
+    for (source, _), path in paths.items():
+        answered[source] = answered.get(source, False) or path.outcome != "blocked"
     return {
         host: "no UDP datagram was answered by any peer"
-        for host in sorted(hosts)
-        if all(path.outcome == "blocked" for (source, _), path in paths.items() if source == host)
+        for host, any_answer in sorted(answered.items())
+        if not any_answer
     }
 
 

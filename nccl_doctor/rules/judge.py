@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.rules import engine
+from nccl_doctor.rules import engine, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
 REPORT_SCHEMA = "nccl-doctor/report/1"
@@ -57,21 +59,20 @@ class Report(msgspec.Struct, frozen=True):
         return ExitCode.HEALTHY
 
 
-def judge(bundle: Bundle) -> Report:
-    """The report of a bundle."""
-    results = tuple(engine.run(bundle))
+def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
+    """The report of a bundle, by the given thresholds or the default ones."""
+    with thresholds.using(rows):
+        results = tuple(engine.run(bundle))
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings]
     findings = tuple(sorted(fold(found), key=_order))
     unknown = _unknown(bundle, results)
-    failed = any(item.severity is Severity.FAIL for item in findings)
-    verdict = "faulty" if failed else "incomplete" if unknown else "healthy"
     env = {advice.name: advice for item in findings if not item.folded_under for advice in item.env}
     return Report(
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
         created=bundle.created,
-        verdict=verdict,
+        verdict=verdict_of(findings, unknown),
         hosts=tuple(facts.name for facts in bundle.hosts),
         reached=tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK),
         findings=findings,
@@ -80,6 +81,12 @@ def judge(bundle: Bundle) -> Report:
         stages=tuple(_stage(name, bundle, results, findings) for name in bundle.plan.stages),
         seconds=bundle.seconds,
     )
+
+
+def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...]) -> str:
+    """``faulty`` with any failing finding, else ``incomplete`` with any gap, else ``healthy``."""
+    failed = any(item.severity is Severity.FAIL for item in findings)
+    return "faulty" if failed else "incomplete" if unknown else "healthy"
 
 
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
@@ -116,14 +123,27 @@ def fold(findings: list[Finding]) -> list[Finding]:
 
 
 def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Unknown, ...]:
-    gaps: dict[tuple[str, str], set[str]] = {}
+    gaps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+
+    def note(what: str, why: str, hosts: Iterable[str], stages: Iterable[str]) -> None:
+        known_hosts, known_stages = gaps.setdefault((what, why), (set(), set()))
+        known_hosts.update(hosts)
+        known_stages.update(stages)
+
     for facts in bundle.hosts:
         if facts.reach.outcome is not ReachOutcome.OK:
-            gaps.setdefault(("every stage", f"no agent: {facts.reach.outcome.value}"), set()).add(facts.name)
+            note("every stage", f"no agent: {facts.reach.outcome.value}", [facts.name], bundle.plan.stages)
     for result in results:
         for gap in result.unknown:
-            gaps.setdefault((gap.what, gap.why), set()).update(gap.hosts)
-    return tuple(Unknown(what, tuple(sorted(hosts)), why) for (what, why), hosts in sorted(gaps.items()))
+            note(gap.what, gap.why, gap.hosts, [result.stage])
+    looked_at = {result.stage for result in results}
+    for stage in bundle.plan.stages:
+        if stage not in looked_at:
+            note(stage, "no rule looks at this stage", [facts.name for facts in bundle.hosts], [stage])
+    return tuple(
+        Unknown(what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages)))
+        for (what, why), (hosts, stages) in sorted(gaps.items())
+    )
 
 
 def _stage(
@@ -133,9 +153,8 @@ def _stage(
     mine = [result for result in results if result.stage == name]
     worst = {item.severity for item in findings if item.stage == name}
     skipped = [dict(result.skipped) for result in mine]
-    passed = [
-        host for host in hosts if mine and all(host in result.passed or host in result.skipped for result in mine)
-    ]
+    through = [set(result.passed) | set(result.skipped) for result in mine]
+    passed = set(hosts).intersection(*through) if mine else set()
     if Severity.FAIL in worst:
         state, reason = "fail", ""
     elif Severity.WARN in worst:
@@ -145,7 +164,7 @@ def _stage(
     elif any(result.unknown for result in mine):
         state, reason = "unknown", "; ".join(sorted({gap.what for result in mine for gap in result.unknown}))
     elif all(set(item) == set(hosts) for item in skipped):
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values()}))
+        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)

@@ -21,8 +21,32 @@ class Blame(msgspec.Struct, frozen=True):
     pairs: tuple[Pair, ...]
 
 
-def _touched(host: str, direction: str, pair: Pair) -> bool:
-    return (direction in ("out", "both") and pair[0] == host) or (direction in ("in", "both") and pair[1] == host)
+End = tuple[str, str]  # (host, "in" | "out" | "both")
+DIRECTIONS = ("in", "out", "both")  # narrower answers first: at equal explanation they win
+
+
+def _ends(pair: Pair) -> tuple[End, ...]:
+    """The host ends that a link runs through."""
+    source, target = pair
+    return ((source, "out"), (source, "both"), (target, "in"), (target, "both"))
+
+
+def _through(measured: Mapping[Pair, bool]) -> dict[End, list[Pair]]:
+    index: dict[End, list[Pair]] = {}
+    for pair in measured:
+        for end in _ends(pair):
+            index.setdefault(end, []).append(pair)
+    return index
+
+
+def _is_culprit(end: End, links: list[Pair], bad: set[Pair]) -> bool:
+    host, direction = end
+    if not all(pair in bad for pair in links):
+        return False
+    peers = {name for pair in links for name in pair if name != host}
+    # "both" must really be bad both ways, or the narrower answer is the true one.
+    ways = {pair[0] == host for pair in links}
+    return len(peers) >= 2 and (direction != "both" or len(ways) == 2)
 
 
 def blame(measured: Mapping[Pair, bool]) -> list[Blame]:
@@ -32,28 +56,21 @@ def blame(measured: Mapping[Pair, bool]) -> list[Blame]:
     different peers. What no culprit explains stays with its pair: with two hosts nobody can say which end it is.
     """
     bad = {pair for pair, is_bad in measured.items() if is_bad}
+    if not bad:
+        return []
+    index = _through(measured)
+    suspects = {end for pair in bad for end in _ends(pair) if _is_culprit(end, index[end], bad)}
     left = set(bad)
     found: list[Blame] = []
-    while left:
-        best: tuple[int, int, str, str] | None = None
-        for host in sorted({name for pair in left for name in pair}):
-            for preference, direction in enumerate(("in", "out", "both")):
-                links = {pair for pair in measured if _touched(host, direction, pair)}
-                peers = {name for pair in links for name in pair if name != host}
-                explained = links & left
-                ends = {
-                    side for pair in explained for side in (("out",) if pair[0] == host else ("in",))
-                }  # "both" must really be bad both ways, or the narrower answer is the true one
-                if links <= bad and len(peers) >= 2 and explained and (direction != "both" or len(ends) == 2):
-                    candidate = (len(explained), -preference, host, direction)
-                    if best is None or candidate[:2] > best[:2]:
-                        best = candidate
-        if best is None:
+    while suspects:
+        score = {end: sum(pair in left for pair in index[end]) for end in suspects}
+        host, direction = min(suspects, key=lambda end: (-score[end], DIRECTIONS.index(end[1]), end[0]))
+        if not score[(host, direction)]:
             break
-        _, _, host, direction = best
-        explained_pairs = tuple(sorted(pair for pair in left if _touched(host, direction, pair)))
-        found.append(Blame((host,), direction, explained_pairs))
-        left -= set(explained_pairs)
+        explained = tuple(sorted(pair for pair in index[(host, direction)] if pair in left))
+        found.append(Blame((host,), direction, explained))
+        left -= set(explained)
+        suspects.discard((host, direction))
     couples: dict[tuple[str, ...], list[Pair]] = {}
     for pair in sorted(left):
         couples.setdefault(tuple(sorted(pair)), []).append(pair)
@@ -62,12 +79,12 @@ def blame(measured: Mapping[Pair, bool]) -> list[Blame]:
 
 
 def plausible(measured: Mapping[Pair, bool]) -> list[Blame]:
-    """:func:`blame`, for a fault that shows only on most links of the culprit (loss, slowness): a majority suffices."""
+    """:func:`blame`, for a fault that shows only on most links of the culprit (loss, slowness): two thirds suffice."""
+    if not any(measured.values()):
+        return []
     adjusted = dict(measured)
-    for host in sorted({name for pair in measured for name in pair}):
-        for direction in ("in", "out"):
-            links = [pair for pair in measured if _touched(host, direction, pair)]
-            bad = [pair for pair in links if measured[pair]]
-            if len(links) >= 3 and len(bad) * 3 >= len(links) * 2:
-                adjusted.update(dict.fromkeys(links, True))
+    for (_, direction), links in sorted(_through(measured).items()):
+        bad = sum(measured[pair] for pair in links)
+        if direction != "both" and len(links) >= 3 and bad * 3 >= len(links) * 2:
+            adjusted.update(dict.fromkeys(links, True))
     return [item for item in blame(adjusted) if any(measured[pair] for pair in item.pairs)]

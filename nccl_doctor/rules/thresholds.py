@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import datetime
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,28 @@ def load(file: Path) -> dict[str, Threshold]:
     return {**defaults(), **given}
 
 
+_IN_FORCE: contextvars.ContextVar[Overrides | None] = contextvars.ContextVar("thresholds", default=None)
+
+
+@contextlib.contextmanager
+def using(rows: Overrides | None) -> Iterator[None]:
+    """Judge by ``rows`` (None: the default ones) within this context."""
+    token = _IN_FORCE.set(rows)
+    try:
+        yield
+    finally:
+        _IN_FORCE.reset(token)
+
+
+def with_values(values: Mapping[str, float], source: str) -> dict[str, Threshold]:
+    """The default rows with other numbers for some, as a policy file gives them."""
+    rows = defaults()
+    return {
+        **rows,
+        **{id: msgspec.structs.replace(rows[id], value=number, source=source) for id, number in values.items()},
+    }
+
+
 def value(id: str, rows: Overrides | None = None) -> float:
-    """The number of a threshold; ``KeyError`` for an unknown id (a mistake in a rule)."""
-    return (rows or defaults())[id].value
+    """The number of a threshold now in force; ``KeyError`` for an unknown id (a mistake in a rule)."""
+    return (rows or _IN_FORCE.get() or defaults())[id].value

@@ -52,8 +52,8 @@ class Stream(Protocol):
     def status(self, limit_s: float) -> int | None:
         """The command's exit status, or None where it did not come in time. Negative: killed by that signal."""
 
-    def close(self) -> None:
-        """End the stream (the command sees the end of its input) and everything local that belongs to it."""
+    def close(self, grace_s: float = 1.5) -> None:
+        """End the stream and, after ``grace_s`` for the command to see it, everything local that belongs to it."""
 
 
 class Transport(Protocol):
@@ -64,6 +64,9 @@ class Transport(Protocol):
 
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
         """Why the transport itself ended the stream before the agent answered; None: it was not the transport."""
+
+    def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
+        """Called once for every opened stream, when it is known whether an agent runs at its other end."""
 
     def close(self) -> None:
         """Close what is shared between hosts."""

@@ -43,7 +43,7 @@ def _loader() -> bytes:
 
 
 def shell_command(python: str = "", env_setup: str = "") -> str:
-    """The command line that starts the agent, for any login shell (sh, csh, fish): ``sh -c '...'``.
+    """The command line that starts the agent, for any login shell (sh, csh, fish): ``exec sh -c '...'``.
 
     ``env_setup`` runs in bash where there is one (``source`` is no word of a POSIX shell), with empty input.
     """
@@ -55,10 +55,10 @@ def shell_command(python: str = "", env_setup: str = "") -> str:
         find = "p=$(command -v python3 || command -v python) || { echo nccl-doctor-boot: no-python; exit 127; }"
         start = f'{find}; exec "$p" {run}'
     if not env_setup:
-        return f"sh -c {shlex.quote(start)}"
+        return f"exec sh -c {shlex.quote(start)}"
     setup = f"{{ {env_setup}\n}} </dev/null || {{ echo nccl-doctor-boot: env-setup-failed $?; exit 126; }}"
     choose = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0"; exec sh -c "$0"'
-    return f"sh -c {shlex.quote(choose)} {shlex.quote(f'{setup}; {start}')}"
+    return f"exec sh -c {shlex.quote(choose)} {shlex.quote(f'{setup}; {start}')}"
 
 
 def launch(python: str = "", env_setup: str = "") -> Launch:

@@ -9,22 +9,21 @@ from nccl_doctor.transport.process import ProcessStream
 
 
 class LocalTransport:
-    """Starts the agent on this machine, whatever the entry's name.
-
-    The child is not killed with us by the kernel: the end of its input ends it, and only the agent itself can take its
-    own children along.
-    """
+    """Starts the agent on this machine, whatever the entry's name."""
 
     def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:
         """A stream to a local shell that runs the command."""
         try:
-            return ProcessStream(["sh", "-c", command], bound=False)
+            return ProcessStream(["sh", "-c", command])
         except OSError as error:
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, "no process could be started", str(error)) from error
 
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
         """Nothing stands between us and the agent."""
         return None
+
+    def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
+        """Nobody counts."""
 
     def close(self) -> None:
         """Nothing is shared."""

@@ -7,10 +7,12 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 
@@ -34,12 +36,13 @@ def _die_with(parent: int) -> Callable[[], None]:
 class ProcessStream:
     """The stdin and stdout of a local command.
 
-    The command gets a session of its own (Ctrl-C is ours to handle; no terminal to ask a password on). With
-    ``bound`` the kernel kills it when this process dies. A thread of its own starts it, keeps the end of its stderr and
-    waits for it: the kernel's promise is tied to the starting thread, so that thread must live as long as the command.
+    The command gets a session of its own (Ctrl-C is ours to handle; no terminal to ask a password on), and the kernel
+    kills it when this process dies. A thread of its own starts it, keeps the end of its stderr and waits for it: the
+    kernel's promise is tied to the starting thread, so that thread must live as long as the command. (A local agent
+    takes itself out of the promise once it runs: the end of its input ends it, and it takes its children along.)
     """
 
-    def __init__(self, argv: Sequence[str], *, bound: bool, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Start it; raises ``OSError`` where that fails."""
         self._tail = bytearray()
         self._ended = threading.Event()
@@ -56,7 +59,7 @@ class ProcessStream:
                     bufsize=0,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()) if bound else None,
+                    preexec_fn=_die_with(os.getpid()),
                 )
             except OSError as error:
                 trouble.append(error)
@@ -109,17 +112,66 @@ class ProcessStream:
         self._ended.wait(limit_s)
         return self._child.returncode
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 1.5) -> None:
         """Close its input, give it a moment to end by itself, then kill it with all its descendants."""
         with contextlib.suppress(OSError):
             if self._child.stdin is not None:
                 self._child.stdin.close()
-        if not self._ended.wait(1.5):
+        if not self._ended.wait(grace_s):
             _kill_tree(self._child.pid)
             self._ended.wait(1.0)
         with contextlib.suppress(OSError):
             if self._child.stdout is not None:
                 self._child.stdout.close()
+
+
+class ProxyProcess:
+    """A ProxyCommand: a local command whose stdin and stdout are one end of a socket pair; the other end is ours.
+
+    Has the few methods of a socket that paramiko uses.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Start the user's own command line with the user's shell, as ssh does."""
+        self._ours, theirs = socket.socketpair()
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        started = threading.Event()
+        trouble: list[OSError] = []
+
+        def own() -> None:
+            try:
+                self._child = subprocess.Popen(
+                    [shell, "-c", f"exec {command}"],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=_die_with(os.getpid()),
+                )
+            except OSError as error:
+                trouble.append(error)
+            finally:
+                theirs.close()
+                started.set()
+            if not trouble:
+                self._child.wait()
+
+        threading.Thread(target=own, daemon=True, name="proxy").start()
+        started.wait()
+        if trouble:
+            self._ours.close()
+            raise trouble[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours, name)
+
+    def close(self) -> None:
+        """Close our end; a command that does not end by itself is killed with its descendants."""
+        self._ours.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(0.5)
+            return
+        _kill_tree(self._child.pid)
 
 
 def _ready(descriptor: int, event: int, limit_s: float) -> bool:

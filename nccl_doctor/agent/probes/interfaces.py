@@ -246,7 +246,7 @@ def settings() -> Dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-@probe("interfaces")
+@probe("interfaces", stage="interfaces", limit_s=20.0)
 def interfaces(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Addresses in kernel order, devices, routes, and every setting that steers the choice of an interface."""
     return {

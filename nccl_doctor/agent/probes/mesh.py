@@ -16,6 +16,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, probe, read_text
+from nccl_doctor.agent.redaction import redact_argv
 
 MAGIC = b"NCCL-DOCTOR-1 "
 MESSAGE = 64  # bytes of one paced message
@@ -90,7 +91,11 @@ def _own_addresses() -> List[str]:
 
 @probe("names", stage="connectivity", limit_s=20.0)
 def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Resolve the host's own name and every name in ``arguments["names"]``, as the training job would."""
+    """Resolve the host's own name and every name in ``arguments["names"]``, as the training job would.
+
+    With ``arguments["same_as"]`` (name -> addresses, the table of the host ``arguments["reference"]``) only the names
+    that resolve otherwise here are told.
+    """
     own = socket.gethostname()
     resolved = {}  # type: Dict[str, Any]
     wanted = list(arguments.get("names", ()))
@@ -111,7 +116,12 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
         worker.start()
     for worker in workers:
         worker.join()
-    return {"host_name": own, "own": _resolve(own), "resolved": resolved, "addresses": _own_addresses()}
+    same_as = arguments.get("same_as", {})
+    told = {name: answer for name, answer in resolved.items() if answer["addresses"] != same_as.get(name)}
+    result = {"host_name": own, "own": _resolve(own), "resolved": told, "addresses": _own_addresses()}
+    if same_as:
+        result["reference"] = arguments["reference"]
+    return result
 
 
 @probe("time", stage="", limit_s=5.0)
@@ -276,12 +286,18 @@ def _holder(port: int) -> Dict[str, Any]:
         try:
             for descriptor in os.listdir("/proc/%s/fd" % pid):
                 if os.readlink("/proc/%s/fd/%s" % (pid, descriptor)) in inodes:
-                    with open("/proc/%s/comm" % pid) as stream:
-                        found["pid"], found["command"] = int(pid), stream.read().strip()
+                    found["pid"], found["command"] = int(pid), _command(pid)
                     return found
         except OSError:
             continue
     return found
+
+
+def _command(pid: str) -> str:
+    """A process's command line, secrets blacked out: "python" alone does not tell a stale rank from a notebook."""
+    with open("/proc/%s/cmdline" % pid, "rb") as stream:
+        argv = stream.read(4096).decode("utf-8", "replace").rstrip("\0").split("\0")
+    return " ".join(redact_argv(argv))[:200] or (read_text("/proc/%s/comm" % pid) or "").strip()
 
 
 _STATE = {}  # type: Dict[str, Listener]  # the one listener of this agent: it must outlive the request that opened it

@@ -119,6 +119,9 @@ def distributions(places: Iterable[str]) -> Dict[str, str]:
 # --- ELF: what a shared object needs and where it looks -----------------------------------------------------------
 
 
+UNREADABLE = (OSError, ValueError, OverflowError, struct.error)  # what a damaged file can raise
+
+
 class Elf(object):
     """The few facts wanted of a 64-bit little-endian ELF file, read without loading it."""
 
@@ -182,11 +185,11 @@ def elf_dynamic(absolute: str) -> Optional[Dict[str, List[str]]]:
     """What a shared object needs and where it looks; None if it is no readable ELF file."""
     try:
         elf = Elf(absolute)
-    except (OSError, ValueError, struct.error):
+    except UNREADABLE:
         return None
     try:
         return elf.dynamic()
-    except struct.error:
+    except UNREADABLE:
         return None
     finally:
         elf.close()
@@ -196,15 +199,26 @@ def nccl_version(absolute: str) -> Tuple[str, str]:
     """NCCL version and CUDA version it was built for, from the string NCCL prints; else from the file's name."""
     try:
         elf = Elf(absolute)
-    except (OSError, ValueError, struct.error):
-        return _version_in_name(absolute), ""
-    try:
-        groups = elf.search_constants(NCCL_STRING)
-    finally:
-        elf.close()
+    except UNREADABLE:
+        groups = _search_start(absolute)
+    else:
+        try:
+            groups = elf.search_constants(NCCL_STRING)
+        finally:
+            elf.close()
     if groups is None:
         return _version_in_name(absolute), ""
     return groups[0].decode(), groups[1].decode()
+
+
+def _search_start(absolute: str) -> Optional[Tuple[bytes, ...]]:
+    """The version string in the first 4 MiB of a file that is no ordinary ELF file."""
+    try:
+        with open(path(absolute), "rb") as stream:
+            match = NCCL_STRING.search(stream.read(4 << 20))
+    except OSError:
+        return None
+    return tuple(group or b"" for group in match.groups()) if match else None
 
 
 def _version_in_name(absolute: str) -> str:
@@ -485,7 +499,7 @@ def operating_system() -> Dict[str, str]:
     }
 
 
-@probe("software")
+@probe("software", stage="software", limit_s=20.0)
 def software(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Versions of everything between Python and the wire, read without importing or loading any of it."""
     places = search_path()

@@ -485,7 +485,7 @@ def _process(name: str, devices: List[str], uptime_s: Optional[float]) -> Dict[s
     }
 
 
-@probe("system")
+@probe("system", stage="system", limit_s=20.0)
 def system(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Everything of the host itself that can stop or slow a job."""
     return {

@@ -1,0 +1,49 @@
+"""``nccl-doctor explain``: from log files to the cause."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+
+class _Format(str, enum.Enum):
+    console = "console"
+    json = "json"
+
+
+@app.command()
+def explain(
+    logs: Annotated[
+        list[str],
+        typer.Argument(help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too."),
+    ],
+    format: Annotated[_Format, typer.Option(help="console, or json for programs.")] = _Format.console,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that read files (default: one per core).")] = 0,
+) -> None:
+    """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
+    import time
+
+    from rich.console import Console
+
+    from nccl_doctor.explain.files import explain_paths
+    from nccl_doctor.report import explanation as report
+
+    started = time.monotonic()
+    found = explain_paths(logs, workers or None)
+    if format is _Format.json:
+        typer.echo(report.to_json(found))
+    else:
+        report.print_explanation(found, Console(highlight=False, emoji=False, markup=False), time.monotonic() - started)
+    code = report.exit_code(found)
+    if code is ExitCode.NOTHING_CHECKED:
+        for problem in found.problems or ():
+            from nccl_doctor.report.safe_text import visible
+
+            typer.echo(f"{visible(problem.name)}: {visible(problem.problem)}", err=True)
+        typer.echo("nothing could be read: there is no verdict", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,262 @@
+"""The pure heart of ``explain``: log sources in, an explanation out. No files, no clock, no terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain import advice, ranking, topics
+from nccl_doctor.explain.case import Candidate, Case
+from nccl_doctor.explain.model import (
+    Cause,
+    Consequence,
+    Explanation,
+    Hit,
+    InputCount,
+    LogSource,
+    Moment,
+    Role,
+    Verdict,
+)
+from nccl_doctor.explain.readers.scan import scan
+from nccl_doctor.explain.summary import Summary
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Evidence
+
+MAX_CAUSES = 5
+MAX_EVIDENCE = 16
+DECIDED = 0.5  # a best candidate below this leaves the log undecided
+WORTH_NAMING = 0.12
+
+
+def analyse(sources: Iterable[LogSource]) -> Explanation:
+    """Explain these logs. Reads each source once; keeps only what the signatures recognised."""
+    summary = Summary()
+    for source in sources:
+        summary.merge(scan(source))
+    return explain(summary)
+
+
+def explain_text(text: str | bytes, name: str = "log") -> Explanation:
+    """Explain one log that is at hand as text."""
+    return analyse([LogSource(name, text)])
+
+
+def explain(summary: Summary) -> Explanation:
+    """Explain what the readers found."""
+    case = Case(summary)
+    candidates = [item for item in ranking.rank(case) if item.strength >= WORTH_NAMING]
+    verdict, good = _verdict(case, candidates)
+    causes: tuple[Cause, ...] = ()
+    if verdict not in (Verdict.HEALTHY,):
+        causes = tuple(_cause(case, item) for item in candidates[:MAX_CAUSES])
+    consequences = _consequences(case, causes)
+    return Explanation(
+        verdict=verdict,
+        sentence=_sentence(case, verdict, causes),
+        causes=causes,
+        consequences=consequences if verdict is not Verdict.HEALTHY else (),
+        next=advice.next_steps(case, verdict, causes),
+        versions=case.versions,
+        evidence=tuple(_quote(hit) for hit in good),
+        notes=_notes(case),
+        timeline=_timeline(case, causes),
+        problems=tuple(summary.problems),
+        read=InputCount(summary.files, summary.bytes, summary.lines),
+        world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
+    )
+
+
+# --- verdict ---------------------------------------------------------------------------------------------------------
+
+_FAILURE_WORDS = re.compile(
+    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|terminate called|\bdied\b"
+)
+
+
+def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
+    best = candidates[0] if candidates else None
+    good = _good_end(case)
+    if best is not None and best.strength >= DECIDED:
+        return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
+    failed = _failure_seen(case)
+    # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
+    if good and not failed:
+        return Verdict.HEALTHY, good
+    return Verdict.UNDECIDED, good
+
+
+def _failure_seen(case: Case) -> bool:
+    if case.summary.tracebacks and case.ordinary:
+        return True
+    for name in case.summary.groups:
+        signature = case.signatures.get(name)
+        if signature is not None and signature.role is Role.SYMPTOM and case.count(name):
+            return True
+    return any(_FAILURE_WORDS.search(hit.text) for hit in case.tail[-12:])
+
+
+def _good_end(case: Case) -> list[Hit]:
+    """Lines that say that the work came to its end, or still goes on: the proof of a healthy log."""
+    found: list[Hit] = []
+    for name in ("nccl-tests-ok", "busbw-average", "ended-well", "nccl-init-complete", "not-destroyed", "progress", "busbw-row"):
+        hits = case.hits(name)
+        last = case.last(name)
+        if last is not None:
+            found.append(last)
+        found.extend(hits[:4])
+    proof = [hit for hit in found if hit.signature not in ("not-destroyed",)]
+    if not proof:
+        return []
+    ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
+    return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
+
+
+# --- causes ----------------------------------------------------------------------------------------------------------
+
+
+def _unique(hits: Iterable[Hit]) -> list[Hit]:
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for hit in hits:
+        if (hit.file, hit.line) not in seen and hit.text.strip():
+            seen.add((hit.file, hit.line))
+            kept.append(hit)
+    return kept
+
+
+def _quote(hit: Hit) -> Evidence:
+    return Evidence(hit.text.strip(), hit.file, hit.line or None, hit.host, hit.rank)
+
+
+def _spread(hits: list[Hit]) -> list[Hit]:
+    """The hits worth quoting: first one of each signature, then other ranks, then the rest."""
+    hits = _unique(hits)
+    first: dict[str, Hit] = {}
+    for hit in hits:
+        first.setdefault(hit.signature, hit)
+    rest = [hit for hit in hits if first[hit.signature] is not hit]
+    texts: set[str] = {_shape(hit.text) for hit in first.values()}
+    fresh, stale = [], []
+    for hit in rest:
+        shape = _shape(hit.text)
+        (stale if shape in texts else fresh).append(hit)
+        texts.add(shape)
+    return [*first.values(), *fresh, *stale]
+
+
+def _fresh(known: list[Hit], more: list[Hit]) -> list[Hit]:
+    shapes = {_shape(hit.text) for hit in known}
+    kept = []
+    for hit in more:
+        shape = _shape(hit.text)
+        if shape not in shapes:
+            shapes.add(shape)
+            kept.append(hit)
+    return kept
+
+
+def _shape(text: str) -> str:
+    return re.sub(r"[0-9a-fA-Fx]*\d[0-9a-fA-Fx]*", "#", text)[-160:]
+
+
+def _cause(case: Case, item: Candidate) -> Cause:
+    own = _spread(item.hits)
+    # Half of the room goes to the lines that decided it; the rest of the room to others on the same subject.
+    more = _spread([*own[: MAX_EVIDENCE // 2], *topics.supporting(case, item.id)])[MAX_EVIDENCE // 2 :]
+    hits = _unique([*own[: MAX_EVIDENCE // 2], *_fresh(own, more)[: MAX_EVIDENCE // 2], *own[MAX_EVIDENCE // 2 :]])[:MAX_EVIDENCE]
+    playbook = playbooks.for_finding(item.id)
+    fixes, env = advice.for_cause(case, item.id, playbook)
+    return Cause(
+        id=item.id,
+        confidence=round(min(item.strength, 0.99), 2),
+        title=item.title,
+        evidence=tuple(_quote(hit) for hit in hits),
+        ranks=tuple(sorted(item.ranks)),
+        hosts=tuple(sorted(item.hosts)),
+        fixes=fixes,
+        env=env,
+        playbook=playbook,
+        why=item.why,
+    )
+
+
+def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
+    if verdict is Verdict.HEALTHY:
+        return "nothing in these logs failed; lines that look bad are known to be harmless"
+    if not causes:
+        return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
+    best = causes[0]
+    if verdict is Verdict.UNDECIDED:
+        return f"these logs do not decide it; best guess: {best.title}"
+    where = ""
+    if best.ranks and len(best.ranks) <= 4 and len(best.ranks) < max(case.world, 2):
+        where = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
+        if len(best.hosts) == 1:
+            where += f" ({best.hosts[0]})"
+    elif len(best.hosts) == 1:
+        where = best.hosts[0]
+    return f"{where}: {best.title}" if where else best.title
+
+
+def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:
+    quoted = {(item.source, item.line) for cause in causes[:1] for item in cause.evidence}
+    folded: dict[str, tuple[int, list[Hit]]] = {}
+    for name in case.summary.groups:
+        signature = case.signatures.get(name)
+        if signature is None or signature.role is not Role.SYMPTOM or not signature.fold:
+            continue
+        hits = [hit for hit in case.hits(name) if (hit.file, hit.line) not in quoted]
+        if not hits:
+            continue
+        count, before = folded.get(signature.fold, (0, []))
+        folded[signature.fold] = (count + case.count(name), before + hits)
+    found = []
+    for phrase, (count, hits) in folded.items():
+        ranks = tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))
+        hosts = tuple(sorted({hit.host for hit in hits if hit.host}))
+        found.append(Consequence(phrase, count, _quote(hits[0]), ranks, hosts))
+    return tuple(sorted(found, key=lambda item: (-item.count, item.text)))
+
+
+def _notes(case: Case) -> tuple[str, ...]:
+    """Known-harmless lines that were seen, with the condition under which they do matter."""
+    notes = []
+    for name in sorted(case.summary.groups):
+        signature = case.signatures.get(name)
+        if signature is not None and signature.role is Role.HARMLESS and case.count(name):
+            hit = case.hits(name)[0]
+            notes.append(f"{hit.text.strip()[:160]} | {signature.why}")
+    return tuple(notes)
+
+
+def _timeline(case: Case, causes: tuple[Cause, ...]) -> tuple[Moment, ...]:
+    """The first sign of each kind of event, in time (or line) order."""
+    firsts: list[tuple[Hit, str]] = []
+    for name in case.summary.groups:
+        signature = case.signatures.get(name)
+        if signature is None or signature.role not in (Role.CAUSE, Role.SYMPTOM):
+            continue
+        hits = case.hits(name)
+        if hits:
+            firsts.append((hits[0], signature.fold or signature.cause))
+    for item in case.ordinary[:3]:
+        firsts.append((item.hit, f"{item.type}: {item.message}"[:90]))
+    timed = all(hit.seconds is not None for hit, _ in firsts)
+    firsts.sort(key=lambda pair: ((pair[0].seconds or 0.0) if timed else 0.0, pair[0].file, pair[0].line))
+    rows = []
+    seen: set[str] = set()
+    for hit, what in firsts:
+        if what in seen:
+            continue
+        seen.add(what)
+        who = f"rank {hit.rank}" if hit.rank is not None else hit.host or "-"
+        rows.append(Moment(_clock(hit), who, what, hit.file, hit.line))
+    return tuple(rows[:10])
+
+
+def _clock(hit: Hit) -> str:
+    if hit.seconds is None:
+        return ""
+    day = hit.seconds % 86400
+    return f"{int(day // 3600):02d}:{int(day % 3600 // 60):02d}:{int(day % 60):02d}"

@@ -1,0 +1,312 @@
+"""The case: everything the readers found, with the questions that diagnoses ask of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from nccl_doctor.explain import diagnoses
+from nccl_doctor.explain.model import Hit, Role, Traceback
+from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.summary import Summary
+
+
+class Candidate(msgspec.Struct):
+    """A cause that one signature or diagnosis points to, before ranking."""
+
+    id: str
+    strength: float
+    title: str
+    hits: list[Hit]
+    ranks: set[int] = msgspec.field(default_factory=set)
+    hosts: set[str] = msgspec.field(default_factory=set)
+    why: str = ""
+    final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+
+
+class Work(msgspec.Struct):
+    """Where one rank of one process group stood when its watchdog spoke."""
+
+    rank: int
+    group: str
+    sequence: int | None = None  # the work that timed out
+    operation: str = ""
+    elements: str = ""
+    timeout_ms: int = 0
+    enqueued: int | None = None
+    completed: int | None = None
+    hit: Hit | None = None
+    status_hit: Hit | None = None
+
+
+Diagnosis = Callable[["Case"], Iterable[Candidate]]
+_DIAGNOSES: list[Diagnosis] = []
+
+
+def diagnosis(function: Diagnosis) -> Diagnosis:
+    """Declare a function that weighs several facts of a case. Its docstring says what it proves."""
+    if not function.__doc__:
+        raise ValueError(f"diagnosis {function.__name__} has no docstring")
+    _DIAGNOSES.append(function)
+    return function
+
+
+def all_diagnoses() -> tuple[Diagnosis, ...]:
+    """Every diagnosis of the package, by module and name."""
+    diagnoses.load()
+    return tuple(sorted(_DIAGNOSES, key=lambda item: (item.__module__, item.__name__)))
+
+
+_LAUNCHER = re.compile(
+    r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
+    r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError)"
+)
+# Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
+_WRAPPED = re.compile(
+    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|monitoredBarrier|"
+    r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|see above|"
+    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|c10d"
+)
+_DISTRIBUTED = (
+    "nccl-init-complete nccl-init-start nccl-version watchdog-timeout torchrun-failed torchrun-exit nccl-error-text "
+    "channel-net channel-p2p bootstrap-using gloo-connected deepspeed-init store-barrier watchdog-status".split()
+)
+
+
+class Case:
+    """All that is known about one set of logs."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self.signatures = all_signatures()
+        self._name_ranks()
+
+    def _name_ranks(self) -> None:
+        """Give NCCL lines the rank that their process named in its init line (``rank 3 nranks 8``)."""
+        named: dict[tuple[str, str], int] = {}
+        for name in ("nccl-init-start", "nccl-init-complete", "nccl-comm-rank"):
+            for hit in self._raw(name):
+                size = hit.groups.get("nranks", "")
+                if hit.pid and hit.groups.get("rank", "").isdigit() and size.isdigit():
+                    # The first (usually the world) communicator of a process names its global rank.
+                    named.setdefault((hit.host, hit.pid), int(hit.groups["rank"]))
+        self._ranks_by_process = named
+
+    def _raw(self, name: str) -> list[Hit]:
+        group = self.summary.groups.get(name)
+        return group.hits if group else []
+
+    def hits(self, *names: str) -> list[Hit]:
+        """The kept hits of these signatures, in the order of the log(s), with ranks filled in."""
+        found = [self._ranked(hit) for name in names for hit in self._raw(name)]
+        if len(names) > 1:
+            found.sort(key=lambda hit: (hit.file, hit.line))
+        return found
+
+    def _ranked(self, hit: Hit) -> Hit:
+        if hit.pid and hit.host:
+            rank = self._ranks_by_process.get((hit.host, hit.pid))
+            if rank is not None and rank != hit.rank:
+                return msgspec.structs.replace(hit, rank=rank)
+        return hit
+
+    def first(self, *names: str) -> Hit | None:
+        """The first hit of any of these signatures."""
+        found = self.hits(*names)
+        return found[0] if found else None
+
+    def last(self, name: str) -> Hit | None:
+        """The last hit of this signature."""
+        group = self.summary.groups.get(name)
+        return group.last if group else None
+
+    def has(self, *names: str) -> bool:
+        """Whether any of these signatures hit."""
+        return any(name in self.summary.groups and self.summary.groups[name].count for name in names)
+
+    def count(self, *names: str) -> int:
+        """How many lines these signatures recognised."""
+        return sum(self.summary.groups[name].count for name in names if name in self.summary.groups)
+
+    def ranks(self, *names: str) -> set[int]:
+        """The ranks that these signatures' lines name as their speaker."""
+        return {hit.rank for hit in self.hits(*names) if hit.rank is not None}
+
+    def hosts_of(self, *names: str) -> set[str]:
+        """The hosts that these signatures' lines name as their speaker."""
+        return {hit.host for hit in self.hits(*names) if hit.host}
+
+    @functools.cached_property
+    def world(self) -> int:
+        """The number of ranks, as far as the logs say; 0 if they do not."""
+        sizes = [int(hit.groups["nranks"]) for hit in self.hits("nccl-init-start", "nccl-init-complete")]
+        sizes += [int(hit.groups["world"]) for hit in self.hits("world-size")]
+        best = max(sizes, default=0)
+        seen = [rank for rank in self.summary.ranks if rank < 100_000]
+        return max(best, max(seen, default=-1) + 1)
+
+    @functools.cached_property
+    def nccl_hosts(self) -> set[str]:
+        """Host names in NCCL's own lines and in torchrun's failure table."""
+        names = {hit.host for hit in self.hits("nccl-init-start", "nccl-init-complete", "bootstrap-using") if hit.host}
+        return names or {hit.groups["host"] for hit in self.hits("torchrun-host")}
+
+    @functools.cached_property
+    def nodes(self) -> int:
+        """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
+        told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
+        return max([*told, len(self.nccl_hosts)], default=0)
+
+    @functools.cached_property
+    def distributed(self) -> bool:
+        """Whether anything in the logs shows a distributed job."""
+        return self.has(*_DISTRIBUTED) or len(self.summary.ranks) > 1
+
+    @functools.cached_property
+    def env(self) -> dict[str, list[Hit]]:
+        """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
+        found: dict[str, list[Hit]] = {}
+        for hit in self.hits("env-echo", "env-set", "env-dump"):
+            if hit.signature == "env-echo":
+                found.setdefault(hit.groups["name"], []).append(hit)
+                continue
+            for name, value in _ASSIGNED.findall(hit.text):
+                groups = {"name": name, "value": value}
+                found.setdefault(name, []).append(msgspec.structs.replace(hit, groups=groups))
+        return found
+
+    def value(self, name: str) -> str | None:
+        """The (first) value of an environment variable, or None if it was not seen set."""
+        hits = self.env.get(name)
+        return hits[0].groups.get("value", "").strip().strip("'\"").rstrip(".") if hits else None
+
+    @functools.cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of NCCL, torch, CUDA and the driver that the logs name; several are joined by comma."""
+        found: dict[str, set[str]] = {}
+        for signature, name in (
+            ("nccl-version", "nccl"),
+            ("nccl-error-version", "nccl"),
+            ("torch-version", "torch"),
+            ("driver-version", "driver"),
+            ("plugin-ofi-version", "aws-ofi-nccl"),
+        ):
+            for hit in self.hits(signature):
+                version = re.match(r"\d[\w.]*(?:\+\w+[\d.]*)?", hit.groups.get("version", ""))
+                if version:
+                    text = version.group().rstrip(".")
+                    number, _, cuda = text.partition("+cuda")
+                    found.setdefault(name, set()).add(number if name == "nccl" else text)
+                    if cuda:
+                        found.setdefault("cuda", set()).add(cuda)
+        return {name: ", ".join(sorted(values)) for name, values in sorted(found.items())}
+
+    @functools.cached_property
+    def work(self) -> list[Work]:
+        """What each rank's watchdog said about its last work, by process group."""
+        table: dict[tuple[str, int], Work] = {}
+        groups: dict[int, str] = {}
+        for hit in self.hits("watchdog-status"):
+            rank = _rank_of(hit)
+            if rank is None:
+                continue
+            group = _group_of(hit.text)
+            groups.setdefault(rank, group)
+            entry = table.setdefault((group, rank), Work(rank, group))
+            entry.enqueued = _number(hit.groups.get("enqueued"))
+            entry.completed = _number(hit.groups.get("completed"))
+            entry.status_hit = entry.status_hit or hit
+            if entry.sequence is None:
+                entry.sequence = _number(hit.groups.get("sequence"))
+        for hit in self.hits("watchdog-timeout"):
+            rank = _rank_of(hit)
+            if rank is None:
+                continue
+            group = groups.get(rank, _group_of(hit.text))
+            entry = table.setdefault((group, rank), Work(rank, group))
+            if entry.hit is None:
+                entry.hit = hit
+                described = _WORK.search(hit.text)
+                if described:
+                    entry.sequence = int(described.group("seq")) if described.group("seq") else entry.sequence
+                    entry.operation = described.group("op")
+                    entry.elements = described.group("shape") or ""
+                    entry.timeout_ms = int(described.group("timeout") or 0)
+        return sorted(table.values(), key=lambda item: (item.group, item.rank))
+
+    @functools.cached_property
+    def ordinary(self) -> list[Traceback]:
+        """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
+        kept = []
+        for item in self.summary.tracebacks:
+            if not item.type or _LAUNCHER.search(item.type):
+                continue
+            if any(self.signatures[name].role in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known):
+                continue
+            if _WRAPPED.search(item.message[:400]):
+                continue
+            kept.append(msgspec.structs.replace(item, hit=self._ranked(item.hit)))
+        return kept
+
+    @functools.cached_property
+    def exits(self) -> dict[int, int]:
+        """Exit code of each rank that torchrun's table names (negative: signal)."""
+        found: dict[int, int] = {}
+        rank: int | None = None
+        for hit in self.hits("torchrun-rank", "torchrun-exitcode"):
+            if hit.signature == "torchrun-rank":
+                rank = int(hit.groups["rank"])
+            elif rank is not None:
+                found.setdefault(rank, int(hit.groups["code"]))
+                rank = None
+        return found
+
+    @functools.cached_property
+    def exit_codes(self) -> set[int]:
+        """All exit codes named anywhere."""
+        return {int(hit.groups["code"]) for hit in self.hits("torchrun-exit", "torchrun-exitcode")}
+
+    @functools.cached_property
+    def tail(self) -> list[Hit]:
+        """The last lines of all files."""
+        return [hit for hits in self.summary.tails.values() for hit in hits]
+
+    def after(self, one: Hit, other: Hit) -> bool | None:
+        """Whether ``one`` is later than ``other``; None if that cannot be told."""
+        if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > 2:
+            return one.seconds > other.seconds
+        if one.file == other.file:
+            return one.line > other.line
+        return None
+
+    def signature(self, name: str) -> Signature:
+        """A signature by its name."""
+        return self.signatures[name]
+
+
+_ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
+_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), (?P<shape>(?:NumelIn=\d+, NumelOut=\d+|TensorShape=\[[^\]]{0,80}\]))?"
+    r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
+)
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
+
+
+def _group_of(text: str) -> str:
+    found = _GROUP.search(text)
+    return (found.group("name") or found.group("id")) if found else ""
+
+
+_BODY_RANK = re.compile(r"Rank (\d+)\]")
+
+
+def _rank_of(hit: Hit) -> int | None:
+    found = _BODY_RANK.search(hit.text)
+    return int(found.group(1)) if found else hit.rank
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"-?\d+", text) else None

@@ -1,0 +1,341 @@
+"""Exceptions of the program itself, and ranks that diverged: told apart by who raised and who waited."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis
+from nccl_doctor.explain.model import Hit, Traceback
+
+# Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
+_SETUP = re.compile(
+    r"(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|AttributeError|TypeError|"
+    r"ArgumentError|ArgumentTypeError|UsageError|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue|ValidationError|"
+    r"ConfigCompositionException|InstantiationException|HFValidationError|RepositoryNotFoundError|GatedRepoError|"
+    r"LocalEntryNotFoundError|EntryNotFoundError|SafetensorError|YAMLError|ScannerError|ParserError|JSONDecodeError|"
+    r"FileNotFoundError|NotADirectoryError|IsADirectoryError|PermissionError|UnboundLocalError|NotImplementedError|"
+    r"UnsupportedOperation|VersionConflict|DistributionNotFound|PackageNotFoundError|DeepSpeedConfigError|AssertionError)$"
+)
+_SETUP_TEXT = re.compile(
+    r"Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\)|Unexpected key\(s\)|unexpected keyword argument|"
+    r"not in struct|unrecognized|does not exist|No such file|not found|invalid choice|is required|must be divisible|"
+    r"should be divisible|is not divisible|Unknown|Invalid|unsupported|not supported|401 Client|403 Client|404 Client|"
+    r"Connection error|couldn't connect|Repo id must|offline mode|not a valid|cannot import name|no attribute|CUDA_HOME|"
+    r"ninja|Error compiling|Error building|config|argument|hyperparameter",
+    re.IGNORECASE,
+)
+# The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
+_COMMUNICATION = re.compile(r"Dist(?:Backend|Network|Store)?Error$|NCCLError|Rendezvous\w+Error|AcceleratorError")
+
+
+def _own(case: Case) -> list[Traceback]:
+    return [item for item in case.ordinary if not _COMMUNICATION.search(item.type)]
+
+
+def _is_library_noise(item: Traceback) -> bool:
+    """Raised while the interpreter ends or in helper threads: says nothing about the cause."""
+    return item.type.endswith(("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration"))
+
+
+def _raisers(items: list[Traceback]) -> dict[int | None, list[Traceback]]:
+    table: dict[int | None, list[Traceback]] = defaultdict(list)
+    for item in items:
+        table[item.hit.rank].append(item)
+    return table
+
+
+def _title(item: Traceback, ranks: set[int]) -> str:
+    who = ""
+    if ranks:
+        listed = sorted(ranks)
+        who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
+    where = f" at {item.where}" if item.where else ""
+    message = f": {item.message[:120]}" if item.message else ""
+    return f"{who}raised {item.type}{message}{where}"
+
+
+@diagnosis
+def ordinary_exception(case: Case) -> Iterable[Candidate]:
+    """An exception of the program itself that no signature knows.
+
+    Raised by a part of the ranks while others waited or lost their peer, it is the cause of what the others report
+    (app.rank-exception). Raised alike by all ranks, or in a single process, or before anything distributed has begun,
+    it is no failure of distributed communication (unrelated).
+    """
+    items = [item for item in _own(case) if not _is_library_noise(item)]
+    if not items:
+        return
+    first = _deepest_first(items)
+    same = [item for item in items if _kind(item) == _kind(first)]
+    ranks = {item.hit.rank for item in same if item.hit.rank is not None}
+    hits = _evidence(same)
+    others_suffer = case.has(
+        "watchdog-timeout", "peer-closed", "gloo-closed", "store-closed", "monitored-barrier", "socket-timeout",
+        "ib-retry", "heartbeat", "comm-aborted", "connect-refused", "unique-id", "joined-partly",
+    )
+    setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message))
+    everyone = case.world > 1 and len(ranks) >= max(2, case.world)
+    half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
+    failed_ranks = set(case.exits)
+    others_died_too = len(failed_ranks) > 1 and bool(ranks) and not others_suffer
+    hosts = {item.hit.host for item in same if item.hit.host}
+    title = _title(first, ranks)
+    if others_suffer and not everyone:
+        yield Candidate("app.rank-exception", 0.87, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
+        if setup:
+            yield Candidate("unrelated", 0.4, title, hits, ranks, hosts)
+        return
+    if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
+        strength = 0.86 if setup or everyone else 0.72
+        yield Candidate("unrelated", strength, title, hits, ranks, hosts, "the same error on all ranks, or before anything distributed began")
+        yield Candidate("app.rank-exception", 0.45, title, hits, ranks, hosts)
+        return
+    yield Candidate("app.rank-exception", 0.7, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
+    yield Candidate("unrelated", 0.45, title, hits, ranks, hosts)
+
+
+def _kind(item: Traceback) -> tuple[str, str]:
+    return item.type.rsplit(".", 1)[-1], re.sub(r"[\d'\"/][^\s]*", "#", item.message)[:60]
+
+
+def _deepest_first(items: list[Traceback]) -> Traceback:
+    """The earliest exception; of a chain the first link. With times from several hosts, the earliest time."""
+    timed = [item for item in items if item.hit.seconds is not None]
+    if timed and len(timed) == len(items):
+        return min(timed, key=lambda item: (item.hit.seconds or 0.0, item.hit.line))
+    return min(items, key=lambda item: (item.hit.file, item.first_line))
+
+
+def _evidence(items: list[Traceback]) -> list[Hit]:
+    return [item.hit for item in items]
+
+
+# --- who is behind ---------------------------------------------------------------------------------------------------
+
+
+def _groups(case: Case) -> dict[str, list[Work]]:
+    table: dict[str, list[Work]] = defaultdict(list)
+    for item in case.work:
+        table[item.group].append(item)
+    return table
+
+
+@diagnosis
+def different_calls(case: Case) -> Iterable[Candidate]:
+    """Watchdogs of one process group name different operations or sizes at the same sequence number.
+
+    All ranks of a group must issue the same collectives in the same order; the same number with another OpType or element
+    count proves that they did not. Point-to-point work (SEND, RECV) and rooted operations are left out: their sides differ.
+    """
+    for items in _groups(case).values():
+        by_sequence: dict[int, list[Work]] = defaultdict(list)
+        for item in items:
+            if item.sequence is not None and item.operation and item.hit is not None:
+                by_sequence[item.sequence].append(item)
+        for sequence, same in sorted(by_sequence.items()):
+            kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in _ASYMMETRIC)
+            if len(kinds) < 2:
+                continue
+            common = kinds.most_common(1)[0][0]
+            odd = [item for item in same if (item.operation, _comparable(item)) != common]
+            hits = [item.hit for item in [*odd, *same] if item.hit]
+            words = last_words(case, {item.rank for item in same})
+            done = [hit for hit in words if _EPOCH_DONE.search(hit.text)]
+            if done:
+                yield Candidate(
+                    "app.uneven-inputs", 0.7,
+                    "one rank had finished its epoch while another was still in it: they have different numbers of batches",
+                    [*done, *words[-4:], *hits], {hit.rank for hit in done if hit.rank is not None}, final=True,
+                )
+            names = " / ".join(sorted({f"{op} {shape}".strip() for op, shape in kinds}))
+            yield Candidate(
+                "app.collective-mismatch",
+                0.93,
+                f"at work {sequence} the ranks are in different collectives: {names[:160]}",
+                [*hits[:2], *words[-6:], *hits[2:]],
+                {item.rank for item in odd},
+                why=different_calls.__doc__ or "",
+                final=True,
+            )
+            return
+
+
+_EPOCH_DONE = re.compile(r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data", re.IGNORECASE)
+_ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
+_UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL", "BROADCAST", "REDUCE"))
+
+
+def _comparable(item: Work) -> str:
+    return "" if item.operation in _UNEQUAL_SIZES else item.elements
+
+
+@diagnosis
+def behind_or_ahead(case: Case) -> Iterable[Candidate]:
+    """A rank's last enqueued work is behind (it never joined) or its calls ran ahead of the others.
+
+    A rank that is behind and alive is slow or went another way through the code; what its own last lines say (saving,
+    loading, compiling, evaluating, out of data) decides between a straggler and a skipped collective.
+    """
+    for items in _groups(case).values():
+        known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
+        if len(known) < 2:
+            continue
+        waited = Counter(item.sequence for item in known if item.hit is not None and item.sequence is not None)
+        usual = waited.most_common(1)[0][0] if waited else max(item.enqueued or 0 for item in known)
+        low = [item for item in known if (item.enqueued or 0) < usual]
+        if not low or len(low) > len(known) / 2:
+            continue
+        ranks = {item.rank for item in low}
+        hits = [item.status_hit or item.hit for item in low] + [
+            item.status_hit or item.hit for item in known if item.rank not in ranks
+        ]
+        yield from _why_behind(case, ranks, [hit for hit in hits if hit])
+        return
+
+
+@diagnosis
+def silent_rank(case: Case) -> Iterable[Candidate]:
+    """Most ranks report a time-out, one or a few do not: those never joined the collective."""
+    if not case.has("watchdog-timeout") or case.world < 2:
+        return
+    waited = {item.rank for item in case.work if item.hit is not None}
+    absent = set(range(case.world)) - waited
+    if not waited or not absent or len(absent) > max(1, case.world // 4) or len(waited) < case.world / 2:
+        return
+    hits = [case.summary.last_of_rank[rank] for rank in sorted(absent) if rank in case.summary.last_of_rank]
+    yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
+
+
+def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
+    listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
+    own = last_words(case, ranks)
+    busy = [hit for hit in own if _BUSY.search(hit.text) and not _STEP.search(hit.text)]
+    busy = _in_order(
+        busy + [hit for hit in case.hits("straggler-words") if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text]
+    )
+    if busy:
+        last = busy[-1]
+        yield Candidate(
+            "app.straggler-timeout",
+            0.8,
+            f"rank {listed} was still busy while the others waited: {last.text.strip()[-110:]}",
+            [*reversed(busy[-6:]), *own[-4:], *hits],
+            ranks,
+            why=behind_or_ahead.__doc__ or "",
+        )
+        yield Candidate("app.collective-mismatch", 0.45, f"rank {listed} is behind the others in the sequence of collectives", hits, ranks)
+        return
+    yield Candidate(
+        "app.collective-mismatch", 0.6, f"rank {listed} did not join the collective the others wait in", [*own, *hits], ranks,
+        why=behind_or_ahead.__doc__ or "",
+    )
+    yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
+
+
+def _in_order(hits: list[Hit]) -> list[Hit]:
+    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
+
+
+_BUSY = re.compile(
+    r"writ|sav|load|download|upload|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|wait|sleep|stall|slow|queue|shard|warm|"
+    r"autotun|generat|map:|filter|checkpoint|so far|flush|sync|sort|shuffl|scan|pars|fetch|read",
+    re.IGNORECASE,
+)
+_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
+
+
+def last_words(case: Case, ranks: set[int]) -> list[Hit]:
+    """What these ranks said just before the first sign of trouble, in order."""
+    return [
+        hit
+        for hits in case.summary.before.values()
+        for hit in hits
+        if (hit.rank in ranks or _names_rank(hit.text, ranks)) and hit.text.strip()
+    ]
+
+
+def _names_rank(text: str, ranks: set[int]) -> bool:
+    return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
+
+
+@diagnosis
+def busy_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it one rank (usually 0) says that it is busy with something long.
+
+    Checkpoints, evaluation, downloads, tokenising, compilation or cache building on one rank while the others wait in a
+    barrier: the classic straggler. Weaker than a comparison of the ranks' work.
+    """
+    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat"):
+        return
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    if first is None:
+        return
+    before = case.summary.before.get(first.file, [])
+    busy = [hit for hit in before if _BUSY.search(hit.text) and not _STEP.search(hit.text) and hit.line < first.line]
+    if not busy:
+        return
+    yield Candidate(
+        "app.straggler-timeout",
+        0.58,
+        f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
+        [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        {busy[-1].rank} if busy[-1].rank is not None else set(),
+        why=busy_before_timeout.__doc__ or "",
+    )
+
+
+_BATCHES = re.compile(
+    r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(?:batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations)\b[^\d\n]{0,12}(\d[\d,]*)"
+    r"|(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(\d[\d,]*)\s+(?:rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches)\b"
+)
+
+
+@diagnosis
+def uneven_batches(case: Case) -> Iterable[Candidate]:
+    """The ranks print different numbers of batches (or samples), and a collective then times out or loses a peer."""
+    if not case.has("watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"):
+        return
+    counts: dict[int, tuple[int, Hit]] = {}
+    for hits in (*case.summary.before.values(), *case.summary.heads.values(), *case.summary.tails.values(), [*case.hits("progress")], case.hits("batch-count")):
+        for hit in hits:
+            found = _BATCHES.search(hit.text)
+            if found:
+                rank = int(found.group(1) or found.group(3))
+                counts.setdefault(rank, (int((found.group(2) or found.group(4)).replace(",", "")), hit))
+    values = {count for count, _ in counts.values()}
+    if len(counts) >= 2 and len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:
+        fewest = min(values)
+        ranks = {rank for rank, (count, _) in counts.items() if count == fewest}
+        yield Candidate(
+            "app.uneven-inputs", 0.86, f"the ranks have different numbers of batches ({min(values)} to {max(values)})",
+            [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])], ranks, why=uneven_batches.__doc__ or "",
+        )
+
+
+@diagnosis
+def second_communicator(case: Case) -> Iterable[Candidate]:
+    """Ranks of one communicator start with different commIds and none completes: they are not in the same communicator.
+
+    NCCL's commId is a hash of the unique id, so ranks of one communicator always print the same one. Different ids at the
+    same size mean that the id was created or passed twice: the process group was initialised twice, or by two libraries.
+    """
+    started = [hit for hit in case.hits("nccl-init-start") if hit.groups.get("comm")]
+    completed = {hit.groups.get("comm") for hit in case.hits("nccl-init-complete")}
+    by_process: dict[tuple[str, str], list[Hit]] = defaultdict(list)
+    for hit in started:
+        by_process[(hit.host, hit.pid)].append(hit)
+    last = [hits[-1] for hits in by_process.values() if hits[-1].groups["comm"] not in completed or len(hits) > 1]
+    if not last or all(hit.groups["comm"] in completed for hit in last):
+        return
+    sizes = {hit.groups["nranks"] for hit in last}
+    ids = {hit.groups["comm"] for hit in last}
+    if len(last) >= 2 and len(sizes) == 1 and 1 < len(ids) <= len(last) and int(next(iter(sizes))) >= len(last):
+        members = Counter(hit.groups["comm"] for hit in last)
+        if sum(members.values()) == int(next(iter(sizes))) and len({hit.groups["rank"] for hit in last}) == len(last):
+            stale = [hit for hit in last if hit.groups["comm"] in {h.groups["comm"] for h in started if h is not hit} or hit.groups["comm"] in completed]
+            yield Candidate(
+                "app.pg-misuse", 0.8, "the ranks try to join different communicators (their commIds differ)",
+                [*stale, *last], {int(hit.groups["rank"]) for hit in stale}, why=second_communicator.__doc__ or "",
+            )

@@ -1,0 +1,219 @@
+"""InfiniBand, GPUs and slowness: facts that only together name a cause."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.model import Hit
+
+_FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
+
+
+@diagnosis
+def forced_gid_index(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_GID_INDEX is forced, the ports are RoCE, and queue pairs fail or retries run out.
+
+    Index 0 (and 1) are the link-local RoCE entries, which no router forwards; an index beyond the table, or a v1 entry,
+    fails as well. On InfiniBand links the variable is ignored since NCCL 2.22. Since 2.21 the automatic choice is right.
+    """
+    hits = case.env.get("NCCL_IB_GID_INDEX", [])
+    value = case.value("NCCL_IB_GID_INDEX")
+    if not hits or not case.has(*_FABRIC_TROUBLE):
+        return
+    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or case.has("roce-gid-missing") or not case.has("net-ib-using")
+    if not roce:
+        return
+    low = (value or "").strip() in ("0", "1", "2")
+    local = any(re.search(r"fe80:|[Gg]id(?:s)?:? ?::(?:,|$| )", hit.text) for hit in case.hits(*_FABRIC_TROUBLE))
+    trouble = case.hits(*_FABRIC_TROUBLE)
+    yield Candidate(
+        "ib.gid-index", 0.92 if low or local else 0.66, f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
+        [*hits, *trouble[:4]], {h.rank for h in trouble if h.rank is not None}, {h.host for h in hits if h.host}, forced_gid_index.__doc__ or "", final=low or local,
+    )
+
+
+@diagnosis
+def link_local_gid(case: Case) -> Iterable[Candidate]:
+    """A RoCE error line shows a link-local local or remote GID (fe80::): the chosen GID cannot be routed."""
+    hits = [hit for hit in case.hits(*_FABRIC_TROUBLE, "ib-local-protection") if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)]
+    both = [hit for hit in hits if len(re.findall(r"fe80:", hit.text)) >= 1]
+    if both and any("RoCE" in hit.text for hit in case.hits("net-ib-using")):
+        yield Candidate("ib.gid-index", 0.8, "the queue pairs use link-local RoCE GIDs, which do not leave the subnet", both[:6], {h.rank for h in both if h.rank is not None})
+
+
+@diagnosis
+def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
+    """ibv_modify_qp fails with 'Invalid argument' or 'No such device/address' over RoCE: the GID entry is empty or of another family."""
+    hits = [hit for hit in case.hits("modify-qp", "create-qp") if re.search(r"Invalid argument|\b22\b|No such device|No data available|\b61\b|Cannot assign requested", hit.text)]
+    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)
+    if hits and roce:
+        yield Candidate("ib.gid-index", 0.68, "queue pairs are refused: the GID index points to an empty or unfitting entry", hits, {h.rank for h in hits if h.rank is not None})
+
+
+@diagnosis
+def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
+    """Local protection errors (status 4) while channels use GPUDirect RDMA: the adapter cannot read GPU memory.
+
+    Usually PCIe ACS redirection or an IOMMU between GPU and adapter, or a peermem module that does not fit the driver.
+    """
+    hits = case.hits("ib-local-protection")
+    if not hits:
+        return
+    gdr = case.has("channel-gdr")
+    yield Candidate(
+        "ib.gdr", 0.85 if gdr else 0.62, "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
+        [*hits, *case.hits("channel-gdr")[:2]], {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, protection_error_with_gdr.__doc__ or "",
+    )
+
+
+@diagnosis
+def peermem(case: Case) -> Iterable[Candidate]:
+    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
+    hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
+    if hits and (case.has("net-ib-using") and _slow_rows(case)):
+        yield Candidate("ib.gdr", 0.66, "GPUDirect RDMA is disabled: all traffic goes through host memory", hits, why=peermem.__doc__ or "")
+
+
+@diagnosis
+def missing_device(case: Case) -> Iterable[Candidate]:
+    """NCCL finds no HCA although one is expected: a variable, a plugin or other hosts of the job use InfiniBand.
+
+    Alone, 'No device found' is harmless: a single node, or a cluster without RDMA.
+    """
+    none = case.hits("no-ib-device")
+    if not none:
+        return
+    without = {hit.host for hit in none if hit.host}
+    with_ib = {hit.host for hit in case.hits("net-ib-using") if hit.host}
+    mixed = with_ib and without - with_ib
+    wanted = [hit for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT") for hit in case.env.get(name, []) if not (name == "NCCL_NET" and "ocket" in hit.text)]
+    plugin = case.has("rdma-plugin")
+    if mixed:
+        yield Candidate("ib.device-not-found", 0.84, f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})", [*none, *case.hits("net-ib-using")[:2]], hosts=without - with_ib, why=missing_device.__doc__ or "")
+    elif wanted and case.value("NCCL_IB_DISABLE") != "1":
+        yield Candidate("ib.device-not-found", 0.72, "InfiniBand is configured but NCCL finds no usable HCA", [*none[:3], *wanted[:3]], hosts=without, why=missing_device.__doc__ or "")
+    elif plugin and case.nodes > 1:
+        yield Candidate("ib.device-not-found", 0.62, "an RDMA plugin is loaded but there is no RDMA device in this process", [*none[:3], *case.hits("rdma-plugin")[:2]], hosts=without, why=missing_device.__doc__ or "")
+    elif plugin:
+        yield Candidate("ib.device-not-found", 0.52, "an RDMA plugin is loaded but there is no RDMA device in this process", [*none[:3], *case.hits("rdma-plugin")[:2]], hosts=without, why=missing_device.__doc__ or "")
+
+
+@diagnosis
+def small_memlock(case: Case) -> Iterable[Candidate]:
+    """Registration fails with ENOMEM, and a listing shows a small locked-memory limit on some host."""
+    values = [hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000]
+    if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
+        yield Candidate("ib.memlock", 0.94, "the locked-memory limit (ulimit -l) is too small for RDMA", [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]], case.ranks("reg-mr-nomem"), case.hosts_of("reg-mr-nomem"))
+
+
+@diagnosis
+def mig_with_nccl(case: Case) -> Iterable[Candidate]:
+    """MIG instances are in use and NCCL or CUDA fails: NCCL does not support several MIG instances of one GPU."""
+    hits = case.hits("mig")
+    if hits and case.has("duplicate-gpu", "invalid-ordinal", "no-gpu", "nccl-error-text", "cumem-refused", "watchdog-timeout", "nccl-internal", "p2p-broken", "cuda-call"):
+        yield Candidate("gpu.mig", 0.88, "MIG instances are used with NCCL", [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]], hosts={h.host for h in hits if h.host}, why=mig_with_nccl.__doc__ or "", final=True)
+
+
+@diagnosis
+def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
+    """All ranks of one node wait in the same collective, joined over P2P, and none ever completed one.
+
+    Nobody is behind, so it is not the program; the first transfer over peer-to-peer never arrived. Typical of ACS or
+    IOMMU redirection, and of consumer cards. NCCL_P2P_DISABLE=1 is the test.
+    """
+    waits = [item for item in case.work if item.hit is not None]
+    if not waits or not case.has("channel-p2p") or case.has("channel-net") or case.nodes > 1:
+        return
+    stuck = {(item.sequence, item.operation) for item in waits}
+    early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
+    everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
+    if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
+        hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
+        strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
+        yield Candidate("gpu.p2p", strength, "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation", [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]], why=peer_to_peer_hang.__doc__ or "", final=True)
+
+
+@diagnosis
+def init_never_completes(case: Case) -> Iterable[Candidate]:
+    """Communicators start and none completes on some ranks, with P2P channels set up on one node: a hang in connecting."""
+    if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
+        return
+    started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
+    size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
+    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id"):
+        missing = sorted(set(range(size)) - {int(rank) for rank in started})
+        yield Candidate("launch.world-size", 0.5, f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})", case.hits("nccl-init-start")[:4])
+
+
+@diagnosis
+def virtualised_cuda(case: Case) -> Iterable[Candidate]:
+    """CUDA calls inside NCCL fail with 'unknown error' or 'invalid argument' under WSL2 or in a VM: cuMem is not supported there."""
+    hits = case.hits("cuda-unknown-error", "cumem-refused", "nccl-invalid-launch")
+    if hits and case.has("wsl"):
+        yield Candidate("sys.container", 0.62, "NCCL's CUDA memory calls are not supported under WSL2", [*hits, *case.hits("wsl")[:2]], why=virtualised_cuda.__doc__ or "")
+    elif case.has("cuda-unknown-error"):
+        yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
+
+
+@diagnosis
+def different_nccl_versions(case: Case) -> Iterable[Candidate]:
+    """The hosts of one job print different NCCL versions, and initialisation fails."""
+    by_host: dict[str, set[str]] = {}
+    lines: dict[str, Hit] = {}
+    for hit in case.hits("nccl-version"):
+        host = hit.host or (f"rank {hit.rank}" if hit.rank is not None else "")
+        version = hit.groups["version"].split("+")[0]
+        by_host.setdefault(host, set()).add(version)
+        lines.setdefault(version, hit)
+    if len(lines) > 1 and case.has("bootstrap-truncated", "nccl-error-text", "watchdog-timeout", "nccl-mismatch", "peer-closed", "socket-timeout", "nccl-internal", "segfault"):
+        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")], hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
+
+
+# --- slow ------------------------------------------------------------------------------------------------------------
+
+_SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
+
+
+def _slow_rows(case: Case) -> list[Hit]:
+    """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
+    rows = []
+    for hit in case.hits("busbw-row"):
+        fields = hit.text.split()
+        numbers = [field for field in fields if re.fullmatch(r"\d+(?:\.\d+)?", field)]
+        if len(numbers) >= 4 and numbers[0].isdigit() and int(numbers[0]) >= 1 << 26:
+            rows.append(hit)
+    return rows
+
+
+def _busbw(hit: Hit) -> float:
+    """The out-of-place bus bandwidth of a row: the third decimal number (time, algbw, busbw)."""
+    decimals = [float(field) for field in hit.text.split() if re.fullmatch(r"\d+\.\d+", field)]
+    return decimals[2] if len(decimals) >= 3 and decimals[0] > decimals[1] else (decimals[1] if len(decimals) > 1 else 0.0)
+
+
+@diagnosis
+def slow_network(case: Case) -> Iterable[Candidate]:
+    """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
+
+    Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
+    without RDMA (workstations, single-GPU cloud machines) they are not.
+    """
+    socket = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
+    over_net = case.has("channel-net") or case.nodes > 1
+    rows = _slow_rows(case)
+    best = max((_busbw(hit) for hit in rows), default=0.0)
+    server = [hit for hit in case.hits("gpu-model") if _SERVER_GPU.search(hit.text)]
+    complaint = case.hits("slow-complaint")
+    per_host = Counter(hit.host for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values())
+    local = max([int(hit.groups["local"]) for hit in case.hits("nccl-nodes")] + list(per_host.values()), default=0)
+    if socket and over_net and case.nodes > 1:
+        proof = [*case.hits("net-socket-using")[:2], *socket[:2], *rows[-2:], *complaint[:2]]
+        if rows and best < 60 and (server or local >= 8):
+            yield Candidate("net.slow", 0.8, f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes", proof, hosts={h.host for h in socket if h.host}, why=slow_network.__doc__ or "")
+        elif complaint or (server and local >= 8 and not case.has("no-ib-device-harmless")):
+            yield Candidate("net.slow", 0.66 if complaint else 0.56, "the nodes talk over TCP sockets although these machines have faster networks", proof, hosts={h.host for h in socket if h.host}, why=slow_network.__doc__ or "")
+    elif complaint and (case.has("gdr-disabled") or over_net or rows):
+        yield Candidate("net.slow", 0.6, "the measured bandwidth is far below what is expected", [*complaint[:3], *rows[-2:]], why=slow_network.__doc__ or "")

@@ -1,0 +1,315 @@
+"""Interfaces, names, firewalls: what the addresses in the lines say together."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.model import Hit
+
+_VIRTUAL = re.compile(r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)")
+_FAILING = (
+    "connect-timeout", "connect-noroute", "connect-refused", "peer-closed", "gloo-connect-failed", "gloo-closed",
+    "master-timeout", "watchdog-timeout", "socket-timeout", "unique-id", "nccl-error-text", "heartbeat",
+)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    bare = re.sub(r"<\d+>.*$|%\w+$", "", text.strip().strip("[]"))
+    bare = re.sub(r"^(?:::ffff:)?(\d+\.\d+\.\d+\.\d+):\d+$", r"\1", bare)
+    try:
+        return ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+
+
+@diagnosis
+def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
+    """Two hosts bootstrap on the same address, or on an interface that exists only inside a host.
+
+    docker0, virbr0, bridges, tunnels and loopback have addresses that other hosts cannot reach, often the same on each.
+    """
+    by_host: dict[str, Hit] = {}
+    for hit in case.hits("bootstrap-using"):
+        by_host.setdefault(hit.host, hit)
+    if len(by_host) < 2 and case.nodes < 2:
+        return
+    if _joined_across_hosts(case):
+        return
+    addresses: dict[str, list[Hit]] = defaultdict(list)
+    for hit in by_host.values():
+        addresses[hit.groups["address"]].append(hit)
+    failing = case.has(*_FAILING)
+    shared = [hits for hits in addresses.values() if len(hits) > 1]
+    if shared and failing:
+        hits = shared[0]
+        yield Candidate(
+            "net.wrong-interface", 0.93, f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
+            [*hits, *case.hits(*_FAILING)[:3]], hosts={hit.host for hit in hits}, why=bootstrap_addresses.__doc__ or "", final=True,
+        )
+        return
+    virtual = [hit for hit in by_host.values() if _VIRTUAL.match(hit.groups["interface"]) or _unroutable(hit.groups["address"])]
+    if virtual and failing:
+        names = ", ".join(sorted({hit.groups["interface"] for hit in virtual}))
+        yield Candidate(
+            "net.wrong-interface", 0.86, f"NCCL chose {names}, which other hosts cannot reach",
+            [*virtual, *case.hits(*_FAILING)[:3]], hosts={hit.host for hit in virtual if hit.host}, why=bootstrap_addresses.__doc__ or "",
+        )
+        return
+    networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
+    names = {hit.groups["interface"] for hit in by_host.values()}
+    if len(by_host) > 1 and len(networks) > 1 and len(names) > 1 and case.has("connect-timeout", "connect-noroute", "connect-refused", "peer-closed"):
+        yield Candidate(
+            "net.wrong-interface", 0.75, f"the hosts chose interfaces in different networks ({', '.join(sorted(names))})",
+            [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]], hosts=set(by_host),
+            why="Hosts that bootstrap on differently named interfaces in unrelated networks usually cannot reach each other.",
+        )
+
+
+def _joined_across_hosts(case: Case) -> bool:
+    """Whether a communicator over several hosts was completed, or its channels set up: then the addresses work."""
+    return len(case.hosts_of("nccl-init-complete")) > 1 or (
+        case.nodes > 1 and case.has("nccl-init-complete", "channel-net", "nccl-nodes")
+    )
+
+
+def _unroutable(text: str) -> bool:
+    address = _address(text)
+    return address is not None and (address.is_loopback or address.is_link_local)
+
+
+def _network(text: str) -> str | None:
+    address = _address(text)
+    if address is None or address.version != 4:
+        return None
+    return ".".join(str(address).split(".")[:2])
+
+
+@diagnosis
+def connect_target(case: Case) -> Iterable[Candidate]:
+    """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
+    hits = case.hits("connect-timeout", "connect-noroute", "connect-refused")
+    odd = [hit for hit in hits if _is_local_only(hit.groups.get("address", ""))]
+    if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
+        yield Candidate(
+            "net.wrong-interface", 0.8, f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
+            [*odd, *case.hits("bootstrap-using")[:4]], {hit.rank for hit in odd if hit.rank is not None}, why=connect_target.__doc__ or "",
+        )
+
+
+def _is_local_only(text: str) -> bool:
+    found = re.search(r"\d+\.\d+\.\d+\.\d+", text)
+    if not found:
+        return False
+    address = ipaddress.ip_address(found.group()) if all(int(part) < 256 for part in found.group().split(".")) else None
+    return address is not None and (address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122.")))
+
+
+# A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
+_ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
+
+
+@diagnosis
+def gloo_loopback(case: Case) -> Iterable[Candidate]:
+    """Gloo connects to 127.x although the job has several hosts: the own name resolves to loopback, or was told to.
+
+    Without GLOO_SOCKET_IFNAME Gloo resolves the host's own name; Debian's ``127.0.1.1 hostname`` in /etc/hosts makes it
+    advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
+    """
+    told = case.value("GLOO_SOCKET_IFNAME") or ""
+    loop = [
+        hit
+        for hit in case.hits("gloo-endpoint", "connect-refused")
+        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", "")) and not _ESTABLISHED.search(hit.text)
+    ]
+    single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
+    if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
+        if told:
+            yield Candidate("net.wrong-interface", 0.9, f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback", [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]], why=gloo_loopback.__doc__ or "")
+            yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
+            return
+        debian = any("127.0.1.1" in hit.text or "127.0.0.1" not in hit.text for hit in loop)
+        strength = 0.62 if single else 0.9
+        yield Candidate(
+            "net.hostname-resolution", strength if debian or not told else 0.7, "Gloo connects to a loopback address: a host's own name resolves to loopback",
+            loop[:6], {hit.rank for hit in loop if hit.rank is not None}, why=gloo_loopback.__doc__ or "",
+        )
+        yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
+        return
+    if case.has("hostname-loopback") and case.has("gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"):
+        hits = case.hits("hostname-loopback")
+        yield Candidate("net.hostname-resolution", 0.85, "a host's own name does not resolve: Gloo fell back to loopback", hits, {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, gloo_loopback.__doc__ or "")
+
+
+def _several_hosts(case: Case) -> bool:
+    found = set()
+    for hit in case.hits("gloo-endpoint", "master-refused", "torchrun-host", "world-size"):
+        for text in re.findall(r"\d+\.\d+\.\d+\.\d+", hit.text):
+            if not text.startswith("127."):
+                found.add(text)
+    return len(found) > 1 or len(case.summary.hosts) > 1
+
+
+@diagnosis
+def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
+    """Gloo's full mesh failed and no address was printed (old versions): an unreachable advertised address."""
+    if not case.has("gloo-connect-failed") or case.hits("gloo-endpoint"):
+        return
+    told = case.value("GLOO_SOCKET_IFNAME")
+    hits = case.hits("gloo-connect-failed")
+    if told:
+        yield Candidate("net.wrong-interface", 0.75, f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}", [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]])
+    else:
+        yield Candidate("net.hostname-resolution", 0.56, "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)", hits[:6])
+
+
+@diagnosis
+def numeric_hostname(case: Case) -> Iterable[Candidate]:
+    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143)."""
+    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+        host = hit.groups.get("host", "")
+        if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
+            yield Candidate("net.hostname-resolution", 0.92, f"the host name {host} is read as a number, that is as an IPv4 address", [hit], why=numeric_hostname.__doc__ or "", final=True)
+            return
+
+
+@diagnosis
+def master_is_loopback(case: Case) -> Iterable[Candidate]:
+    """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
+    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+        host = hit.groups.get("host", "")
+        if (host.startswith("127.") or host in ("localhost", "::1")) and (case.nodes > 1 or _several_hosts(case)):
+            yield Candidate("net.master-unreachable", 0.86, f"MASTER_ADDR is {host}: every node looks for the master on itself", [hit])
+            return
+
+
+@diagnosis
+def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
+    """GLOO_SOCKET_IFNAME carries NCCL's syntax (``^``, ``=``) or a blank: Gloo takes it as a name."""
+    for hit in case.hits("gloo-no-interface"):
+        name = hit.groups.get("interface", "")
+        if name[:1] in "^=" or "*" in name or " " in name.strip():
+            yield Candidate("env.bad-nccl-var", 0.97, f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}", [hit], why=gloo_interface_syntax.__doc__ or "", final=True)
+            return
+
+
+@diagnosis
+def comm_id_address(case: Case) -> Iterable[Candidate]:
+    """NCCL_COMM_ID is set, and binding or connecting to its address fails: the variable names the wrong address."""
+    hits = case.env.get("NCCL_COMM_ID", [])
+    if hits and case.has("no-same-subnet", "cannot-assign", "connect-refused", "connect-timeout", "bad-comm-id", "nccl-error-text"):
+        yield Candidate("env.bad-nccl-var", 0.9, f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host", [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]], why=comm_id_address.__doc__ or "", final=True)
+
+
+@diagnosis
+def interface_filter(case: Case) -> Iterable[Candidate]:
+    """No interface matches, and the variable that filters is known: say its value; exclusion lists that let lo through."""
+    value = case.value("NCCL_SOCKET_IFNAME")
+    if value is None:
+        return
+    hits = case.env["NCCL_SOCKET_IFNAME"]
+    if case.has("no-socket-interface"):
+        yield Candidate("net.wrong-interface", 0.95, f"NCCL_SOCKET_IFNAME={value} matches no interface on this host", [*case.hits("no-socket-interface")[:4], *hits[:2]], case.ranks("no-socket-interface"), case.hosts_of("no-socket-interface"))
+    chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
+    if chosen_lo and value.startswith("^") and case.nodes != 1:
+        yield Candidate("net.wrong-interface", 0.9, f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen", [*chosen_lo, *hits[:2]])
+        yield Candidate("env.bad-nccl-var", 0.7, "an exclusion list without lo", hits[:2])
+
+
+@diagnosis
+def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
+    """Connections are reset in the middle of the run, and no process of any rank died before: something on the way did it.
+
+    A reset without a death (no exception, no signal, no kill) on either side comes from a firewall or middlebox that
+    lost or expired its state. With only some ranks' logs at hand the peer may have died unseen.
+    """
+    resets = [hit for hit in case.hits("gloo-closed", "store-closed", "peer-closed") if "eset by peer" in hit.text]
+    if not resets:
+        return
+    speakers = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
+    world = case.world
+    present = set(case.summary.ranks)
+    if case.nodes == 1 and not _several_hosts(case):
+        return
+    both_sides = world > 1 and present >= set(range(world))
+    died = case.has("sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure") or bool(case.ordinary)
+    if both_sides and not died:
+        yield Candidate("net.firewall", 0.62, "established connections were reset although no process had died: a firewall or middlebox on the way", resets, speakers, why=reset_while_all_alive.__doc__ or "")
+
+
+@diagnosis
+def efa_request_failed(case: Case) -> Iterable[Candidate]:
+    """EFA requests fail on several live ranks at their first traffic: the security group lets TCP pass but not EFA.
+
+    EFA needs a rule that allows all traffic of the security group to and from itself; TCP bootstrap works without it. If
+    only one peer is affected it may have died.
+    """
+    hits = case.hits("ofi-error")
+    if not hits:
+        return
+    speakers = {(hit.host, hit.rank) for hit in hits}
+    strength = 0.66 if len(speakers) > 1 else 0.52
+    yield Candidate("net.firewall", strength, "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone", hits, {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, efa_request_failed.__doc__ or "")
+    yield Candidate("net.plugin", 0.5, "the EFA plugin's requests fail", hits)
+
+
+@diagnosis
+def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
+    """Queue pairs of one job were set up with different path MTUs on different hosts, and requests then fail."""
+    by_host: dict[str, Hit] = {}
+    for hit in case.hits("qp-mtu"):
+        by_host.setdefault(f"{hit.host}", hit)
+    values = {hit.groups["mtu"] for hit in case.hits("qp-mtu")}
+    if len(values) > 1 and case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp"):
+        fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
+        most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
+        yield Candidate(
+            "net.mtu", 0.85, f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
+            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]], hosts={fewest.host, most.host}, why=mtu_of_queue_pairs.__doc__ or "", final=True,
+        )
+
+
+@diagnosis
+def large_packets_lost(case: Case) -> Iterable[Candidate]:
+    """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
+    big = [hit for hit in case.tail if re.search(r"ping .*-s (\d{4,5})", hit.text)]
+    for hit in [h for hits in case.summary.heads.values() for h in hits] + case.tail:
+        found = re.search(r"ping .*(?:-M do|-s) ", hit.text)
+        if found and case.has("ping-loss"):
+            yield Candidate("net.mtu", 0.85, "large packets do not pass between the hosts", [hit, *case.hits("ping-loss")[:2], *big[:2]])
+            return
+    values = {hit.groups["mtu"] for hit in case.hits("ip-link-mtu") if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")}
+    if len(values) > 1 and "1500" in values | {"1500"} and case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed") and {"9000", "9001", "8900"} & values:
+        yield Candidate("net.mtu", 0.62, f"interfaces have different MTUs ({', '.join(sorted(values))})", case.hits("ip-link-mtu")[:6])
+
+
+_MUST_AGREE = frozenset(
+    "NCCL_PROTO NCCL_ALGO NCCL_BUFFSIZE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_NTHREADS NCCL_LL_BUFFSIZE NCCL_NET NCCL_IB_DISABLE "
+    "NCCL_NET_GDR_LEVEL NCCL_COLLNET_ENABLE NCCL_NVLS_ENABLE NCCL_P2P_NET_CHUNKSIZE NCCL_CUMEM_ENABLE NCCL_MNNVL_ENABLE NCCL_SHM_DISABLE".split()
+)
+
+
+@diagnosis
+def settings_differ(case: Case) -> Iterable[Candidate]:
+    """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
+
+    NCCL does not compare these settings; different algorithms, protocols or buffer sizes end in truncated messages, wrong
+    receive sizes or a hang.
+    """
+    if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
+        return
+    speakers = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
+    for name in sorted(_MUST_AGREE):
+        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
+        values = {hit.groups["value"].strip(" .") for hit in hits}
+        hosts = {hit.host for hit in hits}
+        if hits and len(speakers) > 1 and (len(values) > 1 or hosts < speakers):
+            what = f"has different values ({', '.join(sorted(values))})" if len(values) > 1 else f"is set on {', '.join(sorted(hosts)[:4])} only"
+            yield Candidate(
+                "env.bad-nccl-var", 0.87, f"{name} {what}: all ranks must agree", [*hits[:6], *case.hits("size-mismatch")[:3]], hosts=hosts,
+                why=settings_differ.__doc__ or "", final=True,
+            )
+            return

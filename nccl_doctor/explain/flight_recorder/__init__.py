@@ -1,0 +1,41 @@
+"""PyTorch flight-recorder dumps: read them without unpickling, compare the ranks, name who is missing where.
+
+:func:`read` gives one typed :class:`Dump`. :func:`compare` takes the dumps of several ranks and gives
+:class:`Conclusion` objects, each with quoted evidence: who called something else, who never called, who called too
+often, whose dump is missing, and where nothing but the network or a GPU is left.
+"""
+
+from nccl_doctor.explain.flight_recorder.compare import Conclusion, Kind, compare, folded
+from nccl_doctor.explain.flight_recorder.dump import (
+    Dump,
+    Entry,
+    FlightRecorderRefused,
+    Frame,
+    GroupStatus,
+    ProcessGroup,
+    State,
+    collect,
+    looks_like_dump,
+    rank_of_file,
+    read,
+    thin,
+)
+
+__all__ = [
+    "Conclusion",
+    "Dump",
+    "Entry",
+    "FlightRecorderRefused",
+    "Frame",
+    "GroupStatus",
+    "Kind",
+    "ProcessGroup",
+    "State",
+    "collect",
+    "compare",
+    "folded",
+    "looks_like_dump",
+    "rank_of_file",
+    "read",
+    "thin",
+]

@@ -1,0 +1,179 @@
+"""From candidates to causes: join by id, let causes explain effects, order by what came first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccl_doctor.explain import topics
+from nccl_doctor.explain.case import Candidate, Case, all_diagnoses
+from nccl_doctor.explain.model import Hit, Role
+
+# What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
+LATE = frozenset(
+    "net.peer-lost app.straggler-timeout launch.killed launch.rdzv sw.nccl-bug net.master-unreachable launch.world-size "
+    "app.rank-exception ib.retry-exceeded net.firewall app.collective-mismatch unrelated app.pg-misuse app.uneven-inputs "
+    "net.slow net.plugin net.wrong-interface".split()
+)
+
+# A cause (key) that explains these others even if they are printed earlier or look stronger.
+EXPLAINS: dict[str, frozenset[str]] = {
+    name: frozenset(others.split())
+    for name, others in {
+        "gpu.fell-off-bus": "gpu.illegal-access gpu.not-visible gpu.nvlink gpu.driver gpu.ecc app.dataloader-worker gpu.oom ib.gdr",
+        "gpu.ecc": "gpu.illegal-access gpu.driver gpu.oom gpu.not-visible",
+        "gpu.nvlink": "gpu.illegal-access gpu.p2p gpu.driver gpu.fabric-manager",
+        "gpu.fabric-manager": "gpu.not-visible gpu.driver gpu.nvlink gpu.p2p gpu.imex",
+        "gpu.imex": "gpu.driver gpu.fabric-manager gpu.p2p sys.container",
+        "gpu.mig": "gpu.duplicate gpu.not-visible gpu.p2p",
+        "gpu.duplicate": "env.bad-nccl-var gpu.driver gpu.not-visible",
+        "gpu.driver": "gpu.not-visible sw.library-conflict",
+        "gpu.illegal-access": "gpu.driver app.dataloader-worker",
+        "gpu.p2p": "gpu.driver gpu.illegal-access",
+        "ib.port-down": "ib.qp-connect ib.device-not-found ib.gid-index gpu.driver",
+        "ib.gid-index": "ib.qp-connect env.bad-nccl-var",
+        "ib.memlock": "ib.qp-connect ib.gdr",
+        "ib.gdr": "ib.qp-connect",
+        "sys.shm": "sys.disk-full app.dataloader-worker sys.container gpu.p2p sys.host-oom gpu.driver",
+        "sys.host-oom": "sys.threads",
+        "sys.threads": "sys.host-oom",
+        "sys.nofile": "app.dataloader-worker sys.shm gpu.p2p sys.container",
+        "sys.node-failure": "sys.clock-or-dns-or-fs",
+        "net.hostname-resolution": "net.wrong-interface env.bad-nccl-var",
+        "net.port-in-use": "launch.rdzv",
+        "sw.library-conflict": "sw.no-nccl-backend gpu.driver",
+        "sw.nccl-version-mismatch": "gpu.driver",
+        "env.bad-nccl-var": "",
+        "gpu.oom": "gpu.driver",
+        "app.dataloader-worker": "",
+    }.items()
+}
+_PLAUSIBLE = 0.6
+_EXTRA = 0.012  # each further signature that agrees
+
+
+def collect(case: Case) -> list[Candidate]:
+    """All candidates: one per cause id, from signatures and diagnoses."""
+    found: list[Candidate] = []
+    for name in case.summary.groups:
+        signature = case.signatures.get(name)
+        if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
+            continue
+        hits = case.hits(name)
+        if not hits:
+            continue
+        found.append(
+            Candidate(
+                signature.cause,
+                signature.strength,
+                _title(signature.title, hits[0]),
+                hits,
+                {hit.rank for hit in hits if hit.rank is not None},
+                {hit.host for hit in hits if hit.host},
+                signature.why,
+            )
+        )
+    for rule in all_diagnoses():
+        found.extend(rule(case))
+    if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
+        found.extend(_last_resort(case))
+    return _join(found)
+
+
+def _last_resort(case: Case) -> list[Candidate]:
+    """What the words of the lines that sound like trouble are about, when no signature is convincing."""
+    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    found = []
+    for place, (cause, hits) in enumerate(votes[:4]):
+        strength = (0.36, 0.32, 0.29, 0.26)[place]
+        title = f"lines about this subject: {hits[0].text.strip()[-120:]}"
+        found.append(Candidate(cause, strength, title, hits, {h.rank for h in hits if h.rank is not None}))
+    return found
+
+
+def _title(template: str, hit: Hit) -> str:
+    title = template
+    for name, value in hit.groups.items():
+        title = title.replace("{" + name + "}", value[:80])
+    return title
+
+
+def _join(found: Iterable[Candidate]) -> list[Candidate]:
+    by_id: dict[str, Candidate] = {}
+    for item in sorted(found, key=lambda candidate: -candidate.strength):
+        best = by_id.get(item.id)
+        if best is None:
+            by_id[item.id] = item
+            continue
+        if item.strength >= 0.3:
+            best.strength = min(0.99, best.strength + _EXTRA)
+        best.hits = best.hits + item.hits
+        best.final = best.final or item.final
+        if not best.ranks:
+            best.ranks = item.ranks
+        best.hosts = best.hosts or item.hosts
+    return list(by_id.values())
+
+
+def rank(case: Case) -> list[Candidate]:
+    """Candidates with their final strength, best first."""
+    candidates = collect(case)
+    before = {item.id: item.strength for item in candidates}
+    for effect in candidates:
+        for cause in candidates:
+            if cause is not effect and _explains(case, cause, effect, before):
+                effect.strength = min(effect.strength, before[effect.id] * 0.55)
+                break
+    for item in candidates:
+        if item.id not in _SLOWNESS and _survived(case, item):
+            item.strength = min(item.strength, before[item.id] * 0.5)
+    candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
+    return candidates
+
+
+# Troubles under which a job goes on: moving on does not speak against them.
+_SLOWNESS = frozenset(("net.slow", "gpu.thermal-power", "launch.killed", "ib.device-not-found", "app.nan-or-data", "gpu.nvlink", "gpu.ecc", "sw.nccl-bug"))
+
+
+def _survived(case: Case, item: Candidate) -> bool:
+    """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
+    if case.ordinary or any(
+        case.count(name) for name, signature in case.signatures.items() if signature.role is Role.SYMPTOM
+    ):
+        return False
+    end = case.last("ended-well") or case.last("nccl-tests-ok")
+    on = case.last("progress")
+    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
+        on is not None and on.file == last.file and on.line > last.line + 20
+    )
+
+
+def _place(item: Candidate) -> tuple[str, int]:
+    first = min(item.hits, key=lambda hit: (hit.file, hit.line))
+    return first.file, first.line
+
+
+def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str, float]) -> bool:
+    if before[cause.id] < _PLAUSIBLE or effect.final:
+        return False
+    if effect.id in EXPLAINS.get(cause.id, frozenset()):
+        return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] >= before[effect.id]
+    if effect.id not in LATE:
+        return False
+    if cause.id in LATE and cause.id not in ("app.rank-exception", "launch.killed") and not cause.final:
+        return False
+    if before[effect.id] < _PLAUSIBLE:
+        return True
+    if cause.final:
+        return True
+    # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
+    later = case.after(_first(cause), _first(effect))
+    return later is not True
+
+
+def _first(item: Candidate) -> Hit:
+    """The earliest hit; by time where hits have one."""
+    timed = [hit for hit in item.hits if hit.seconds is not None]
+    if len(timed) == len(item.hits):
+        return min(timed, key=lambda hit: (hit.seconds or 0.0, hit.file, hit.line))
+    return min(item.hits, key=lambda hit: (hit.file, hit.line))

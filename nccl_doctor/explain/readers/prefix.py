@@ -1,0 +1,225 @@
+"""Who said a line, and when: launchers, schedulers and loggers put it in front of the text in many ways.
+
+Known: torchrun (``[default0]:``, ``[rank3]:``), Open MPI (``[1,5]<stdout>:``), srun ``-l`` (``3: ``), pdsh and Kubernetes
+(``host: ``, ``[pod/name/container] ``), Ray (``(Worker pid=1, ip=10.0.0.1) ``), CRI and syslog and dmesg lines, Python's and
+glog's log formats, NCCL's ``host:pid:tid [dev]``, and torch's ``[PG ID 0 PG GUID 0 Rank 3]``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+_MONTHS = {name: index for index, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_DAYS_BEFORE = (0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+
+
+class Line(msgspec.Struct):
+    """A line without its prefixes. ``task`` is a label that may be a rank or a node index (srun -l)."""
+
+    body: str
+    rank: int | None = None
+    task: int | None = None
+    host: str = ""
+    pid: str = ""
+    seconds: float | None = None
+    when: str = ""
+    key: str = ""  # lines of one process share it; used to put interleaved tracebacks together
+
+
+def seconds_of_year(month: int, day: int, hour: int, minute: int, second: float) -> float | None:
+    """Seconds since the year began, without leap days: good for order and differences."""
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
+        return None
+    return float((_DAYS_BEFORE[month] + day - 1) * 86400 + hour * 3600 + minute * 60) + second
+
+
+_CRI = re.compile(r"(?P<when>\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6}) (?:stdout|stderr) [FP] ")
+_ISO = re.compile(
+    r"[\[(]?(?P<when>\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T _](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?))(?:Z|[+-]\d\d:?\d\d)?[\])]?[:,]?\s?"
+)
+_SHORT_ISO = re.compile(r"(?P<when>(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s")
+_GLOG = re.compile(
+    r"\[?(?P<level>[IWEFVC])(?P<when>(?P<mo>\d\d?)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?))\s+(?P<rest>[^\]]{0,200}\])\s?"
+)
+_SYSLOG = re.compile(
+    r"(?P<when>(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s+(?P<host>[\w.-]+)\s+(?=[\w./()-]+(?:\[\d+\])?:)"
+)
+_DMESG_T = re.compile(
+    r"\[(?P<when>\w{3} (?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4})\]\s?"
+)
+_DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*(?P<when>\d+\.\d{6})\]\s?")
+_TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
+_ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
+_RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d+)\]:?\s?", re.IGNORECASE)
+_RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNORECASE)
+_MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+_SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ?")
+_BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
+_RAY = re.compile(r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?")
+_POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
+_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
+_PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
+_PY_LOG = re.compile(
+    r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
+)
+_NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] ")
+_PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
+_NOT_HOSTS = frozenset(
+    "srun slurmstepd kernel error warning info debug note usage torchrun mpirun bash sh python python3 libibverbs libfabric "
+    "raise what traceback epoch step iter iteration loss terminate fatal failed make docker kubectl sudo ssh sbatch last "
+    "train training val eval cuda nccl gpu cpu numa rank time host exitcode status state link active message reason events "
+    "type from node warn accelerate deepspeed ray slurmctld slurmd systemd nvidia-smi rdzv master worker launcher hint "
+    "notice assertion aborted options args config env file line import module exception map downloading loading saving".split()
+)
+
+
+def _clock(match: re.Match[str]) -> tuple[float | None, str]:
+    groups = match.groupdict()
+    month = int(groups["mo"]) if groups.get("mo") else _MONTHS[groups["mon"]]
+    second = float(groups["s"].replace(",", "."))
+    return seconds_of_year(month, int(groups["d"]), int(groups["h"]), int(groups["mi"]), second), groups["when"]
+
+
+def _is_host(name: str) -> bool:
+    lower = name.lower()
+    if lower in _NOT_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
+        return False
+    if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit)$", name):
+        return False
+    return any(char.isdigit() for char in name) or ("-" in name and name == lower)
+
+
+def parse(text: str) -> Line:
+    """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
+    if "\x1b" in text:
+        text = ANSI.sub("", text)
+    line = Line(text)
+    at = 0
+    label = ""
+    for _ in range(8):
+        step = _one_prefix(line, text, at)
+        if step is None:
+            break
+        at, key = step
+        label += key
+    line.body = text[at:]
+    found = _NCCL.search(line.body, 0, 160)
+    if found and " NCCL " in line.body[found.end() - 1 : found.end() + 120]:
+        line.host, line.pid = found.group("host"), found.group("pid")
+        label += f"p{line.pid}"
+    elif line.rank is None:
+        tagged = _PG_RANK.search(line.body, 0, 240)
+        if tagged:
+            line.rank = int(tagged.group("rank"))
+    line.key = label
+    return line
+
+
+def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
+    """Recognise one prefix at ``at``; returns where the rest begins and what it adds to the process key."""
+    char = text[at : at + 1]
+    if not char or char in " \t":
+        found = _SRUN.match(text, at) if at == 0 else None
+        if found:
+            line.task = int(found.group("task"))
+            return found.end(), f"t{line.task}"
+        return None
+    if char.isdigit():
+        for pattern in (_CRI, _ISO, _SHORT_ISO):
+            found = pattern.match(text, at)
+            if found:
+                line.seconds, line.when = _clock(found)
+                return found.end(), ""
+        found = _TIME_ONLY.match(text, at)
+        if found:
+            line.when = line.when or found.group().strip(" []")
+            return found.end(), ""
+        found = _SRUN.match(text, at)
+        if found and line.task is None:
+            line.task = int(found.group("task"))
+            return found.end(), f"t{line.task}"
+        return None
+    if char == "[":
+        return _bracket(line, text, at)
+    if char == "(":
+        found = _RAY.match(text, at)
+        if found:
+            line.pid = found.group("pid")
+            line.host = found.group("ip") or line.host
+            rank = re.search(r"rank=(\d+)", found.group())
+            if rank:
+                line.rank = int(rank.group(1))
+            return found.end(), f"p{line.pid}{line.host}"
+        found = _RANK_WORD.match(text, at)
+        if found:
+            line.rank = int(found.group("rank"))
+            return found.end(), f"r{line.rank}"
+        return None
+    return _word(line, text, at)
+
+
+def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
+    found = _RANK_TAG.match(text, at)
+    if found:
+        line.rank = int(found.group("rank"))
+        return found.end(), f"r{line.rank}"
+    found = _MPI.match(text, at)
+    if found:
+        line.task = line.rank = int(found.group("rank"))
+        return found.end(), f"r{line.rank}"
+    found = _POD.match(text, at)
+    if found:
+        line.host = found.group("pod")
+        return found.end(), f"h{line.host}"
+    for pattern in (_ISO, _GLOG, _DMESG_T):
+        found = pattern.match(text, at)
+        if found:
+            line.seconds, line.when = _clock(found)
+            # glog's own bracket holds the source file; a message follows it
+            return found.end(), ""
+    found = _DMESG.match(text, at)
+    if found:
+        line.when = found.group("when")
+        return found.end(), ""
+    found = _TIME_ONLY.match(text, at)
+    if found and "]" in found.group():
+        line.when = line.when or found.group().strip(" []")
+        return found.end(), ""
+    found = _ELASTIC.match(text, at)
+    if found:
+        return found.end(), f"l{found.group('local')}"
+    found = _PY_LOG.match(text, at)
+    if found:
+        return found.end(), ""
+    found = _BARE_RANK.match(text, at)
+    if found and line.task is None:
+        line.task = int(found.group("task"))
+        return found.end(), f"t{line.task}"
+    return None
+
+
+def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
+    found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
+    if found:
+        line.seconds, line.when = _clock(found)
+        host = found.groupdict().get("host")
+        if host:
+            line.host = host
+        return found.end(), ""
+    found = _RANK_WORD.match(text, at)
+    if found:
+        line.rank = int(found.group("rank"))
+        return found.end(), f"r{line.rank}"
+    found = _PY_LOG.match(text, at)
+    if found and found.end() > at:
+        return found.end(), ""
+    for pattern in (_HOST, _PIPE_HOST):
+        found = pattern.match(text, at)
+        if found and not line.host and _is_host(found.group("host")):
+            line.host = found.group("host")
+            return found.end(), f"h{line.host}"
+    return None

@@ -1,0 +1,401 @@
+"""Read one log source to its summary: linear time, bounded memory, whatever it holds.
+
+Blocks of whole lines go through the anchor engine; only lines with an anchor are decoded, split into prefix and body and
+shown to the signatures. While a traceback is open every line is looked at, because its lines have nothing in common.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from nccl_doctor.explain import matcher
+from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
+from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LINES, HitGroup, Summary
+
+LINE_LIMIT = 8192  # bytes of a line that are looked at
+BLOCK = 1 << 20
+BEFORE_LINES = 40
+QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
+# A signature that hits this often in one file says nothing new any more; its anchor is dropped for the rest of the file.
+BUSY = 20_000
+FRAME_LIMIT = 400  # lines of one traceback
+OPEN_LIMIT = 64  # tracebacks open at the same time
+
+_FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
+_STANDALONE = re.compile(
+    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
+)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
+_DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+_TRACEBACK = b"Traceback (most recent call last)"
+_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ", b"Error\n", b"Interrupt\n")
+
+
+class _Plan:
+    """The anchors in one order, and which signatures each wakes up."""
+
+    def __init__(self, signatures: dict[str, Signature]) -> None:
+        by_anchor: dict[bytes, list[tuple[Signature, int]]] = {}
+        for signature in signatures.values():
+            for index, template in enumerate(signature.templates):
+                by_anchor.setdefault(template.anchor.encode(), []).append((signature, index))
+        self.wakes = by_anchor
+        self.anchors = tuple(sorted({*by_anchor, *_GENERIC}))
+
+    def woken(self, found: Iterable[int], anchors: tuple[bytes, ...]) -> list[Signature]:
+        awake: dict[str, Signature] = {}
+        for index in found:
+            for signature, _ in self.wakes.get(anchors[index], ()):
+                awake[signature.name] = signature
+        return list(awake.values())
+
+
+_plan: list[_Plan] = []
+
+
+def plan() -> _Plan:
+    """The plan for all signatures, built once per process."""
+    if not _plan:
+        _plan.append(_Plan(all_signatures()))
+    return _plan[0]
+
+
+class _Open:
+    """A traceback whose exception line has not come yet."""
+
+    def __init__(self, hit: Hit, first: int, chained: bool) -> None:
+        self.hit = hit
+        self.first = first
+        self.frames: list[str] = []
+        self.where = ""
+        self.function = ""
+        self.lines = 0
+        self.chained = chained
+
+
+class Scanner:
+    """Reads one source; :meth:`summary` holds what was found."""
+
+    def __init__(self, source: LogSource, fast: bool = True) -> None:
+        self.source = source
+        self.summary = Summary(files=1)
+        self._plan = plan()
+        self._anchors = self._plan.anchors
+        self._fast = fast
+        self._engine = matcher.engine(self._anchors, fast)
+        self._line = 0  # lines before the current block
+        self._seen: dict[str, set[tuple[object, ...]]] = {}
+        self._busy: dict[bytes, int] = {}
+        self._open: dict[str, _Open] = {}
+        self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
+        self._before_kept = False
+        self._pending: dict[str, bool] = {}  # "During handling..." was said
+
+    def feed(self, block: bytes) -> None:
+        """Take a block that ends at a line's end (or at the log's end)."""
+        self.summary.bytes += len(block)
+        at = 0
+        line_at, line_number = 0, self._line + 1
+        while at < len(block):
+            if self._open or self._pending:
+                start, end = at, block.find(b"\n", at)
+                end = len(block) if end < 0 else end
+            else:
+                found = self._engine.search(block, at)
+                if found < 0:
+                    break
+                start = block.rfind(b"\n", at, found) + 1 or at
+                end = block.find(b"\n", found)
+                end = len(block) if end < 0 else end
+            line_number += block.count(b"\n", line_at, start)
+            line_at = start
+            if self._look(block[start : min(end + 1, start + LINE_LIMIT)], line_number) and not self._before_kept:
+                self._keep_before(block, start, line_number)
+            at = end + 1
+        if self.summary.lines == 0 or self._line < 40:
+            self._keep_head(block)
+        self._line += block.count(b"\n")
+        self.summary.lines = self._line
+
+    def finish(self, tail: bytes) -> Summary:
+        """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
+        for key in list(self._open):
+            self._close(key, None)
+        lines = tail.rstrip(b"\r\n\x00 ").split(b"\n")[-TAIL_LINES:]
+        last = max(self.summary.lines, 1)
+        if tail and not tail.endswith(b"\n"):
+            last += 1
+            self.summary.lines = last
+        blank = len(tail) - len(tail.rstrip(b"\n"))
+        number = last - len(lines) + 1 - max(0, blank - 1)
+        self.summary.tails[self.source.name] = [
+            self._hit("tail", max(1, number + index), prefix.parse(text), text)
+            for index, text in enumerate(_decode(raw) for raw in lines)
+            if text.strip()
+        ]
+        return self.summary
+
+    def _keep_head(self, block: bytes) -> None:
+        head = self.summary.heads.setdefault(self.source.name, [])
+        for raw in block[: 64 * 1024].split(b"\n")[: 40 - len(head)]:
+            text = _decode(raw)
+            head.append(self._hit("head", len(head) + 1, prefix.Line(text), text))
+
+    # one line ----------------------------------------------------------------------------------------------------
+
+    def _look(self, raw: bytes, number: int) -> bool:
+        """Take one line; True if it is a sign of trouble."""
+        trouble = False
+        found = self._engine.contained(raw)
+        text = _decode(raw)
+        line = prefix.parse(text)
+        if line.rank is None and self.source.rank is not None:
+            line.rank = self.source.rank
+        if not line.host:
+            line.host = self.source.host
+        known: list[str] = []
+        if found:
+            self._count_busy(found)
+            for signature in self._plan.woken(found, self._anchors):
+                groups = signature.match(text)
+                if groups is not None:
+                    self._add(signature, groups, number, line, text)
+                    known.append(signature.name)
+                    trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+        if line.rank is not None:
+            self.summary.ranks[line.rank] = self.summary.ranks.get(line.rank, 0) + 1
+            self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
+        if line.host:
+            self.summary.hosts[line.host] = self.summary.hosts.get(line.host, 0) + 1
+        self._tracebacks(line, text, number, known)
+        return trouble
+
+    def _keep_before(self, block: bytes, at: int, number: int) -> None:
+        """The lines before the first sign of trouble: what each rank was doing."""
+        self._before_kept = True
+        kept = []
+        lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
+        for index, raw in enumerate(lines, number - len(lines)):
+            text = _decode(raw[:LINE_LIMIT])
+            if text.strip() and b"NCCL INFO" not in raw:
+                kept.append(self._hit("before", index, prefix.parse(text), text))
+        self.summary.before[self.source.name] = kept
+
+    def _count_busy(self, found: list[int]) -> None:
+        for index in found:
+            anchor = self._anchors[index]
+            count = self._busy.get(anchor, 0) + 1
+            self._busy[anchor] = count
+            if count == BUSY:
+                for signature, _ in self._plan.wakes.get(anchor, ()):
+                    self.summary.groups.setdefault(signature.name, HitGroup()).at_least = True
+                busy = {item for item, seen in self._busy.items() if seen >= BUSY}
+                self._anchors = tuple(item for item in self._plan.anchors if item not in busy)
+                self._engine = matcher.engine(self._anchors, self._fast)
+                return
+
+    def _hit(
+        self, signature: str, number: int, line: prefix.Line, text: str, groups: dict[str, str] | None = None
+    ) -> Hit:
+        rank = line.rank if line.rank is not None else line.task
+        return Hit(
+            signature,
+            self.source.name,
+            number,
+            text[:QUOTE_LIMIT],
+            groups or {},
+            rank,
+            line.host,
+            line.pid,
+            line.seconds,
+        )
+
+    def _add(self, signature: Signature, groups: dict[str, str], number: int, line: prefix.Line, text: str) -> None:
+        group = self.summary.groups.setdefault(signature.name, HitGroup())
+        group.count += 1
+        hit = self._hit(signature.name, number, line, text, groups)
+        group.last = hit
+        if len(group.hits) >= KEEP_PER_FILE:
+            return
+        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), _DIGITS.sub("#", line.body[-160:]))
+        seen = self._seen.setdefault(signature.name, set())
+        few = signature.role in (Role.PROGRESS, Role.HARMLESS)
+        if distinct not in seen and not (few and len(group.hits) >= 40):
+            seen.add(distinct)
+            group.hits.append(hit)
+
+    # tracebacks --------------------------------------------------------------------------------------------------
+
+    def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
+        body = line.body
+        key = line.key or (str(line.rank) if line.rank is not None else "")
+        if "Traceback (most recent call last)" in body:
+            chained = self._pending.pop(key, False)
+            if key in self._open:
+                self._close(key, None)
+            if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
+                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained)
+            return
+        block = self._open.get(key)
+        if block is not None:
+            self._inside(block, key, line, text, number, known)
+            return
+        if key in self._pending:
+            if body.strip():
+                del self._pending[key]
+        elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
+            self._pending[key] = True
+        elif any(word in body for word in _STANDALONE_WORDS):
+            self._standalone(line, text, number, known)
+        if not self._open and len(self._pending) > OPEN_LIMIT:
+            self._pending.clear()
+
+    def _inside(
+        self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]
+    ) -> None:
+        body = line.body
+        block.lines += 1
+        frame = _FRAME.match(body)
+        if frame:
+            block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
+            if not _LIBRARY.search(frame.group(1)):
+                block.where, block.function = f"{frame.group(1)}:{frame.group(2)}", frame.group(3) or ""
+            return
+        if block.lines > FRAME_LIMIT:
+            self._close(key, None)
+            return
+        if not body.strip() or body[0] in " \t|+~^":
+            return
+        found = _EXCEPTION.match(body.strip())
+        # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
+        # like an exception ends the block.
+        if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
+            del self._open[key]
+            self._record(block, found.group(1), found.group(2) or "", line, text, number, known)
+            self._pending[key] = True  # look at the next line: it may say that this exception led to another
+        elif block.lines > 60 and not block.frames:
+            self._close(key, None)
+
+    def _close(self, key: str, _: None) -> None:
+        block = self._open.pop(key)
+        if block.frames:
+            self.summary.tracebacks.append(
+                Traceback("", "", block.hit, block.first, block.where, block.function, tuple(block.frames[-12:]))
+            )
+
+    def _record(
+        self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
+    ) -> None:
+        self.summary.tracebacks.append(
+            Traceback(
+                kind,
+                message[:QUOTE_LIMIT],
+                self._hit("exception", number, line, text),
+                block.first,
+                block.where,
+                block.function,
+                tuple(block.frames[-12:]),
+                block.chained,
+                tuple(known),
+            )
+        )
+
+    def _standalone(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
+        """An exception line without its traceback (cut logs, loggers that print only the last line)."""
+        found = _STANDALONE.match(line.body.strip())
+        if not found or len(self.summary.tracebacks) >= KEEP_TRACEBACKS:
+            return
+        kind = line.body.strip().split(":")[0]
+        self.summary.tracebacks.append(
+            Traceback(
+                kind,
+                (found.group(2) or "")[:QUOTE_LIMIT],
+                self._hit("exception", number, line, text),
+                number,
+                known=tuple(known),
+            )
+        )
+
+
+def _looks_like_exception(name: str, message: str | None) -> bool:
+    last = name.rsplit(".", 1)[-1]
+    if "." in name:
+        return last[:1].isupper()
+    return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
+
+
+def _decode(raw: bytes) -> str:
+    """Text of a raw line: UTF-8, undecodable bytes kept as surrogates; of a line with CRs, the last piece that says anything."""
+    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    if "\r" in text:
+        pieces = [piece for piece in text.split("\r") if piece.strip()]
+        text = pieces[-1] if pieces else ""
+    return text
+
+
+def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
+    """Join pieces of any size to blocks that end at a line's end.
+
+    Of a line longer than :data:`LINE_LIMIT` only the beginning is kept (it still counts as one line), so a line of any
+    length costs no memory.
+    """
+    rest = b""
+    skipping = False
+    for piece in pieces:
+        data = rest + piece if rest else piece
+        rest = b""
+        if skipping:
+            end = data.find(b"\n")
+            if end < 0:
+                continue
+            skipping = False
+            data = data[end:]  # keeps the newline: the cut line ends here
+        cut = data.rfind(b"\n") + 1
+        rest = data[cut:]
+        if cut:
+            yield data[:cut]
+        if len(rest) > block:
+            yield rest[:LINE_LIMIT]
+            rest = b""
+            skipping = True
+    if rest:
+        yield rest
+
+
+def pieces_of(source: LogSource) -> Iterator[bytes]:
+    """The source's content as bytes, in pieces."""
+    lines = source.lines
+    if isinstance(lines, str):
+        lines = lines.encode("utf-8", "surrogateescape")
+    if isinstance(lines, bytes):
+        for at in range(0, len(lines), BLOCK):
+            yield lines[at : at + BLOCK]
+        return
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
+        batch.append(data)
+        size += len(data)
+        if size >= BLOCK:
+            yield b"".join(batch)
+            batch, size = [], 0
+    if batch:
+        yield b"".join(batch)
+
+
+def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] | None = None) -> Summary:
+    """Read a whole source."""
+    scanner = Scanner(source, fast)
+    tail = b""
+    for block in whole_lines(pieces_of(source)):
+        scanner.feed(block)
+        tail = (tail + block)[-64 * 1024 :] if len(block) < 64 * 1024 else block[-64 * 1024 :]
+        if progress:
+            progress(len(block))
+    return scanner.finish(tail)

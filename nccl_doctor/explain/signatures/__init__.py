@@ -1,0 +1,87 @@
+"""Signatures: the messages that programs print, and what each proves. One module per area, found by being here.
+
+A module declares *signatures* (one message, in the wordings of all versions) with :func:`says`, and *diagnoses* (what
+several messages prove together) with :func:`nccl_doctor.explain.case.diagnosis`. Nothing has to be registered elsewhere.
+
+How strong a proof is, on one scale for all areas:
+
+- 0.97 and more: the line alone is the cause, whatever else the log says (duplicate GPU, Xid 79, address in use).
+- 0.85 to 0.95: the cause, unless something earlier explains it.
+- 0.6 to 0.8: the usual cause of this line; something more specific wins.
+- below 0.5: a candidate; alone it leaves the log undecided.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+import msgspec
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.template import Template
+
+Guard = Callable[[dict[str, str], str], bool]
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """One message of one program.
+
+    ``cause`` is the id it points to (for a symptom: the id it would point to if nothing better is found), ``why``
+    says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line),
+    ``title`` is the sentence shown for the cause, with ``{group}`` holes. A ``SYMPTOM``'s ``fold`` is the phrase under
+    which its lines are counted.
+    """
+
+    name: str
+    role: Role
+    templates: tuple[Template, ...]
+    why: str
+    cause: str = ""
+    strength: float = 0.0
+    title: str = ""
+    fold: str = ""
+    where: Guard | None = None
+    module: str = ""
+
+    def match(self, line: str) -> dict[str, str] | None:
+        """The contents of the holes if one of the wordings is in ``line`` and the guard agrees."""
+        for template in self.templates:
+            groups = template.match(line)
+            if groups is not None and (self.where is None or self.where(groups, line)):
+                return groups
+        return None
+
+
+_SIGNATURES: dict[str, Signature] = {}
+
+
+def says(
+    name: str,
+    *texts: str,
+    why: str,
+    cause: str = "",
+    strength: float = 0.0,
+    role: Role | None = None,
+    title: str = "",
+    fold: str = "",
+    where: Guard | None = None,
+) -> None:
+    """Declare a signature. Without ``role`` it is a cause if it names one, else a fact."""
+    if name in _SIGNATURES:
+        raise ValueError(f"signature {name} is declared twice")
+    chosen = role or (Role.CAUSE if cause else Role.FACT)
+    if chosen is Role.CAUSE and not (cause and 0 < strength <= 1):
+        raise ValueError(f"signature {name}: a cause needs an id and a strength in (0, 1]")
+    templates = tuple(Template(text) for text in texts)
+    _SIGNATURES[name] = Signature(name, chosen, templates, why, cause, strength, title, fold, where)
+
+
+@functools.cache
+def all_signatures() -> dict[str, Signature]:
+    """Every signature of every module in this package, by name."""
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda item: item.name):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_SIGNATURES.items()))

@@ -1,0 +1,23 @@
+"""Signs that work goes on or ended well: what a healthy verdict rests on."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+_NUMBER_NEAR = re.compile(r"\d")
+
+
+def _with_number(groups: dict[str, str], line: str) -> bool:
+    return bool(_NUMBER_NEAR.search(line)) and "rror" not in line and "raceback" not in line
+
+
+says("progress", " loss ", "loss: ", "loss=", "'loss':", "iteration ", "step ", "Step ", "epoch ", "Epoch ", "EPOCH ", "it/s", "s/it", "tok/s", "samples/s", "throughput", "tokens/sec", "img/s", "images/s", "imgs/s", "steps/s", "Iteration",
+     role=Role.PROGRESS, where=_with_number, why="A training loop reports a step.")
+says("ended-well", "raining complete", "raining finished", "raining done", "inished training", "raining time", "otal training time", "Training ended", "successfully", "Successfully", "exit 0", "exit code 0", "COMPLETED", "rc=0", "rc 0", "exit status 0",
+     "All done", "all done", "Done.", "done in ", "Job finished", "finished successfully", "train_runtime", "`Trainer.fit` stopped", "训练完成", "Finished", "exit=0", "exit: 0", "Succeeded", "succeeded", "returned 0", "test passed", "PASSED", "All tests passed", "max_steps reached", "`max_epochs=", "Benchmark complete", " finished", "job done", "Saved final", "best acc",
+     role=Role.END, why="The program says that it came to its end.")
+says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
+says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")

@@ -1,0 +1,69 @@
+"""What is left of a log after it was read: hits grouped by signature, tracebacks, the tail. Small, whatever came in.
+
+Summaries of several files merge into one, so files can be read by several processes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from nccl_doctor.explain.model import Hit, InputProblem, Traceback
+from nccl_doctor.explain.snapshots import Proof
+
+# Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
+KEEP_PER_FILE = 400
+KEEP_IN_ALL = 20_000
+TAIL_LINES = 30
+KEEP_TRACEBACKS = 400
+
+
+class HitGroup(msgspec.Struct):
+    """All hits of one signature. ``count`` is exact (``at_least`` if the scan gave the signature up), ``hits`` a sample."""
+
+    count: int = 0
+    hits: list[Hit] = msgspec.field(default_factory=list)
+    last: Hit | None = None
+    at_least: bool = False
+
+
+class Summary(msgspec.Struct):
+    """What one or several sources hold."""
+
+    files: int = 0
+    bytes: int = 0
+    lines: int = 0
+    groups: dict[str, HitGroup] = msgspec.field(default_factory=dict)
+    tracebacks: list[Traceback] = msgspec.field(default_factory=list)
+    tails: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
+    last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
+    ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
+    hosts: dict[str, int] = msgspec.field(default_factory=dict)
+    problems: list[InputProblem] = msgspec.field(default_factory=list)
+    dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
+    proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
+
+    def merge(self, other: Summary) -> None:
+        """Take in another summary."""
+        self.files += other.files
+        self.bytes += other.bytes
+        self.lines += other.lines
+        for name, group in other.groups.items():
+            mine = self.groups.setdefault(name, HitGroup())
+            mine.count += group.count
+            mine.at_least |= group.at_least
+            mine.hits.extend(group.hits[: max(0, KEEP_IN_ALL - len(mine.hits))])
+            mine.last = group.last or mine.last
+        self.tracebacks.extend(other.tracebacks)
+        self.tails.update(other.tails)
+        self.heads.update(other.heads)
+        self.before.update(other.before)
+        self.last_of_rank.update(other.last_of_rank)
+        for rank, count in other.ranks.items():
+            self.ranks[rank] = self.ranks.get(rank, 0) + count
+        for host, count in other.hosts.items():
+            self.hosts[host] = self.hosts.get(host, 0) + count
+        self.problems.extend(other.problems)
+        self.dumps.extend(other.dumps)
+        self.proofs.extend(other.proofs)

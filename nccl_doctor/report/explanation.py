@@ -1,0 +1,210 @@
+"""How an explanation is told: on the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from nccl_doctor.explain.advice import fold
+from nccl_doctor.explain.model import SCHEMA, Cause, Explanation, Verdict
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence
+from nccl_doctor.report.safe_text import visible
+
+QUOTES = 4  # evidence lines shown; --format json has them all
+QUOTE_WIDTH = 220
+_MARK = {
+    Verdict.CAUSE_FOUND: ("✗", "bold red"),
+    Verdict.UNDECIDED: ("?", "bold yellow"),
+    Verdict.HEALTHY: ("✓", "bold green"),
+    Verdict.NOT_DISTRIBUTED: ("✗", "bold magenta"),
+}
+
+
+def exit_code(explanation: Explanation) -> ExitCode:
+    """The published exit code for an explanation."""
+    if explanation.read.files == 0 or (explanation.read.bytes == 0 and explanation.problems):
+        return ExitCode.NOTHING_CHECKED
+    if explanation.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
+        return ExitCode.FINDINGS
+    if explanation.verdict is Verdict.UNDECIDED:
+        return ExitCode.UNDECIDED
+    return ExitCode.INCOMPLETE if explanation.problems else ExitCode.HEALTHY
+
+
+def to_json(explanation: Explanation) -> str:
+    """The explanation as JSON: sorted keys, causes best first, evidence as ``{file, line, text, rank, host}``."""
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "verdict": explanation.verdict.value,
+        "sentence": explanation.sentence,
+        "causes": [_cause(cause) for cause in explanation.causes],
+        "consequences": [
+            {
+                "text": item.text,
+                "count": item.count,
+                "ranks": list(item.ranks),
+                "hosts": list(item.hosts),
+                "example": _evidence(item.example),
+            }
+            for item in explanation.consequences
+        ],
+        "evidence": [_evidence(item) for item in explanation.evidence],
+        "next": list(explanation.next),
+        "notes": list(explanation.notes),
+        "timeline": [msgspec.to_builtins(item) for item in explanation.timeline],
+        "versions": explanation.versions,
+        "problems": [{"file": item.name, "problem": item.problem} for item in explanation.problems],
+        "read": msgspec.to_builtins(explanation.read),
+        "world": explanation.world,
+    }
+    return msgspec.json.format(msgspec.json.encode(_printable(document), order="sorted"), indent=2).decode()
+
+
+def _printable(value: Any) -> Any:
+    """The document without lone surrogates (bytes that were not UTF-8): JSON has no place for them."""
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", lambda match: f"\\x{ord(match.group()) & 0xFF:02x}", value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(item) for item in value]
+    return value
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "id": cause.id,
+        "confidence": cause.confidence,
+        "title": cause.title,
+        "why": cause.why,
+        "ranks": list(cause.ranks),
+        "hosts": list(cause.hosts),
+        "evidence": [_evidence(item) for item in cause.evidence],
+        "fixes": [{"text": fix.text, "command": fix.command, "risky": fix.risky} for fix in cause.fixes],
+        "env": [msgspec.to_builtins(entry) for entry in cause.env],
+        "playbook": cause.playbook,
+    }
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    found: dict[str, Any] = {"file": item.source, "line": item.line, "text": item.text}
+    if item.rank is not None:
+        found["rank"] = item.rank
+    if item.host:
+        found["host"] = item.host
+    return found
+
+
+# --- terminal --------------------------------------------------------------------------------------------------------
+
+
+def print_explanation(explanation: Explanation, console: Console, seconds: float = 0.0) -> None:
+    """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
+    read = explanation.read
+    console.print(_line(f"  {read.files} file{'s' if read.files != 1 else ''}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
+    for problem in explanation.problems[:8]:
+        console.print(_line(f"  not read: {visible(problem.name)}: {visible(problem.problem)}", "yellow"))
+    if len(explanation.problems) > 8:
+        console.print(_line(f"  not read: {len(explanation.problems) - 8} more", "yellow"))
+    console.print()
+    mark, style = _MARK[explanation.verdict]
+    sentence = Text(f"{mark} ", style)
+    if explanation.verdict is Verdict.NOT_DISTRIBUTED:
+        sentence.append("not a failure of distributed communication: ", style)
+    sentence.append(visible(explanation.sentence), "bold")
+    console.print(sentence, soft_wrap=False)
+    console.print()
+    shown = explanation.causes if explanation.verdict is Verdict.UNDECIDED else explanation.causes[:1]
+    for cause in shown[:3]:
+        _print_cause(cause, console)
+    others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
+    if others:
+        listed = ", ".join(f"{item.id} ({item.confidence:.2f})" for item in others)
+        console.print(_row("less likely", listed))
+    if explanation.consequences:
+        folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
+        console.print(_row("only consequences", folded))
+    if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
+        _print_timeline(explanation, console)
+    for number, step in enumerate(explanation.next[:4]):
+        console.print(_row("next" if number == 0 else "", step))
+    if explanation.verdict is Verdict.HEALTHY:
+        for item in explanation.evidence[:3]:
+            console.print(_quote(item))
+        for note in explanation.notes[:6]:
+            console.print(_row("harmless here", note))
+    if explanation.versions:
+        console.print(_row("versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items())))
+
+
+def _print_cause(cause: Cause, console: Console) -> None:
+    head = Text("  ")
+    head.append(f"{cause.id:<28}", "bold")
+    where = []
+    if cause.ranks:
+        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
+    if cause.hosts:
+        where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
+    head.append(visible(f"{', '.join(where):<34}"))
+    head.append(f"  {cause.confidence:.2f}")
+    console.print(head)
+    for item in cause.evidence[:QUOTES]:
+        console.print(_quote(item))
+    if len(cause.evidence) > QUOTES:
+        console.print(_line(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
+    for number, fix in enumerate(cause.fixes[:2]):
+        text = fix.text + (f"\n{' ' * 23}$ {fix.command}" if fix.command else "")
+        console.print(_row("fix now" if number == 0 else "fix for good", text))
+    for entry in cause.env[:4]:
+        text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
+        console.print(_row("environment", f"{text}   ({entry.reason}; NCCL {entry.versions})"))
+    if cause.playbook:
+        console.print(_row("playbook", f"nccl-doctor playbook {cause.playbook}"))
+    console.print()
+
+
+def _quote(item: Evidence) -> Text:
+    place = f"{visible(item.source)}:{item.line}" if item.line else visible(item.source)
+    text = visible(item.text)
+    if len(text) > QUOTE_WIDTH:
+        text = text[: QUOTE_WIDTH - 1] + "…"
+    quoted = Text("     ")
+    quoted.append(place, "cyan")
+    quoted.append("   ")
+    quoted.append(text)
+    return quoted
+
+
+def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
+    where = f" on {len(ranks)} ranks" if len(ranks) > 1 else f" on rank {ranks[0]}" if ranks else ""
+    return f"{text} ({count}x{where})"
+
+
+def _print_timeline(explanation: Explanation, console: Console) -> None:
+    for number, moment in enumerate(explanation.timeline[:6]):
+        when = moment.when or (f"line {moment.line}" if moment.line else "")
+        console.print(_row("timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}"))
+
+
+def _row(label: str, text: str) -> Text:
+    lines = [visible(line) for line in text.split("\n")]
+    row = Text("  ")
+    row.append(f"{label:<19}", "dim")
+    row.append("\n".join(lines))
+    return row
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style)
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

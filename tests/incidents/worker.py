@@ -1,0 +1,575 @@
+"""A small data-parallel training job that fails in the way it is told to.
+
+    torchrun --standalone --nproc-per-node 2 worker.py --incident NAME
+
+One function per incident; each runs after a few good steps, unless its name is in BEFORE_INIT. Backend gloo on CPU;
+time-outs are short, so that every incident ends within seconds. Functions that have to wait for others use no more
+than the job's own time-out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import os
+import pathlib
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+TIMEOUT = datetime.timedelta(seconds=6)
+INCIDENTS: dict[str, Callable[[], None]] = {}
+BEFORE_INIT: set[str] = set()
+WITHOUT_MODEL: set[str] = set()
+
+
+def incident(function: Callable[[], None]) -> Callable[[], None]:
+    """Runs after init and three training steps."""
+    INCIDENTS[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def before_init(function: Callable[[], None]) -> Callable[[], None]:
+    """Runs instead of init and training."""
+    BEFORE_INIT.add(function.__name__.strip("_").replace("_", "-"))
+    return incident(function)
+
+
+def without_model(function: Callable[[], None]) -> Callable[[], None]:
+    """Runs after init and a few plain collectives: torch 2.13 crashes when DDP meets TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    WITHOUT_MODEL.add(function.__name__.strip("_").replace("_", "-"))
+    return incident(function)
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def say(text: str) -> None:
+    print(f"[rank {os.environ.get('RANK', '?')}] {text}", flush=True)
+
+
+class Network(nn.Module):
+    """Two layers; with `spare`, a third that the forward pass does not use."""
+
+    def __init__(self, *, spare: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(32, 1)
+        self.spare = nn.Linear(32, 1) if spare else None
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(batch)))
+
+
+class Trainer:
+    """The usual loop."""
+
+    def __init__(self, **network: bool) -> None:
+        self.model = DistributedDataParallel(Network(**network))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.number = 0
+
+    def step(self, batch: torch.Tensor | None = None) -> float:
+        batch = torch.randn(8, 16) if batch is None else batch
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.number += 1
+        return loss.item()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            loss = self.step()
+            if rank() == 0:
+                say(f"step {self.number} loss {loss:.4f}")
+
+
+trainer: Trainer
+
+
+def initialise(**options: object) -> None:
+    dist.init_process_group("gloo", timeout=TIMEOUT, **options)  # type: ignore[arg-type]
+    say(f"process group ready, world size {dist.get_world_size()}")
+
+
+# One rank fails, the others suffer.
+
+
+@incident
+def rank_exception() -> None:
+    labels = {"cat": 0, "dog": 1}
+    for name in ("cat", "dog", "cat", "dgo" if rank() == 1 else "dog", "cat"):
+        batch = torch.full((8, 16), float(labels[name]))
+        trainer.step(batch)
+
+
+@incident
+def rank_exception_caught_late() -> None:
+    """The guilty rank dies at once; the others notice only when their time-out ends."""
+    if rank() == 2:
+        raise FileNotFoundError(2, "No such file or directory", "/data/shards/train-00017.tar")
+    trainer.steps(3)
+
+
+@incident
+def swallowed_exception() -> None:
+    """`except: continue` jumps over the collective of one rank, which then is one step behind the others."""
+    for number in range(4):
+        try:
+            sample = [1.0, 2.0] if (rank(), number) != (1, 2) else [1.0]
+            trainer.step(torch.full((8, 16), sample[1]))
+            say(f"batch {number} done")
+        except IndexError as error:
+            say(f"WARNING skipping bad batch {number}: {error!r}")
+    dist.barrier()
+    say("epoch done")
+
+
+@incident
+def segfault() -> None:
+    if rank() == 1:
+        ctypes.string_at(0)
+    trainer.steps(2)
+
+
+@incident
+def nan_loss() -> None:
+    for number in range(4):
+        batch = torch.randn(8, 16) * (float("nan") if rank() == 1 and number == 2 else 1.0)
+        loss = trainer.step(batch)
+        if loss != loss:
+            raise FloatingPointError(f"loss is NaN at step {trainer.number}")
+
+
+# Ranks that call different things.
+
+
+@without_model
+def conditional_collective() -> None:
+    """Rank 0 alone reduces its validation loss; caught by DETAIL's fingerprints."""
+    if rank() == 0:
+        dist.all_reduce(torch.tensor([0.25, 8.0]))
+    dist.barrier()
+
+
+@without_model
+def shape_mismatch() -> None:
+    dist.all_reduce(torch.ones(149 if rank() == 1 else 150))
+
+
+@without_model
+def dtype_mismatch() -> None:
+    dist.all_reduce(torch.ones(64, dtype=torch.float64 if rank() == 0 else torch.float32))
+
+
+@without_model
+def order_mismatch() -> None:
+    first, second = torch.ones(4), torch.ones(4)
+    if rank() == 0:
+        dist.all_reduce(first)
+        dist.broadcast(second, 0)
+    else:
+        dist.broadcast(second, 0)
+        dist.all_reduce(first)
+
+
+@incident
+def detail_with_ddp() -> None:
+    """Never reached: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch 2.13.0 crashes (SIGSEGV) inside DDP's init."""
+
+
+@incident
+def size_mismatch_undetected() -> None:
+    """Without DETAIL it is gloo that notices, and ends the process."""
+    dist.all_reduce(torch.ones(64 if rank() == 0 else 63))
+
+
+@incident
+def skipped_with_dumps() -> None:
+    """One rank leaves out a collective; every rank leaves a flight-recorder dump, as backend nccl does by itself."""
+    import torch._C._distributed_c10d as c10d
+
+    def dump() -> None:
+        with open(os.path.join(os.environ["DUMP_DIRECTORY"], f"fr_trace_rank_{rank()}"), "wb") as file:
+            file.write(c10d._dump_fr_trace())
+
+    try:
+        dist.all_reduce(torch.ones(8))
+        if rank() != 1:
+            dist.all_reduce(torch.ones(128))  # the gradient norm, which rank 1 believes to be unneeded
+        dist.broadcast(torch.ones(16), 0)
+    finally:
+        dump()
+
+
+@incident
+def send_recv_cycle() -> None:
+    """Every rank receives before it sends."""
+    world = dist.get_world_size()
+    incoming = torch.zeros(4)
+    dist.recv(incoming, (rank() - 1) % world)
+    dist.send(torch.ones(4), (rank() + 1) % world)
+
+
+@incident
+def barrier_missing() -> None:
+    """monitored_barrier names who did not come; the missing rank is busy elsewhere."""
+    if rank() == 1:
+        for part in range(20):
+            say(f"rendering validation picture {part}/20")
+            time.sleep(0.5)
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=4))
+    say("validation done")
+
+
+@incident
+def monitored_barrier_after_exception() -> None:
+    if rank() == 1:
+        raise KeyError("image_00931")
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=4))
+
+
+# Slow ranks, uneven data.
+
+
+@incident
+def straggler() -> None:
+    if rank() == 0:
+        say("saving checkpoint to shared storage")
+        for percent in range(0, 100, 10):
+            say(f"checkpoint {percent} % written")
+            time.sleep(1.2)
+        say("checkpoint saved")
+    trainer.steps(2)
+
+
+@incident
+def uneven_inputs() -> None:
+    batches = 3 if rank() == 1 else 5
+    say(f"data loader has {batches} batches")
+    for number in range(batches):
+        trainer.step()
+        say(f"batch {number + 1}/{batches}")
+    say("epoch finished, waiting for the others")
+    dist.barrier()
+
+
+@incident
+def uneven_join() -> None:
+    batches = 3 if rank() == 1 else 5
+    with trainer.model.join(throw_on_early_termination=True):
+        for _ in range(batches):
+            trainer.step()
+
+
+@incident
+def uneven_join_healthy() -> None:
+    """Join makes uneven inputs legal."""
+    with trainer.model.join():
+        for _ in range(3 + rank()):
+            trainer.step()
+    say("epoch done")
+    dist.destroy_process_group()
+
+
+# DDP.
+
+
+@incident
+def unused_parameters() -> None:
+    global trainer
+    trainer = Trainer(spare=True)
+    trainer.steps(3)
+
+
+@incident
+def parameter_used_twice() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            once = checkpoint(self.layer, batch, use_reentrant=True)
+            return checkpoint(self.layer, once, use_reentrant=True)  # type: ignore[no-any-return]
+
+    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+    model(torch.randn(4, 16, requires_grad=True)).sum().backward()
+
+
+@incident
+def different_models() -> None:
+    """Rank 1 builds the model with another configuration."""
+    global trainer
+    trainer = Trainer(spare=rank() == 1)
+    trainer.steps(1)
+
+
+# Data loading.
+
+
+class Samples(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that end their loader worker in the way asked for."""
+
+    def __init__(self, fate: str, size: int = 16) -> None:
+        self.fate = fate
+        self.size = size
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 20 and self.fate == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 20 and self.fate == "hang":
+            time.sleep(60)
+        return torch.ones(self.size)
+
+
+def load(fate: str, size: int = 16, timeout: float = 0) -> None:
+    loader = torch.utils.data.DataLoader(Samples(fate, size), batch_size=4, num_workers=1, timeout=timeout)
+    for batch in loader:
+        trainer.step(batch[:, :16])
+
+
+@incident
+def dataloader_killed() -> None:
+    load("kill" if rank() == 1 else "")
+
+
+@incident
+def dataloader_timeout() -> None:
+    load("hang" if rank() == 1 else "", timeout=3)
+
+
+@incident
+def dataloader_shared_memory() -> None:
+    """Batches of 4 MiB in a /dev/shm of 1 MiB."""
+    load("", size=1 << 18)
+
+
+# Memory, files, threads, disk.
+
+
+@incident
+def host_memory_cgroup() -> None:
+    """Rank 1 grows until the kernel kills it."""
+    if rank() == 1:
+        kept = []
+        for gigabyte in range(40):
+            kept.append(torch.ones(64 << 20, dtype=torch.uint8))
+            if gigabyte % 8 == 0:
+                say(f"cached {len(kept) * 64} MiB of samples")
+    trainer.steps(2)
+
+
+@incident
+def host_memory_limit() -> None:
+    if rank() == 1:
+        used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), -1))
+        cache = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(40)]
+        say(f"cached {len(cache)} shards")
+    trainer.steps(2)
+
+
+@incident
+def open_files() -> None:
+    if rank() == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+    shards = [open(f"/proc/self/{name}") for _ in range(40) for name in ("stat", "status", "maps")]  # noqa: SIM115
+    say(f"{len(shards)} shards open")
+    trainer.steps(1)
+
+
+@incident
+def thread_limit() -> None:
+    threads = [threading.Thread(target=time.sleep, args=(1,), daemon=True) for _ in range(400)]
+    for thread in threads:
+        thread.start()
+    trainer.steps(1)
+
+
+@incident
+def disk_full() -> None:
+    path = os.path.join(os.environ["CHECKPOINT_DIRECTORY"], "epoch1.pt")
+    if rank() == 0:
+        torch.save({"weights": torch.ones(1 << 20)}, path)
+    dist.barrier()
+
+
+@incident
+def checkpoint_truncated() -> None:
+    path = os.path.join(os.environ["CHECKPOINT_DIRECTORY"], "epoch1.pt")
+    if rank() == 0:
+        torch.save({"weights": torch.ones(1 << 21)}, path)
+        os.truncate(path, os.path.getsize(path) // 2)
+    dist.barrier()
+    say(f"resuming from {path}")
+    torch.load(path)
+
+
+@incident
+def checkpoint_of_another_model() -> None:
+    path = os.path.join(os.environ["CHECKPOINT_DIRECTORY"], "epoch1.pt")
+    if rank() == 0:
+        torch.save(nn.Linear(16, 64).state_dict(), path)
+    dist.barrier()
+    trainer.model.module.first.load_state_dict(torch.load(path))
+
+
+# Killed from outside.
+
+
+@incident
+def endless() -> None:
+    """Trains until somebody ends it."""
+    for _ in range(2000):
+        trainer.steps(1)
+        time.sleep(0.05)
+
+
+@incident
+def kill_own_rank() -> None:
+    """SIGKILL without any other trace, as a scheduler or an unseen out-of-memory killer sends it."""
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    trainer.steps(2)
+
+
+# Process groups.
+
+
+@before_init
+def collective_before_init() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+@incident
+def init_twice() -> None:
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+
+
+@incident
+def destroyed_group() -> None:
+    dist.destroy_process_group()
+    dist.all_reduce(torch.ones(1))
+
+
+@incident
+def wrong_group() -> None:
+    group = dist.new_group([0])
+    dist.broadcast(torch.ones(1), src=1, group=group if rank() == 0 else None)
+
+
+@before_init
+def nccl_without_gpu() -> None:
+    dist.init_process_group("nccl", timeout=TIMEOUT)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+@before_init
+def unknown_backend() -> None:
+    dist.init_process_group("ncll", timeout=TIMEOUT)
+
+
+@incident
+def unsupported_dtype() -> None:
+    dist.all_reduce(torch.ones(4, dtype=torch.int16))
+
+
+# Nothing to do with distributed computing.
+
+
+@before_init
+def import_error() -> None:
+    import transformer_engine_of_ours  # type: ignore[import-not-found]  # noqa: F401
+
+
+@before_init
+def syntax_error() -> None:
+    with open("model_config.py", "w") as file:
+        file.write("layers = [1, 2, 3\nwidth = 64\n")
+    import model_config  # type: ignore[import-not-found]  # noqa: F401
+
+
+@before_init
+def bad_argument() -> None:
+    parser = argparse.ArgumentParser("train.py")
+    parser.add_argument("--learning-rate", type=float)
+    parser.parse_args(["--learning-rate", "fast"])
+
+
+@before_init
+def version_mismatch() -> None:
+    """What programs check themselves at start: every rank's torch, through the store."""
+    initialise()
+    mine = torch.__version__ if rank() == 0 else "2.11.0+cpu"
+    versions: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(versions, mine)
+    if len(set(versions)) > 1:
+        raise RuntimeError(f"version mismatch: ranks run different torch builds: {versions}")
+
+
+# Healthy.
+
+
+@incident
+def healthy() -> None:
+    trainer.steps(5)
+    dist.barrier()
+    dist.destroy_process_group()
+    say("training finished")
+
+
+@incident
+def healthy_with_warnings() -> None:
+    """Ends well, although it forgets destroy_process_group, uses old names and prints frightening words."""
+    import warnings
+
+    dist.all_gather_into_tensor(torch.zeros(2 * dist.get_world_size()), torch.ones(2))
+    warnings.warn("checkpoint directory already exists: old files may be overwritten", stacklevel=1)
+    say("retry 1/3: connection to the metrics server timed out; metrics are kept locally")
+    trainer.steps(3)
+    say("validation error 0.131, best so far; training finished")
+
+
+def warm_up(*, with_model: bool) -> None:
+    """Some good steps, so that the failure comes in the middle of a run."""
+    global trainer
+    initialise()
+    if with_model:
+        trainer = Trainer()
+        trainer.steps(3)
+        return
+    for number in range(3):
+        dist.all_reduce(torch.ones(8))
+        say(f"step {number + 1} done")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--incident", required=True, choices=sorted(INCIDENTS))
+    name = parser.parse_args().incident
+    torch.manual_seed(1)
+    if name not in BEFORE_INIT:
+        warm_up(with_model=name not in WITHOUT_MODEL)
+    INCIDENTS[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
