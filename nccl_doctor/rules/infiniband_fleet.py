@@ -45,7 +45,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "ib.device-not-found.fewer-than-peers" if ports else "ib.device-not-found.none-here",
             Severity.FAIL,
-            f"{host} has {len(ports) or 'no'} of {usual} rails{where}",
+            f"{host} has {len(ports) or 'none'} of {usual} rails{where}",
             [Evidence(f"rails: {len(ports)}; most hosts: {usual}", "/sys/class/infiniband", host=host), quoted(counts)],
             places=[Place(host=host)],
             fixes=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import fold
@@ -317,22 +318,19 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         for host, matrix in matrices.items()
         if host not in models.differing  # another GPU model has another topology: its own finding says so
     }
-    drift = row("topology", signatures)
-    if not drift.differing:
+    counts = Counter(signatures.values()).most_common(2)
+    if len(counts) < 2:
         return
-    usual = next((matrices[host] for host in matrices if signature(matrices[host]) == drift.majority), None)
-    evidence = [
-        Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in drift.differing if host in matrices
-    ]
+    tie = counts[0][1] == counts[1][1]
+    odd = sorted(host for host, text in signatures.items() if tie or text != counts[0][0])
+    usual = None if tie else next(matrices[host] for host, text in sorted(signatures.items()) if text == counts[0][0])
     yield finding(
         "topology.differs",
         Severity.WARN,
-        f"the topology of {fold(drift.differing)} differs from the other hosts"
-        if not drift.tie
-        else "the hosts have different topologies",
-        evidence[:6],
-        hosts=drift.differing,
-        confidence=0.9,
+        "the hosts have different topologies" if tie else f"the topology of {fold(odd)} differs from the other hosts",
+        [Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in odd[:6]],
+        hosts=odd,
+        confidence=0.8 if tie else 0.9,
     )
 
 

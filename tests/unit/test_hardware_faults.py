@@ -215,7 +215,7 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "no subnet manager": (hca(3, state="2: INIT"), {"ib.port-down.no-subnet-manager"}, "INIT"),
     "half rate": (hca(3, rate="200 Gb/sec (2X NDR)"), {"ib.rate.degraded"}, "200 Gb/sec (2X NDR)"),
     "past flaps": (hca(3, counters={"link_downed": 40}), {"ib.link-flapping.past"}, "link_downed 40"),
-    "no IB here": (without_rdma, {"ib.device-not-found.none-here"}, "no of 8"),
+    "no IB here": (without_rdma, {"ib.device-not-found.none-here"}, "none of 8"),
     "one HCA fewer": (
         lambda machine: machine.hcas.pop(6),
         {"ib.device-not-found.fewer-than-peers"},
