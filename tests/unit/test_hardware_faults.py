@@ -173,6 +173,11 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "hanging NVML": (setting(hang="nvmlDeviceGetUUID", hang_gpu="3"), {"gpu.driver.hang"}, "GetUUID of GPU 3"),
     "driver mismatch": (setting(init="err:18"), {"gpu.driver.mismatch"}, "version mismatch"),
     "driver not loaded": (setting(init="err:9"), {"gpu.driver.not-loaded"}, "Driver Not Loaded"),
+    "GPU answers errors": (
+        gpu(1, temperature_0="err:999", power_mw="err:999", clock_1="err:999"),
+        {"gpu.driver.failed"},
+        "Unknown Error",
+    ),
     "uncorrectable ECC": (gpu(1, ecc_uncorrected_volatile=3), {"gpu.ecc.uncorrectable"}, "errors: 3"),
     "row remap pending": (gpu(1, remap_pending=1, remapped_uncorrectable=4), {"gpu.ecc.row-remap-pending"}, "Yes"),
     "row remap failure": (gpu(1, remap_failure=1), {"gpu.ecc.row-remap-failure"}, "Yes"),

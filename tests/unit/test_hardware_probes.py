@@ -38,6 +38,18 @@ def test_isolated_hang_is_killed_and_keeps_what_was_told(tmp_path: Path) -> None
         os.kill(int(mark.read_text()), 0)
 
 
+def test_isolated_silence_is_a_hang_before_the_limit() -> None:
+    def slow_then_silent(report: isolated.Report) -> None:
+        for _ in range(4):
+            time.sleep(0.2)
+            report("alive")
+        time.sleep(600)
+
+    answer = isolated.call(slow_then_silent, 60.0, 0.6)
+    assert (answer.outcome, len(answer.reports)) == ("timed-out", 4)
+    assert answer.seconds < 30
+
+
 def test_isolated_child_holds_none_of_our_streams() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
