@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import fold
@@ -318,19 +317,19 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         for host, matrix in matrices.items()
         if host not in models.differing  # another GPU model has another topology: its own finding says so
     }
-    counts = Counter(signatures.values()).most_common(2)
-    if len(counts) < 2:
+    drift = row("topology", signatures)
+    if not drift.differing:
         return
-    tie = counts[0][1] == counts[1][1]
-    odd = sorted(host for host, text in signatures.items() if tie or text != counts[0][0])
-    usual = None if tie else next(matrices[host] for host, text in sorted(signatures.items()) if text == counts[0][0])
+    usual = next((matrices[host] for host, text in sorted(signatures.items()) if text == drift.majority), None)
     yield finding(
         "topology.differs",
         Severity.WARN,
-        "the hosts have different topologies" if tie else f"the topology of {fold(odd)} differs from the other hosts",
-        [Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in odd[:6]],
-        hosts=odd,
-        confidence=0.8 if tie else 0.9,
+        "the hosts have different topologies"
+        if drift.tie
+        else f"the topology of {fold(drift.odd)} differs from the other hosts",
+        [Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in drift.differing[:6]],
+        hosts=drift.differing,
+        confidence=0.8 if drift.tie else 0.9,
     )
 
 
