@@ -104,7 +104,7 @@ def _bundle(
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
-    options = CheckOptions(plan=Plan(stages=("gpu", "topology", "infiniband")), connect=connect, deadline_s=deadline)
+    options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
     return collect(entries, options)
 
 

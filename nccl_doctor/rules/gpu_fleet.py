@@ -11,7 +11,7 @@ from nccl_doctor.facts.gpu_models import GpuModel, find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, row
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -92,8 +92,6 @@ def equal_counts(fleet: Fleet) -> Iterator[Finding]:
 
     A host without any GPU among hosts that have some is a finding; hosts without GPUs alone are not.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     facts = {host: fact for host, fact in fleet_facts(fleet).items() if fact.nvml.outcome in ("ok", "not-run")}
     counts = row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()})
     if counts.equal:

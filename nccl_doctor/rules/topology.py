@@ -292,8 +292,6 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
 
     Hosts with another GPU model are left out: they differ by nature.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     matrices: dict[str, Matrix] = {}
     skipped = 0
     for host in fleet.hosts:
@@ -310,7 +308,9 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
             continue
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
-        raise SkipRule("no NVIDIA GPU on any host")
+        raise SkipRule("no NVIDIA GPU on any host" if skipped > 1 else NO_GPU)
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     signatures = {
         host: signature(matrix)

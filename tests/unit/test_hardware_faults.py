@@ -3,6 +3,7 @@ proof and playbook, and nothing else beside it."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
@@ -19,13 +20,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware_kit"))
 import machines
 from machines import A100, Machine
 
+from nccl_doctor.facts.infiniband import Device, InfinibandFact, Port
+from nccl_doctor.facts.infiniband_tools import parse_ibstat
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import thresholds
 from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.rules.rails import rails
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
+SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
 STAGES = ("gpu", "topology", "infiniband")
 ODD = "gpu03"
 Facts = dict[str, Any]
@@ -430,3 +436,73 @@ def test_shuffled_hosts_give_the_same_report(healthy: Facts, tmp_path: Path) -> 
     one = report({"a": healthy, "b": odd, "c": healthy})
     other = report({"c": healthy, "b": odd, "a": healthy})
     assert one == other
+
+
+def _from_ibstat(text: str) -> InfinibandFact:
+    """The sysfs fact of a machine of which only ibstat's output is known."""
+    devices = tuple(
+        Device(
+            name=device.name,
+            hca_type=device.fields.get("ca_type"),
+            ports=tuple(
+                Port(
+                    port=port.number,
+                    state=f"4: {port.fields['state'].upper()}",
+                    phys_state=f"0: {port.fields['physical_state']}",
+                    rate=f"{port.fields['rate']} Gb/sec",
+                    link_layer=port.fields.get("link_layer"),
+                )
+                for port in device.ports
+            ),
+        )
+        for device in parse_ibstat(text).devices
+    )
+    return InfinibandFact(devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("sample", "rails_found", "down"),
+    [
+        ("ibstat-some-down-0", 8, set()),  # three ConnectX-6 Dx that are down belong to the front end
+        ("ibstat-some-down-1", 8, {"mlx5_5:1", "mlx5_11:1"}),
+        ("ibstat-a100-all-active-0", 8, set()),  # the first device is the Ethernet one
+        ("ibstat-h100-all-active-2", 8, set()),
+    ],
+)
+def test_rails_of_real_machines(sample: str, rails_found: int, down: set[str]) -> None:
+    path = SHARED / "corpus" / "hw" / f"{sample}.txt"
+    if not path.exists():
+        pytest.skip("the shared hardware samples are not here")
+    found = rails(_from_ibstat(path.read_text()), Plan())
+    assert len(found) == rails_found, [rail.label for rail in found]
+    assert {rail.label for rail in found if not rail.port.active} == down
+
+
+def test_a_threshold_of_the_user_decides(healthy: Facts, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    gpu(4, temperature_0=80)(machine)
+    facts = fleet(healthy, machine.facts())
+    assert told(report(facts)) == {}
+    hosts = tuple(host(name, one) for name, one in sorted(facts.items()))
+    bundle = Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=STAGES), hosts)
+    strict = thresholds.with_values({"gpu.temperature.margin": 20}, "a policy")
+    assert set(told(judge(bundle, strict))) == {"gpu.thermal-power.hot"}
+
+
+def test_verbs_library_without_provider(healthy: Facts) -> None:
+    odd = copy.deepcopy(healthy)
+    odd["infiniband"]["data"]["witnesses"] = {
+        "ibv_devinfo": {"outcome": "failed", "detail": "exit status 255: No IB devices found", "text": ""}
+    }
+    seen = told(report(fleet(healthy, odd)))
+    assert set(seen) == {"ib.device-not-found.no-provider"}
+    assert seen["ib.device-not-found.no-provider"].hosts == (ODD,)
+
+
+def test_rail_mtu_differs(healthy_roce: Facts, tmp_path: Path) -> None:
+    machine = Machine(tmp_path).roce()
+    for one in machine.hcas:
+        one.mtu = 1500
+    seen = told(report(fleet(healthy_roce, machine.facts())))
+    assert set(seen) == {"ib.mtu.differs"}
+    assert seen["ib.mtu.differs"].hosts == (ODD,)
