@@ -8,12 +8,11 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here bears the marker ``gpu``, and skips where no driver answers."""
+    """Everything here (its modules bear the marker ``gpu``) skips where no driver answers."""
     reason = _missing()
     for item in items:
         if "/tests/gpu/" not in str(item.path):
             continue
-        item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 

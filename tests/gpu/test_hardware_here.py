@@ -24,6 +24,7 @@ from nccl_doctor.facts.topology_matrix import parse as parse_matrix
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.judge import judge
 
+pytestmark = pytest.mark.gpu
 STAGES = ("gpu", "topology", "infiniband")
 
 

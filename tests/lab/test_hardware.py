@@ -6,10 +6,11 @@ is in one of them. What is broken in how many ways is the unit tests' business; 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,48 +30,75 @@ VARIABLES = ("NCCL_DOCTOR_ROOT", "NVML_STAND_IN", "LD_LIBRARY_PATH", "PATH")
 GUILTY = "gpu02"
 
 
-@contextlib.contextmanager
-def equipped(lab: Lab, breaking: Callable[[Machine], None] | None = None) -> Iterator[None]:
-    """The lab's hosts are healthy GPU machines while the block runs, but for what ``breaking`` does to one of them."""
-    places = {name: lab.host(name).directory / "hardware" for name in lab.hostnames}  # all of /tmp that a host sees
+@pytest.fixture(scope="module")
+def places(whole_lab: Lab) -> Iterator[dict[str, Path]]:
+    """Host -> directory of its machine; every login of the hosts sees its own from now on."""
+    found = {name: whole_lab.host(name).directory / "hardware" for name in whole_lab.hostnames}  # a host's own /tmp
     try:
-        for name, place in places.items():
-            machine = Machine(place)
-            if breaking is not None and name == GUILTY:
-                breaking(machine)
-            machine.write()
+        for name, place in found.items():
+            Machine(place).write()
             shutil.copytree(machines.library(), place / "library")
-            lab.set_env(
+            whole_lab.set_env(
                 name,
                 NCCL_DOCTOR_ROOT=str(place / "root"),
                 NVML_STAND_IN=str(place / "nvml.conf"),
                 LD_LIBRARY_PATH=str(place / "library"),
-                PATH=f"{place / 'bin'}:{lab.host(name).environment()['PATH']}",
+                PATH=f"{place / 'bin'}:{whole_lab.host(name).environment()['PATH']}",
             )
-        yield
+        yield found
     finally:
-        for name, place in places.items():
-            lab.set_env(name, **dict.fromkeys(VARIABLES))
+        for name, place in found.items():
+            whole_lab.set_env(name, **dict.fromkeys(VARIABLES))
             shutil.rmtree(place, ignore_errors=True)
 
 
-def examine(lab: Lab, breaking: Callable[[Machine], None] | None = None) -> tuple[int, Any]:
-    """Exit status and report of a check of such hosts."""
-    with equipped(lab, breaking):
-        words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--format", "json", *STAGES]
+Examine = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def examine(lab: Lab, places: dict[str, Path]) -> Iterator[Examine]:
+    """Exit status and report of a check; ``breaking`` is done to one of the machines first, and undone at the end."""
+
+    def run(breaking: Callable[[Machine], None] | None = None, *options: str) -> tuple[int, Any]:
+        if breaking is not None:
+            machine = Machine(places[GUILTY])
+            breaking(machine)
+            machine.write()
+        words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--format", "json", *STAGES, *options]
         done = lab.run(words, timeout=120)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    yield run
+    Machine(places[GUILTY]).write()
 
 
-def test_healthy_machines(lab: Lab) -> None:
-    status, report = examine(lab)
+def test_healthy_machines(examine: Examine) -> None:
+    status, report = examine()
     assert (status, report["verdict"], report["findings"], report["unknown"]) == (0, "healthy", [], [])
     assert [(stage["name"], stage["state"]) for stage in report["stages"]] == [
         ("gpu", "pass"),
         ("topology", "pass"),
         ("infiniband", "pass"),
     ]
+
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def lacks_pynvml(python: str) -> bool:
+    """Whether this Python is there and cannot import pynvml."""
+    if not Path(python).exists():
+        return False
+    return subprocess.run([python, "-I", "-c", "import pynvml"], capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(not lacks_pynvml(SYSTEM_PYTHON), reason=f"no {SYSTEM_PYTHON} without pynvml here")
+def test_pynvml_is_sent_along(examine: Examine) -> None:
+    """A host whose Python has no pynvml is examined all the same."""
+    status, report = examine(None, "--python", SYSTEM_PYTHON)
+    assert (status, report["findings"], report["unknown"]) == (0, [], [])
+    assert [stage["state"] for stage in report["stages"]] == ["pass", "pass", "pass"]
 
 
 def seven_of_eight(machine: Machine) -> None:
@@ -105,17 +133,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("breaking", "id", "quote"), CASES, ids=lambda item: getattr(item, "__name__", ""))
-def test_the_fault_is_named(lab: Lab, breaking: Callable[[Machine], None], id: str, quote: str) -> None:
-    status, report = examine(lab, breaking)
+def test_the_fault_is_named(examine: Examine, breaking: Callable[[Machine], None], id: str, quote: str) -> None:
+    status, report = examine(breaking)
     first = report["findings"][0]
     assert (status, first["id"], first["hosts"]) == (11, id, [GUILTY])
     words = first["title"] + " ".join(proof["text"] for proof in first["evidence"])
     assert quote in words
 
 
-def test_topology_of_all_hosts(lab: Lab) -> None:
-    with equipped(lab):
-        done = lab.run(["nccl-doctor", "topo", "--hosts", str(lab.hostfile), "--format", "json"], timeout=120)
+def test_topology_of_all_hosts(lab: Lab, places: dict[str, Path]) -> None:
+    done = lab.run(["nccl-doctor", "topo", "--hosts", str(lab.hostfile), "--format", "json"], timeout=120)
     assert done.returncode == 0, done.stderr
     documents = json.loads(done.stdout)["hosts"]
     assert sorted(documents) == lab.hostnames
