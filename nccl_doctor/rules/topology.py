@@ -13,6 +13,7 @@ from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import (
     NEAR,
     fewer_nvlinks,
+    in_order,
     lost_nvlink,
     near_nics,
     nvlinks,
@@ -347,11 +348,12 @@ def _difference(matrix: Matrix, usual: Matrix | None) -> str:
     other = f"{len(usual.gpus)} GPUs, {len(usual.nics)} NICs"
     if counts != other:
         return f"{counts}; most hosts: {other}"
-    names = [gpu.name for gpu in usual.gpus] + [nic.name for nic in usual.nics]
-    mine = [gpu.name for gpu in matrix.gpus] + [nic.name for nic in matrix.nics]
+    names, mine = in_order(usual), in_order(matrix)
     kinds, theirs = matrix.kinds(), usual.kinds()
     cells = []
     for i, j in itertools.combinations(range(len(names)), 2):
+        if i >= len(usual.gpus):
+            continue  # between NICs: not compared
         own, other_kind = kinds.get((mine[i], mine[j]), "?"), theirs.get((names[i], names[j]), "?")
         if own != other_kind:
             cells.append(f"{mine[i]}-{mine[j]} {own} (most hosts: {other_kind})")

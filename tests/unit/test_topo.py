@@ -18,7 +18,15 @@ from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
-from nccl_doctor.facts.topology_paths import between, cross_socket, lost_nvlink, near_nics, to_network, uneven
+from nccl_doctor.facts.topology_paths import (
+    between,
+    cross_socket,
+    lost_nvlink,
+    near_nics,
+    signature,
+    to_network,
+    uneven,
+)
 
 cli._load_commands()
 runner = CliRunner()
@@ -124,3 +132,13 @@ def test_paths_of_nccl() -> None:
     assert cross_socket(matrix) == [("GPU0", "GPU2"), ("GPU1", "GPU2")]
     assert lost_nvlink(matrix) == ()
     assert {item.topic for item in uneven(matrix)} == {"nic", "cross-socket"}
+
+
+def test_numbering_of_nics_is_no_difference(machine: Machine) -> None:
+    one = parse(machine.topology())
+    machine.hcas.reverse()  # NIC0 is now the card beside GPU7
+    other = parse(machine.topology())
+    assert one.links != other.links
+    assert signature(one) == signature(other)
+    machine.nvlink_lost = {2}
+    assert signature(parse(machine.topology())) != signature(one)
