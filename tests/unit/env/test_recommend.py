@@ -136,10 +136,11 @@ def test_mixed_families() -> None:
     four = Interfaces((Address("eth0", "inet", "10.0.0.1", 24), Address("eth0", "inet6", "fd00::1", 64)), hostname="n1")
     six = Interfaces((Address("eth0", "inet6", "fd00::2", 64),), hostname="n2")
     tried = [Attempt("n1", "n2", "fd00::2", True), Attempt("n2", "n1", "10.0.0.1", True)]
-    advice = recommend([host(1, interfaces=four), host(2, interfaces=six)], tried)
+    second = host(2, interfaces=six, own_addresses=("fd00::2",))
+    advice = recommend([host(1, interfaces=four), second], tried)
     assert names(advice) == {"NCCL_SOCKET_FAMILY": "AF_INET6"}
     four = Interfaces((Address("eth0", "inet", "10.0.0.1", 24),), hostname="n1")
-    advice = recommend([host(1, interfaces=four), host(2, interfaces=six)], tried)
+    advice = recommend([host(1, interfaces=four), second], tried)
     assert not advice.lines and any("NCCL_SOCKET_FAMILY" in item for item in advice.unknown)
 
 
