@@ -63,9 +63,8 @@ def main() -> None:
         rounds = [timed(lambda: examine.examine([name])) for _ in range(3)]
         result = examine.examine([name])
     best = min(rounds)
-    print(
-        f"{len(paths)} files, {size / 1e6:.1f} MB, {len(result.assignments)} assignments, {len(result.remarks)} findings"
-    )
+    told = f"{len(result.assignments)} assignments, {len(result.remarks)} findings"
+    print(f"{len(paths)} files, {size / 1e6:.1f} MB, {told}")
     print(f"read only        {reading:7.3f} s")
     print(f"shlex, by line   {splitting:7.3f} s")
     print(f"env lint         {best:7.3f} s   (worst of 3: {max(rounds):.3f} s)")
