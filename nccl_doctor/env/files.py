@@ -16,7 +16,7 @@ import msgspec
 from nccl_doctor.env.assignments import INTEREST, Assignment
 
 # A launch script is a few KiB; what is larger than this is something else.
-SIZE_LIMIT = 8 << 20
+SIZE_LIMIT = 4 << 20
 # No line of a script that a person wrote is longer.
 LINE_LIMIT = 1 << 20
 # A directory is searched up to this many files, then it is said that there were more.

@@ -7,6 +7,7 @@ only talked about, and follows if/case so that two arms of one block are not tak
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+# No two alternatives of a group begin alike, so that an unclosed quote costs one pass and no more.
 _TOKEN = re.compile(
     rf"""
     (?P<blank>[ \t\r]+|\\\r?\n)
@@ -24,13 +26,13 @@ _TOKEN = re.compile(
   | (?P<operator>;;&?|;&|&&|\|\||\|&|[;&|(){{}}](?=[\s;&|()]|$)|[;&|()])
   | (?P<word>(?:
         '[^']*'
-      | "(?:[^"\\$`]|\\.|{_SUBSTITUTION}|`[^`]*`|\$)*"
+      | "(?:[^"\\$`]|\\.|{_SUBSTITUTION}|`[^`]*`|\$(?!\())*"
       | {_SUBSTITUTION}
       | \$\{{[^}}\n]*\}}
       | `[^`]*`
       | \\.
       | [^\s;&|()<>'"`\\$]+
-      | \$
+      | \$(?![({{])
     )+)
   | (?P<other>.)
     """,
@@ -42,6 +44,8 @@ _DEFAULT = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:?[-=]([^${}`]*)\}\Z")
 _RESERVED = frozenset(
     {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "{", "}", "!", "time"}
 )
+# What must be followed even where no name of ours stands beside it.
+_WATCHED = _RESERVED | {"case", "esac", "set"}
 # Commands that only talk about variables.
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
@@ -77,8 +81,11 @@ class Reader:
         """All assignments, in order; those that are unset again later at top level are left out."""
         if not INTEREST.search(self.text):
             return []
-        for line, raw_line, words in self._commands():
-            self._command(line, raw_line, words)
+        for line, words, interesting in self._commands():
+            if interesting or words[0] in _WATCHED:
+                self._command(line, self._line(line), words)
+            elif self.only_assignments:
+                self.only_assignments = bool(_ASSIGNS.match(words[-1]))
         kept = []
         for item in self.found:
             if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in self.exported):
@@ -88,8 +95,10 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------------- the words
 
-    def _commands(self) -> Iterator[tuple[int, str, list[str]]]:
-        """(line, that line's text, words) of each simple command."""
+    def _commands(self) -> Iterator[tuple[int, list[str], bool]]:
+        """(line, words, whether a name of ours may be among them) of each simple command."""
+        places = [match.start() for match in INTEREST.finditer(self.text)]
+        begin = 0
         line = self.first_line
         start = line
         words: list[str] = []
@@ -107,7 +116,8 @@ class Reader:
                 if skip_next:
                     skip_next = False  # the target of a redirection is no argument
                 else:
-                    start = line if not words else start
+                    if not words:
+                        start, begin = line, match.start()
                     word = Word(token)
                     word.line = line
                     words.append(word)
@@ -124,7 +134,7 @@ class Reader:
             elif kind in ("operator", "newline"):
                 skip_next = False
                 if words:
-                    yield start, self._line(start), words
+                    yield start, words, bisect_left(places, position) > bisect_left(places, begin)
                     words = []
                 if kind == "newline":
                     line += 1
@@ -134,7 +144,7 @@ class Reader:
                 elif token.startswith(";;") or token == ";&":
                     self._next_arm()
         if words:
-            yield start, self._line(start), words
+            yield start, words, bisect_left(places, position) > bisect_left(places, begin)
 
     def _line(self, number: int) -> str:
         place = number - self.first_line

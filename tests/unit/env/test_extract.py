@@ -241,3 +241,28 @@ def test_log() -> None:
         ("gpu02", "NCCL_SOCKET_IFNAME", "^docker0", 3),
     ]
     assert [(item.name, item.value) for item in reading.refused] == [("NCCL_BUFFSIZE", "99999999999999999999")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "$(a)" * 5000,
+        "'" * 4001,
+        "$(" * 50_000,
+        "$(a $(b $(c $(d " * 20_000,
+        "`" * 50_001,
+        '"' + "${a}" * 20_000,
+        " " * 500_000 + "x",
+        "=" * 200_000,
+        "a\\\n" * 50_000,
+        "<<E\n" * 3000,
+    ],
+    ids=range(10),
+)
+def test_no_text_takes_more_than_one_pass(text: str) -> None:
+    """Exponential or cubic reading would not end: this is no timing test."""
+    full = f"export NCCL_DEBUG=INFO\nNCCL_ALGO={text}\n"
+    for reader in (shell.read, env_file.read, docker.read):
+        reader(full, "f")
+    conf.read(full, "f")
+    log.read(["NCCL INFO NCCL_ALGO set by environment to " + text, "a" * 4000 + ":1:1 [0] " + text], "f")
