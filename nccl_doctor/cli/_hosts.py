@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -13,7 +15,12 @@ import typer
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
     from nccl_doctor.inventory import Inventory
+    from nccl_doctor.rules.gate import Gate
+    from nccl_doctor.rules.judge import Report
+    from nccl_doctor.rules.policy import Policy
+    from nccl_doctor.rules.thresholds import Overrides
     from nccl_doctor.transport.base import ConnectOptions
 
 HostsFile = Annotated[
@@ -88,3 +95,33 @@ def connect_options(
         connect_s=connect_timeout,
         fan_out=fan_out,
     )
+
+
+def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
+    """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
+    from nccl_doctor.rules import thresholds
+
+    try:
+        if file is not None:
+            return thresholds.load(file)
+        return thresholds.with_values(values, "policy file") if values else None
+    except (thresholds.ThresholdError, OSError) as error:
+        stop(str(error))
+
+
+def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:
+    """The report of a bundle under a site's policy, today."""
+    from nccl_doctor.rules.judge import judge
+    from nccl_doctor.rules.policy import apply
+
+    return apply(judge(bundle, rows), policy, datetime.date.today())
+
+
+def step_summary(report: Report, gate: Gate) -> None:
+    """Inside a GitHub job, append the summary to the file that the runner names."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if path and os.environ.get("GITHUB_ACTIONS") == "true":
+        from nccl_doctor.report.formats.github import summary
+
+        with contextlib.suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(summary(report, gate))

@@ -14,6 +14,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 if TYPE_CHECKING:
     from nccl_doctor.facts.model import Bundle
     from nccl_doctor.rules.judge import Report
+    from nccl_doctor.rules.thresholds import Overrides
 
 FORMATS = ("console", "json")
 
@@ -43,6 +44,7 @@ def check(
     format: Annotated[
         str, typer.Option(metavar="console|json", help="What is printed on standard output.")
     ] = "console",
+    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
@@ -56,6 +58,7 @@ def check(
     """
     if format not in FORMATS:
         _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    rows = _hosts.load_thresholds(thresholds)
     if mesh not in ("sparse", "full"):
         _hosts.stop(f"--mesh {mesh!r}: expected sparse or full")
     if from_ is not None:
@@ -87,7 +90,7 @@ def check(
             nccl_version=nccl_version,
         )
         bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline))
-    _tell(bundle, format, save, strict, verbose)
+    _tell(bundle, rows, format, save, strict, verbose)
 
 
 def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:
@@ -113,7 +116,7 @@ def _collect(entries: tuple[object, ...], options: object) -> Bundle:
         return collect(entries, options, progress)  # type: ignore[arg-type]
 
 
-def _tell(bundle: Bundle, format: str, save: Path | None, strict: bool, verbose: bool) -> None:
+def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None, strict: bool, verbose: bool) -> None:
     from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules.judge import judge, to_json
 
@@ -124,18 +127,14 @@ def _tell(bundle: Bundle, format: str, save: Path | None, strict: bool, verbose:
             saved = str(save)
         except OSError as error:  # the result is still told
             typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
-    report: Report = judge(bundle)
+    report: Report = judge(bundle, rows)
     code = report.exit_code(strict=strict)
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":
         sys.stdout.buffer.write(to_json(report) + b"\n")
     else:
-        from rich.console import Console
+        from nccl_doctor.report.console import render, stdout_console
 
-        from nccl_doctor.report.console import render
-
-        render(
-            report, Console(highlight=False, markup=False, emoji=False), verbose=verbose, saved=saved, exit_code=code
-        )
+        render(report, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
     raise typer.Exit(code)

@@ -8,7 +8,7 @@ import pkgutil
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -126,8 +126,17 @@ class _Run:
         self.keep(host, probe, session.probe(probe, arguments, self.left(limit_s)))
 
 
-def collect(entries: Sequence[HostEntry], options: CheckOptions, progress: Progress | None = None) -> Bundle:
-    """Run the planned stages over the hosts. Never raises for a host's trouble: that is what the bundle is for."""
+Choose = Callable[[Bundle], Collection[str]]
+
+
+def collect(
+    entries: Sequence[HostEntry], options: CheckOptions, progress: Progress | None = None, choose: Choose | None = None
+) -> Bundle:
+    """Run the planned stages over the hosts. Never raises for a host's trouble: that is what the bundle is for.
+
+    ``choose`` says, from what is known before the collectives, which hosts these run on (default: all reached). A
+    sick host would make them fail everywhere, and the others' result would then be unknown.
+    """
     progress = progress or Silent()
     started = time.monotonic()
     deadline = Deadline(options.deadline_s)
@@ -141,17 +150,25 @@ def collect(entries: Sequence[HostEntry], options: CheckOptions, progress: Progr
     progress.end("connect")
     sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
     run = _Run(sessions, options, deadline, progress)
+
+    def bundle(plan: Plan) -> Bundle:
+        hosts = tuple(
+            _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda one: one.name)
+        )
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return Bundle(BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3))
+
     try:
-        _examine(run)
+        if sessions:
+            _examine(run)
+        if sessions and "collectives" in options.plan.stages:
+            before = tuple(stage for stage in options.plan.stages if stage != "collectives")
+            partial = bundle(msgspec.structs.replace(options.plan, stages=before))
+            _collectives(run, choose(partial) if choose else sessions)
     finally:
         for session in sessions.values():
             session.close()
-    hosts = tuple(
-        _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda item: item.name)
-    )
-    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    seconds = round(time.monotonic() - started, 3)
-    return Bundle(BUNDLE_SCHEMA, __version__, created, options.plan, hosts, seconds)
+    return bundle(options.plan)
 
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
@@ -160,15 +177,10 @@ def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFact
 
 
 def _examine(run: _Run) -> None:
-    """All stages over the live sessions. Each host's own probes run while the mesh is measured."""
-    if not run.sessions:
-        return
-    plan = run.options.plan
+    """All stages but the collectives. Each host's own probes run while the mesh is measured."""
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
-    if "collectives" in plan.stages:
-        _collectives(run)
 
 
 def _host_stages(run: _Run) -> None:
@@ -315,15 +327,24 @@ def _measure_throughput(
     run.progress.end("throughput")
 
 
-def _collectives(run: _Run) -> None:
+def _collectives(run: _Run, chosen: Collection[str]) -> None:
     """The short all-reduce and all-gather; the bench room knows how."""
     from nccl_doctor.bench.short import run_short
 
-    run.progress.begin("collectives", len(run.sessions))
-    reached_at = {host: session.reach.address for host, session in run.sessions.items()}
-    deadline_s = run.left(COLLECTIVES_LIMIT_S)
+    for host in run.sessions:
+        if host not in chosen:
+            left_out = "left out: already known to be unfit"
+            run.keep(host, Collectives.PROBE, ProbeResult(Outcome.NOT_RUN, None, left_out))
+    sessions = {host: session for host, session in run.sessions.items() if host in chosen}
+    if not sessions:
+        return
+    plan = run.options.plan
+    run.progress.begin("collectives", len(sessions))
     for host, result in run_short(
-        run.sessions, deadline_s=deadline_s, master=run.options.plan.master, reached_at=reached_at
+        sessions,
+        deadline_s=run.left(COLLECTIVES_LIMIT_S),
+        master=plan.master if plan.master in sessions else "",
+        reached_at={host: session.reach.address for host, session in sessions.items()},
     ).items():
         run.keep(host, Collectives.PROBE, result)
         run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)

@@ -89,6 +89,7 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     if verdict is Verdict.HEALTHY:
         return ()
     steps: list[str] = []
+    steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
     missing = _missing_ranks(case)
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain import advice, ranking
+from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
@@ -24,7 +24,7 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 
 MAX_CAUSES = 5
-MAX_EVIDENCE = 14
+MAX_EVIDENCE = 16
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
 WORTH_NAMING = 0.12
 
@@ -126,7 +126,7 @@ def _unique(hits: Iterable[Hit]) -> list[Hit]:
 
 
 def _quote(hit: Hit) -> Evidence:
-    return Evidence(hit.text.strip(), hit.file, hit.line, hit.host, hit.rank)
+    return Evidence(hit.text.strip(), hit.file, hit.line or None, hit.host, hit.rank)
 
 
 def _spread(hits: list[Hit]) -> list[Hit]:
@@ -145,12 +145,26 @@ def _spread(hits: list[Hit]) -> list[Hit]:
     return [*first.values(), *fresh, *stale]
 
 
+def _fresh(known: list[Hit], more: list[Hit]) -> list[Hit]:
+    shapes = {_shape(hit.text) for hit in known}
+    kept = []
+    for hit in more:
+        shape = _shape(hit.text)
+        if shape not in shapes:
+            shapes.add(shape)
+            kept.append(hit)
+    return kept
+
+
 def _shape(text: str) -> str:
     return re.sub(r"[0-9a-fA-Fx]*\d[0-9a-fA-Fx]*", "#", text)[-160:]
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    hits = _spread(item.hits)[:MAX_EVIDENCE]
+    own = _spread(item.hits)
+    # Half of the room goes to the lines that decided it; the rest of the room to others on the same subject.
+    more = _spread([*own[: MAX_EVIDENCE // 2], *topics.supporting(case, item.id)])[MAX_EVIDENCE // 2 :]
+    hits = _unique([*own[: MAX_EVIDENCE // 2], *_fresh(own, more)[: MAX_EVIDENCE // 2], *own[MAX_EVIDENCE // 2 :]])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
     fixes, env = advice.for_cause(case, item.id, playbook)
     return Cause(

@@ -170,9 +170,12 @@ class Case:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
         found: dict[str, list[Hit]] = {}
         for hit in self.hits("env-echo", "env-set", "env-dump"):
-            name = hit.groups.get("name", "").strip()
-            if re.fullmatch(r"(?:TORCH_)?(?:NCCL|GLOO|CUDA|UCX|FI|OMPI|TP|MASTER|WORLD)_[A-Z0-9_]{1,60}", name):
-                found.setdefault(name, []).append(hit)
+            if hit.signature == "env-echo":
+                found.setdefault(hit.groups["name"], []).append(hit)
+                continue
+            for name, value in _ASSIGNED.findall(hit.text):
+                groups = {"name": name, "value": value}
+                found.setdefault(name, []).append(msgspec.structs.replace(hit, groups=groups))
         return found
 
     def value(self, name: str) -> str | None:
@@ -284,6 +287,7 @@ class Case:
         return self.signatures[name]
 
 
+_ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), (?P<shape>(?:NumelIn=\d+, NumelOut=\d+|TensorShape=\[[^\]]{0,80}\]))?"
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from nccl_doctor.explain import snapshots
 from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.model import Explanation, InputProblem
 from nccl_doctor.explain.readers import inputs
@@ -19,7 +20,8 @@ SMALL = 8 << 20  # less than this in all is read in this process
 
 def read_file(file: inputs.LogFile) -> Summary:
     """One file's summary; what went wrong with it is in ``problems``."""
-    if inputs.is_pickle(file.path):
+    state = snapshots.kind(file.path)
+    if state == "dump":
         return Summary(files=1, bytes=file.size, dumps=[file.path])
     problems: list[InputProblem] = []
 
@@ -32,6 +34,8 @@ def read_file(file: inputs.LogFile) -> Summary:
     source = msgspec.structs.replace(inputs.open_source(file), lines=guarded())
     summary = scan(source)
     summary.problems.extend(problems)
+    if state:  # a RAS report is text, and may stand in the middle of a job's output
+        summary.dumps.append(file.path)
     if problems and not summary.bytes:
         summary.files = 0
     return summary
@@ -92,5 +96,6 @@ def explain_paths(
     summary = read_all(files, workers, progress)
     if "-" in names:
         summary.merge(scan(inputs.stdin_source()))
-    summary.problems = [*problems, *summary.problems]
+    summary.proofs, refused = snapshots.read(summary.dumps)
+    summary.problems = [*problems, *summary.problems, *refused]
     return explain(summary)

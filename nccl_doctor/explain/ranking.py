@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, all_diagnoses
 from nccl_doctor.explain.model import Hit, Role
 
@@ -73,7 +74,20 @@ def collect(case: Case) -> list[Candidate]:
         )
     for rule in all_diagnoses():
         found.extend(rule(case))
+    if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
+        found.extend(_last_resort(case))
     return _join(found)
+
+
+def _last_resort(case: Case) -> list[Candidate]:
+    """What the words of the lines that sound like trouble are about, when no signature is convincing."""
+    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    found = []
+    for place, (cause, hits) in enumerate(votes[:4]):
+        strength = (0.36, 0.32, 0.29, 0.26)[place]
+        title = f"lines about this subject: {hits[0].text.strip()[-120:]}"
+        found.append(Candidate(cause, strength, title, hits, {h.rank for h in hits if h.rank is not None}))
+    return found
 
 
 def _title(template: str, hit: Hit) -> str:
@@ -109,8 +123,29 @@ def rank(case: Case) -> list[Candidate]:
             if cause is not effect and _explains(case, cause, effect, before):
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
+    for item in candidates:
+        if item.id not in _SLOWNESS and _survived(case, item):
+            item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
+
+
+# Troubles under which a job goes on: moving on does not speak against them.
+_SLOWNESS = frozenset(("net.slow", "gpu.thermal-power", "launch.killed", "ib.device-not-found", "app.nan-or-data", "gpu.nvlink", "gpu.ecc", "sw.nccl-bug"))
+
+
+def _survived(case: Case, item: Candidate) -> bool:
+    """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
+    if case.ordinary or any(
+        case.count(name) for name, signature in case.signatures.items() if signature.role is Role.SYMPTOM
+    ):
+        return False
+    end = case.last("ended-well") or case.last("nccl-tests-ok")
+    on = case.last("progress")
+    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
+        on is not None and on.file == last.file and on.line > last.line + 20
+    )
 
 
 def _place(item: Candidate) -> tuple[str, int]:

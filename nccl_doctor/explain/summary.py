@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.explain.model import Hit, InputProblem, Traceback
+from nccl_doctor.explain.snapshots import Proof
 
 # Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
 KEEP_PER_FILE = 400
@@ -35,11 +36,13 @@ class Summary(msgspec.Struct):
     tracebacks: list[Traceback] = msgspec.field(default_factory=list)
     tails: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
     heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
     hosts: dict[str, int] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
-    dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps
+    dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
+    proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
 
     def merge(self, other: Summary) -> None:
         """Take in another summary."""
@@ -55,6 +58,7 @@ class Summary(msgspec.Struct):
         self.tracebacks.extend(other.tracebacks)
         self.tails.update(other.tails)
         self.heads.update(other.heads)
+        self.before.update(other.before)
         self.last_of_rank.update(other.last_of_rank)
         for rank, count in other.ranks.items():
             self.ranks[rank] = self.ranks.get(rank, 0) + count
@@ -62,3 +66,4 @@ class Summary(msgspec.Struct):
             self.hosts[host] = self.hosts.get(host, 0) + count
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
+        self.proofs.extend(other.proofs)

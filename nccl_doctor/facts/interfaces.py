@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network, ip_interface
 from typing import ClassVar, Literal
 
 import msgspec
 
 from nccl_doctor.facts.model import Fact
+
+
+@functools.lru_cache(maxsize=65536)
+def _interface(address: str, prefix: int) -> IPv4Interface | IPv6Interface:
+    """Parsing is slow, and rules ask for the same addresses again and again."""
+    return ip_interface(f"{address}/{prefix}")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -26,7 +33,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def interface(self) -> IPv4Interface | IPv6Interface:
         """Address and prefix as the standard library's type."""
-        return ip_interface(f"{self.address}/{self.prefix}")
+        return _interface(self.address, self.prefix)
 
     @property
     def network(self) -> IPv4Network | IPv6Network:

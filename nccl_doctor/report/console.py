@@ -13,6 +13,7 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severi
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
 EVIDENCE_SHOWN = 4
@@ -29,13 +30,38 @@ def confidence_word(confidence: float) -> str:
 def render(report: Report, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
     """Print the report. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
     console.print(_verdict(report))
+    _body(report, console, verbose)
+    for line in _closing(report, saved, exit_code, verbose):
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def render_gate(
+    report: Report, gate: Gate, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0
+) -> None:
+    """Print a preflight's decision, then what it rests on."""
+    text = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
+    console.print(text.append(f": {gate.reason}.", "bold"))
+    if gate.go:
+        told = f"  run on       {visible(fold(gate.chosen))}"
+        spare = f"   spare: {visible(fold(gate.spares))}" if gate.spares else ""
+        console.print(Text(told, "bold").append(spare, "dim"))
+    for state, style in ((BAD, "bold red"), (UNKNOWN, "bold yellow"), (SUSPECT, "yellow")):
+        hosts = gate.hosts(state)
+        if hosts:
+            reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
+            line = Text(f"  {state:<12} {visible(fold(hosts))}", style)
+            console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
+    _body(report, console, verbose)
+    for line in _closing(report, saved, exit_code, verbose):
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def _body(report: Report, console: Console, verbose: bool) -> None:
     causes = [item for item in report.causes if verbose or item.severity is not Severity.INFO]
     for number, items in enumerate(alike(causes), 1):
         console.print()
         _finding(number, items, report, console, verbose)
     console.print()
-    for line in _closing(report, saved, exit_code, verbose):
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
 def alike(findings: Sequence[Finding]) -> list[list[Finding]]:

@@ -164,7 +164,7 @@ def _stage(
     elif any(result.unknown for result in mine):
         state, reason = "unknown", "; ".join(sorted({gap.what for result in mine for gap in result.unknown}))
     elif all(set(item) == set(hosts) for item in skipped):
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values()}))
+        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)

@@ -86,7 +86,7 @@ def load(path: Path) -> Policy:
 
 
 def _line(key: str, text: str) -> int | None:
-    wanted = re.compile(rf'^\s*(\[+[\w.-]*)?"?{re.escape(key)}"?\s*(=|\])')
+    wanted = re.compile(rf"""^\s*(\[+[\w.-]*)?["']?{re.escape(key)}["']?\s*(=|\])""")
     return next((number for number, line in enumerate(text.splitlines(), 1) if wanted.search(line)), None)
 
 
@@ -104,6 +104,13 @@ def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
     for key in raw:
         if key not in known:
             raise PolicyError(_unknown(key, known, "key", text, path))
+    severities = raw.get("severity")
+    for id, word in severities.items() if isinstance(severities, dict) else ():
+        if word not in [severity.value for severity in Severity]:
+            known_words = ", ".join(severity.value for severity in Severity)
+            raise PolicyError(
+                f"{path}:{_line(id, text)}: severity of {id!r} is {word!r}; expected one of {known_words}"
+            )
     inner = {field.encode_name for field in msgspec.structs.fields(Ignore)}
     for entry in raw.get("ignore", ()) if isinstance(raw.get("ignore"), list) else ():
         for key in entry if isinstance(entry, dict) else ():

@@ -73,7 +73,7 @@ def split(text: str) -> tuple[str, ...]:
 def _wanted(plan: Plan, *names: str) -> list[Requirement]:
     found = [item for item in map(parse, plan.require) if item.name in names]
     if not found:
-        raise SkipRule("not required")
+        raise SkipRule("")  # nothing was asked for: no reason worth telling
     return found
 
 

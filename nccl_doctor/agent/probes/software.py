@@ -119,6 +119,9 @@ def distributions(places: Iterable[str]) -> Dict[str, str]:
 # --- ELF: what a shared object needs and where it looks -----------------------------------------------------------
 
 
+UNREADABLE = (OSError, ValueError, OverflowError, struct.error)  # what a damaged file can raise
+
+
 class Elf(object):
     """The few facts wanted of a 64-bit little-endian ELF file, read without loading it."""
 
@@ -182,11 +185,11 @@ def elf_dynamic(absolute: str) -> Optional[Dict[str, List[str]]]:
     """What a shared object needs and where it looks; None if it is no readable ELF file."""
     try:
         elf = Elf(absolute)
-    except (OSError, ValueError, struct.error):
+    except UNREADABLE:
         return None
     try:
         return elf.dynamic()
-    except struct.error:
+    except UNREADABLE:
         return None
     finally:
         elf.close()
@@ -196,7 +199,7 @@ def nccl_version(absolute: str) -> Tuple[str, str]:
     """NCCL version and CUDA version it was built for, from the string NCCL prints; else from the file's name."""
     try:
         elf = Elf(absolute)
-    except (OSError, ValueError, struct.error):
+    except UNREADABLE:
         groups = _search_start(absolute)
     else:
         try:

@@ -141,12 +141,20 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             common = kinds.most_common(1)[0][0]
             odd = [item for item in same if (item.operation, _comparable(item)) != common]
             hits = [item.hit for item in [*odd, *same] if item.hit]
+            words = last_words(case, {item.rank for item in same})
+            done = [hit for hit in words if _EPOCH_DONE.search(hit.text)]
+            if done:
+                yield Candidate(
+                    "app.uneven-inputs", 0.7,
+                    "one rank had finished its epoch while another was still in it: they have different numbers of batches",
+                    [*done, *words[-4:], *hits], {hit.rank for hit in done if hit.rank is not None}, final=True,
+                )
             names = " / ".join(sorted({f"{op} {shape}".strip() for op, shape in kinds}))
             yield Candidate(
                 "app.collective-mismatch",
                 0.93,
                 f"at work {sequence} the ranks are in different collectives: {names[:160]}",
-                hits,
+                [*hits[:2], *words[-6:], *hits[2:]],
                 {item.rank for item in odd},
                 why=different_calls.__doc__ or "",
                 final=True,
@@ -154,6 +162,7 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             return
 
 
+_EPOCH_DONE = re.compile(r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data", re.IGNORECASE)
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL", "BROADCAST", "REDUCE"))
 
@@ -173,15 +182,9 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
         if len(known) < 2:
             continue
-        counts = Counter(item.sequence for item in known)
-        usual = counts.most_common(1)[0][0]
-        top = max(item.enqueued or 0 for item in known)
-        low = [
-            item for item in known
-            if (item.enqueued or 0) < top and (item.enqueued or 0) < (usual or 0) or (
-                item.sequence is not None and usual is not None and item.sequence < usual and len(counts) > 1
-            )
-        ]
+        waited = Counter(item.sequence for item in known if item.hit is not None and item.sequence is not None)
+        usual = waited.most_common(1)[0][0] if waited else max(item.enqueued or 0 for item in known)
+        low = [item for item in known if (item.enqueued or 0) < usual]
         if not low or len(low) > len(known) / 2:
             continue
         ranks = {item.rank for item in low}
@@ -207,15 +210,18 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
-    busy = [hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)]
-    own = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
+    own = last_words(case, ranks)
+    busy = [hit for hit in own if _BUSY.search(hit.text) and not _STEP.search(hit.text)]
+    busy = _in_order(
+        busy + [hit for hit in case.hits("straggler-words") if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text]
+    )
     if busy:
         last = busy[-1]
         yield Candidate(
             "app.straggler-timeout",
             0.8,
             f"rank {listed} was still busy while the others waited: {last.text.strip()[-110:]}",
-            [*reversed(busy[-6:]), *own, *hits],
+            [*reversed(busy[-6:]), *own[-4:], *hits],
             ranks,
             why=behind_or_ahead.__doc__ or "",
         )
@@ -226,6 +232,28 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         why=behind_or_ahead.__doc__ or "",
     )
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
+
+
+def _in_order(hits: list[Hit]) -> list[Hit]:
+    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
+
+
+_BUSY = re.compile(
+    r"writ|sav|load|download|upload|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|wait|sleep|stall|slow|queue|shard|warm|"
+    r"autotun|generat|map:|filter|checkpoint|so far|flush|sync|sort|shuffl|scan|pars|fetch|read",
+    re.IGNORECASE,
+)
+_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
+
+
+def last_words(case: Case, ranks: set[int]) -> list[Hit]:
+    """What these ranks said just before the first sign of trouble, in order."""
+    return [
+        hit
+        for hits in case.summary.before.values()
+        for hit in hits
+        if (hit.rank in ranks or _names_rank(hit.text, ranks)) and hit.text.strip()
+    ]
 
 
 def _names_rank(text: str, ranks: set[int]) -> bool:
@@ -244,25 +272,23 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
     if first is None:
         return
-    busy = [
-        hit for hit in case.hits("straggler-words")
-        if hit.file == first.file and hit.line < first.line and first.line - hit.line < 60 and "NCCL INFO" not in hit.text
-    ]
+    before = case.summary.before.get(first.file, [])
+    busy = [hit for hit in before if _BUSY.search(hit.text) and not _STEP.search(hit.text) and hit.line < first.line]
     if not busy:
         return
     yield Candidate(
         "app.straggler-timeout",
         0.58,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
-        [*reversed(busy[-6:]), *case.hits("watchdog-timeout")[:3]],
+        [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),
         why=busy_before_timeout.__doc__ or "",
     )
 
 
 _BATCHES = re.compile(
-    r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(?:batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations)\b[^\d\n]{0,12}(\d+)"
-    r"|(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?(\d+)\s+(?:batches|steps|samples|examples|iterations|mini-?batches)\b"
+    r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(?:batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations)\b[^\d\n]{0,12}(\d[\d,]*)"
+    r"|(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(\d[\d,]*)\s+(?:rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches)\b"
 )
 
 
@@ -272,12 +298,12 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
     if not case.has("watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"):
         return
     counts: dict[int, tuple[int, Hit]] = {}
-    for hits in (*case.summary.heads.values(), *case.summary.tails.values(), [*case.hits("progress")], case.hits("batch-count")):
+    for hits in (*case.summary.before.values(), *case.summary.heads.values(), *case.summary.tails.values(), [*case.hits("progress")], case.hits("batch-count")):
         for hit in hits:
             found = _BATCHES.search(hit.text)
             if found:
                 rank = int(found.group(1) or found.group(3))
-                counts.setdefault(rank, (int(found.group(2) or found.group(4)), hit))
+                counts.setdefault(rank, (int((found.group(2) or found.group(4)).replace(",", "")), hit))
     values = {count for count, _ in counts.values()}
     if len(counts) >= 2 and len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:
         fewest = min(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
@@ -168,7 +169,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         by_host.setdefault(host, set()).add(version)
         lines.setdefault(version, hit)
     if len(lines) > 1 and case.has("bootstrap-truncated", "nccl-error-text", "watchdog-timeout", "nccl-mismatch", "peer-closed", "socket-timeout", "nccl-internal", "segfault"):
-        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", list(lines.values()), hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
+        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")], hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------
@@ -206,7 +207,8 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     best = max((_busbw(hit) for hit in rows), default=0.0)
     server = [hit for hit in case.hits("gpu-model") if _SERVER_GPU.search(hit.text)]
     complaint = case.hits("slow-complaint")
-    local = max((int(hit.groups["local"]) for hit in case.hits("nccl-nodes")), default=0)
+    per_host = Counter(hit.host for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values())
+    local = max([int(hit.groups["local"]) for hit in case.hits("nccl-nodes")] + list(per_host.values()), default=0)
     if socket and over_net and case.nodes > 1:
         proof = [*case.hits("net-socket-using")[:2], *socket[:2], *rows[-2:], *complaint[:2]]
         if rows and best < 60 and (server or local >= 8):

@@ -108,6 +108,10 @@ def _is_local_only(text: str) -> bool:
     return address is not None and (address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122.")))
 
 
+# A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
+_ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
+
+
 @diagnosis
 def gloo_loopback(case: Case) -> Iterable[Candidate]:
     """Gloo connects to 127.x although the job has several hosts: the own name resolves to loopback, or was told to.
@@ -116,7 +120,11 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
     advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
     """
     told = case.value("GLOO_SOCKET_IFNAME") or ""
-    loop = [hit for hit in case.hits("gloo-endpoint", "connect-refused") if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", ""))]
+    loop = [
+        hit
+        for hit in case.hits("gloo-endpoint", "connect-refused")
+        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", "")) and not _ESTABLISHED.search(hit.text)
+    ]
     single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
     if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
         if told:
@@ -223,7 +231,10 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         return
     speakers = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
     world = case.world
-    both_sides = world > 1 and len(speakers) >= world
+    present = set(case.summary.ranks)
+    if case.nodes == 1 and not _several_hosts(case):
+        return
+    both_sides = world > 1 and present >= set(range(world))
     died = case.has("sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure") or bool(case.ordinary)
     if both_sides and not died:
         yield Candidate("net.firewall", 0.62, "established connections were reset although no process had died: a firewall or middlebox on the way", resets, speakers, why=reset_while_all_alive.__doc__ or "")
@@ -273,3 +284,32 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
     values = {hit.groups["mtu"] for hit in case.hits("ip-link-mtu") if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")}
     if len(values) > 1 and "1500" in values | {"1500"} and case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed") and {"9000", "9001", "8900"} & values:
         yield Candidate("net.mtu", 0.62, f"interfaces have different MTUs ({', '.join(sorted(values))})", case.hits("ip-link-mtu")[:6])
+
+
+_MUST_AGREE = frozenset(
+    "NCCL_PROTO NCCL_ALGO NCCL_BUFFSIZE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_NTHREADS NCCL_LL_BUFFSIZE NCCL_NET NCCL_IB_DISABLE "
+    "NCCL_NET_GDR_LEVEL NCCL_COLLNET_ENABLE NCCL_NVLS_ENABLE NCCL_P2P_NET_CHUNKSIZE NCCL_CUMEM_ENABLE NCCL_MNNVL_ENABLE NCCL_SHM_DISABLE".split()
+)
+
+
+@diagnosis
+def settings_differ(case: Case) -> Iterable[Candidate]:
+    """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
+
+    NCCL does not compare these settings; different algorithms, protocols or buffer sizes end in truncated messages, wrong
+    receive sizes or a hang.
+    """
+    if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
+        return
+    speakers = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
+    for name in sorted(_MUST_AGREE):
+        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
+        values = {hit.groups["value"].strip(" .") for hit in hits}
+        hosts = {hit.host for hit in hits}
+        if hits and len(speakers) > 1 and (len(values) > 1 or hosts < speakers):
+            what = f"has different values ({', '.join(sorted(values))})" if len(values) > 1 else f"is set on {', '.join(sorted(hosts)[:4])} only"
+            yield Candidate(
+                "env.bad-nccl-var", 0.87, f"{name} {what}: all ranks must agree", [*hits[:6], *case.hits("size-mismatch")[:3]], hosts=hosts,
+                why=settings_differ.__doc__ or "", final=True,
+            )
+            return

@@ -5,6 +5,17 @@ the order they were taken. Formats: the RAS chapter of NCCL's guide, and src/ras
 """
 
 from nccl_doctor.explain.ras.conclude import Conclusion, Kind, conclude
-from nccl_doctor.explain.ras.report import Mismatch, Report, Side, Worker, looks_like_report, read
+from nccl_doctor.explain.ras.report import MAX_BYTES, Mismatch, Report, Side, Worker, looks_like_report, read
 
-__all__ = ["Conclusion", "Kind", "Mismatch", "Report", "Side", "Worker", "conclude", "looks_like_report", "read"]
+__all__ = [
+    "MAX_BYTES",
+    "Conclusion",
+    "Kind",
+    "Mismatch",
+    "Report",
+    "Side",
+    "Worker",
+    "conclude",
+    "looks_like_report",
+    "read",
+]

@@ -194,13 +194,3 @@ def stdin_source() -> LogSource:
 def open_source(file: LogFile) -> LogSource:
     """A file as a source (read lazily)."""
     return LogSource(file.name, pieces(file.path), file.rank, file.host)
-
-
-def is_pickle(path: str) -> bool:
-    """Whether a file begins like a Python pickle of protocol 2 or newer (a flight-recorder dump)."""
-    try:
-        with Path(path).open("rb") as handle:
-            head = handle.read(2)
-    except OSError:
-        return False
-    return len(head) == 2 and head[0] == 0x80 and 2 <= head[1] <= 5

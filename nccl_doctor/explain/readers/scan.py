@@ -17,6 +17,7 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LIN
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
+BEFORE_LINES = 40
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # A signature that hits this often in one file says nothing new any more; its anchor is dropped for the rest of the file.
 BUSY = 20_000
@@ -92,6 +93,7 @@ class Scanner:
         self._busy: dict[bytes, int] = {}
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
+        self._before_kept = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
     def feed(self, block: bytes) -> None:
@@ -112,7 +114,8 @@ class Scanner:
                 end = len(block) if end < 0 else end
             line_number += block.count(b"\n", line_at, start)
             line_at = start
-            self._look(block[start : min(end + 1, start + LINE_LIMIT)], line_number)
+            if self._look(block[start : min(end + 1, start + LINE_LIMIT)], line_number) and not self._before_kept:
+                self._keep_before(block, start, line_number)
             at = end + 1
         if self.summary.lines == 0 or self._line < 40:
             self._keep_head(block)
@@ -145,7 +148,9 @@ class Scanner:
 
     # one line ----------------------------------------------------------------------------------------------------
 
-    def _look(self, raw: bytes, number: int) -> None:
+    def _look(self, raw: bytes, number: int) -> bool:
+        """Take one line; True if it is a sign of trouble."""
+        trouble = False
         found = self._engine.contained(raw)
         text = _decode(raw)
         line = prefix.parse(text)
@@ -161,12 +166,25 @@ class Scanner:
                 if groups is not None:
                     self._add(signature, groups, number, line, text)
                     known.append(signature.name)
+                    trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
         if line.rank is not None:
             self.summary.ranks[line.rank] = self.summary.ranks.get(line.rank, 0) + 1
             self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         if line.host:
             self.summary.hosts[line.host] = self.summary.hosts.get(line.host, 0) + 1
         self._tracebacks(line, text, number, known)
+        return trouble
+
+    def _keep_before(self, block: bytes, at: int, number: int) -> None:
+        """The lines before the first sign of trouble: what each rank was doing."""
+        self._before_kept = True
+        kept = []
+        lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
+        for index, raw in enumerate(lines, number - len(lines)):
+            text = _decode(raw[:LINE_LIMIT])
+            if text.strip() and b"NCCL INFO" not in raw:
+                kept.append(self._hit("before", index, prefix.parse(text), text))
+        self.summary.before[self.source.name] = kept
 
     def _count_busy(self, found: list[int]) -> None:
         for index in found:

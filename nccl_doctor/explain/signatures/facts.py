@@ -7,12 +7,14 @@ from nccl_doctor.explain.signatures import says
 
 says(
     "nccl-init-start",
+    "comm {pointer:hex} rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init START",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init START",
     " rank {rank:int} nranks {nranks:int} cudaDev {device}- Init START",
     why="A communicator's initialisation began on this rank. Without Init COMPLETE it hung or died in there.",
 )
 says(
     "nccl-init-complete",
+    "comm {pointer:hex} rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} commId {comm:hex} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} cudaDev {device} - Init COMPLETE",
     " rank {rank:int} nranks {nranks:int} - COMPLETE",
@@ -89,3 +91,5 @@ says("slow-complaint", "expected {}GB/s", "expected busbw", "below threshold", "
 
 says("nccl-warn", "NCCL WARN {message}", why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.")
 says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)
+says("error-line", "error", "Error", "ERROR", "ailed", "FAILED", "ailure", "WARN", "<warn>", "atal", "FATAL", "nable to", "annot ", "not found", "denied", "refused", "timed out", "imeout", "ismatch", "nvalid", "nactive", "own)", "DOWN", " down", "nexpected", "rejected", "xception", "ould not", "ouldn't", "not support", "orrupt", "issing", "not set", "bort", "died", "lost", "rror:", "xceeded", "unreachable", "not permitted", "is not ", "empty list", "hang",
+     why="A line that sounds like trouble; its words tell the subject.")

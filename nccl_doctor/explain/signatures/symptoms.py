@@ -11,7 +11,7 @@ says("watchdog-timeout", "Watchdog caught collective operation timeout", "Caught
      title="collectives timed out: at least one rank did not arrive",
      why="This rank waited in vain. The culprit is usually a rank that does not print it.")
 says("watchdog-status", "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
-     "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}", "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
+     "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}", "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}", "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
      role=S, fold="watchdog status", why="Where this rank stood: what it had enqueued and completed.")
 says("watchdog-down", "Some NCCL operations have failed or timed out", "we are taking the entire process down", "Process group watchdog thread terminated with exception", "NCCL watchdog thread terminated with exception", "terminate called after throwing an instance of",
      role=S, fold="watchdog took the process down", why="Always follows an error or a time-out.")

@@ -1,0 +1,34 @@
+"""A rank that swallowed an exception, and the time-outs after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+
+_WAITS = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "barrier-wrapper", "fingerprint-mismatch")
+
+
+@diagnosis
+def swallowed_exception(case: Case) -> Iterable[Candidate]:
+    """Some ranks, not all, caught an exception and skipped their work; later the ranks wait for each other in vain.
+
+    A collective that one rank leaves out is paired with the next one of the others: order or shapes differ from there.
+    If every rank skipped, all left out the same, and nothing is wrong.
+    """
+    hits = [hit for hit in case.hits("swallowed-exception") if hit.rank is not None]
+    ranks = {hit.rank for hit in hits if hit.rank is not None}
+    waits = case.hits(*_WAITS)
+    if not ranks or not waits or case.world < 2 or len(ranks) >= case.world:
+        return
+    if any(case.after(hit, waits[0]) for hit in hits[:1]):
+        return
+    yield Candidate(
+        "app.collective-mismatch",
+        0.72,
+        f"rank {min(ranks)} swallowed an exception and left out the collectives of that step",
+        [*hits[:6], *waits[:3]],
+        ranks,
+        why=swallowed_exception.__doc__ or "",
+        final=True,
+    )

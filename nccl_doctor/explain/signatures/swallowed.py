@@ -1,0 +1,32 @@
+"""Exceptions that the program caught and went on after: harmless alone, a desync where collectives follow."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.signatures import says
+
+_EXCEPTION = re.compile(r"\b[A-Z]\w{2,60}(?:Error|Exception|Interrupt)\b")
+
+
+def _names_an_exception(groups: dict[str, str], line: str) -> bool:
+    """An exception's name after the word, and not a traceback's own line (which ends the process)."""
+    return _EXCEPTION.search(line) is not None and "Traceback" not in line
+
+
+says(
+    "swallowed-exception",
+    "skipping ",
+    "Skipping ",
+    "skipped ",
+    "Skipped ",
+    "ignoring ",
+    "Ignoring ",
+    "continuing after ",
+    "Continuing after ",
+    "will continue",
+    "aught exception",
+    where=_names_an_exception,
+    why="The program met an exception and went on without this batch or step. On one rank only, it leaves out the "
+    "collectives of that step, and every later collective meets another one of the other ranks.",
+)

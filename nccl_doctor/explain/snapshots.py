@@ -1,0 +1,110 @@
+"""State files beside the logs: flight-recorder dumps and NCCL RAS reports, read and compared into proofs.
+
+Unlike a log, one such file says little; all ranks' dumps, or two reports in a row, say where a job hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from nccl_doctor.explain import flight_recorder, plain_pickle, ras
+from nccl_doctor.explain.model import InputProblem
+from nccl_doctor.findings.model import Evidence
+
+_HEAD = 64 << 10
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What state files prove, or narrow down: like a conclusion of either reader, in one shape for the ranking.
+
+    ``cause`` is empty where they do not decide; ``candidates`` are then the causes that are left, likeliest first.
+    """
+
+    title: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    candidates: tuple[str, ...]
+    confidence: float
+    ranks: tuple[int, ...]
+    next: str
+    source: str  # "flight-recorder" or "ras"
+
+
+def kind(path: str) -> str:
+    """``dump``, ``ras`` or empty, by the first bytes. Any pickle is a ``dump``: no log, and perhaps refused."""
+    try:
+        with Path(path).open("rb") as handle:
+            head = handle.read(_HEAD)
+    except OSError:
+        return ""
+    if (len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5) or flight_recorder.looks_like_dump(head):
+        return "dump"
+    return "ras" if ras.looks_like_report(head) else ""
+
+
+def read(paths: Sequence[str]) -> tuple[list[Proof], list[InputProblem]]:
+    """All proofs that these files give together, and the files that could not be used."""
+    problems: list[InputProblem] = []
+    kinds = {path: kind(path) for path in paths}
+    proofs = [*_dumps([path for path in paths if kinds[path] == "dump"], problems)]
+    proofs += _reports([path for path in paths if kinds[path] == "ras"], problems)
+    return proofs, problems
+
+
+def _content(path: str) -> bytes:
+    """At most one byte more than is ever read, so that the readers can refuse what is too large."""
+    with Path(path).open("rb") as handle:
+        return handle.read(max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1)
+
+
+def _dumps(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
+    for group in _jobs(paths):
+        dumps, refused = flight_recorder.collect((path, _content(path)) for path in group)
+        problems.extend(InputProblem(error.source, error.reason) for error in refused)
+        for found in flight_recorder.compare(dumps):
+            yield Proof(
+                found.title,
+                found.evidence,
+                found.cause,
+                found.candidates,
+                found.confidence,
+                found.ranks,
+                found.next,
+                "flight-recorder",
+            )
+
+
+def _jobs(paths: Iterable[str]) -> list[list[str]]:
+    """The dumps that belong together: one prefix; where a rank comes twice, one directory as well."""
+    by_prefix: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        by_prefix[re.sub(r"\d+(?=\D*$)", "", Path(path).name)].append(path)
+    jobs = []
+    for group in by_prefix.values():
+        ranks = [flight_recorder.rank_of_file(path) for path in group]
+        if len(set(ranks)) == len(ranks):
+            jobs.append(group)
+            continue
+        by_directory: dict[str, list[str]] = defaultdict(list)
+        for path in group:
+            by_directory[str(Path(path).parent)].append(path)
+        jobs.extend(by_directory.values())
+    return jobs
+
+
+def _reports(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
+    reports = []
+    for path in paths:
+        try:
+            reports.extend(ras.read(_content(path), path))
+        except ValueError as error:
+            problems.append(InputProblem(path, str(error)))
+    for found in ras.conclude(sorted(reports, key=lambda report: report.timestamp)):
+        yield Proof(
+            found.title, found.evidence, found.cause, found.candidates, found.confidence, found.ranks, found.next, "ras"
+        )

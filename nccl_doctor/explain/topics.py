@@ -1,0 +1,142 @@
+"""The subject of a line that sounds like trouble, by its technical words: the last resort, and a source of further quotes.
+
+Signatures know messages; this knows only vocabulary (``gid``, ``libfabric``, ``rendezvous``). It never outweighs a signature:
+what it finds alone stays below the threshold of a verdict unless several lines agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.model import Hit, Role
+
+# Cause id -> words. A line can belong to several; the special ones stand first only for readability.
+TOPICS: dict[str, re.Pattern[str]] = {
+    cause: re.compile(words, re.IGNORECASE)
+    for cause, words in {
+        "gpu.nvlink": r"nvlink|nvswitch|sxid",
+        "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|nvls|multicast|\b802\b",
+        "gpu.imex": r"imex|mnnvl|multi-node nvlink",
+        "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
+        "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:",
+        "gpu.mig": r"\bmig\b",
+        "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit)",
+        "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
+        "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx\b|nvml|cuda version|\bsm_\d+|compute capability|\bhip\b|rocm",
+        "gpu.oom": r"out of memory|cudamalloc",
+        "gpu.illegal-access": r"illegal memory|device-side|launch failure",
+        "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",
+        "gpu.duplicate": r"same gpu|duplicate gpu",
+        "ib.gid-index": r"\bgids?\b|gid_index|gid table",
+        "ib.memlock": r"memlock|locked memory|max locked|cannot allocate memory.*(?:ibv|qp|cq|mr)|(?:ibv|reg_mr).*cannot allocate",
+        "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr",
+        "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|polling|cable|link_?layer.*down|state:? *down",
+        "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
+        "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b",
+        "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca",
+        "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
+        "net.mtu": r"\bmtu\b|jumbo|frag",
+        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.[01]\.1|name or service",
+        "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
+        "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out",
+        "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
+        "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
+        "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput",
+        "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
+        "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
+        "launch.env-missing": r"environment variable .*(?:not set|expected)|local_rank",
+        "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15",
+        "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
+        "sys.nofile": r"open files|file descriptor|emfile",
+        "sys.threads": r"thread|fork|nproc limit|pids",
+        "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill",
+        "sys.disk-full": r"no space|disk full|quota",
+        "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",
+        "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|\bfs\b|blocked for more than|input/output",
+        "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat|kernel panic|machine check|node_fail",
+        "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
+        "sw.library-conflict": r"symbol|shared object|libnccl\.so|glibc|ld_library_path|libcud",
+        "sw.no-nccl-backend": r"built without|not built|not compiled|backend .*(?:not|un)available|nccl built",
+        "app.bad-tensor": r"tensor|dtype|scalar type|shape|contiguous",
+        "app.pg-misuse": r"process group|init_process_group|process_group|communicator",
+        "app.collective-mismatch": r"mismatch.*collective|collective.*mismatch|fingerprint|desync|incorrect receive info|truncated",
+        "app.ddp-unused-params": r"unused param|did not receive grad|find_unused",
+        "app.dataloader-worker": r"dataloader|data loader worker",
+        "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
+        "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
+        "env.bad-nccl-var": r"\bNCCL_[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+    }.items()
+}
+_NOISE = re.compile(
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
+    r"errors?[:=] ?0\b|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
+)
+
+
+def trouble(case: Case) -> list[Hit]:
+    """The lines that sound like trouble and are not known to be harmless or mere consequences."""
+    quiet = {
+        (hit.file, hit.line)
+        for name, signature in case.signatures.items()
+        if signature.role is Role.HARMLESS
+        for hit in case.hits(name)
+    }
+    return [hit for hit in case.hits("error-line") if (hit.file, hit.line) not in quiet and not _NOISE.search(hit.text)]
+
+
+def vote(case: Case) -> dict[str, list[Hit]]:
+    """Cause id -> lines whose words belong to it."""
+    table: dict[str, list[Hit]] = defaultdict(list)
+    for hit in trouble(case):
+        for cause, words in TOPICS.items():
+            if words.search(hit.text):
+                table[cause].append(hit)
+    return table
+
+
+def supporting(case: Case, cause: str) -> list[Hit]:
+    """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
+    words = TOPICS.get(cause)
+    if words is None:
+        return []
+    settings = [
+        hit
+        for name, hits in case.env.items()
+        if cause in _SETTINGS.get(name, ())
+        for hit in hits[:3]
+    ]
+    return settings + [hit for hit in trouble(case) if words.search(hit.text)]
+
+
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "NCCL_IB_GID_INDEX": ("ib.gid-index", "ib.qp-connect", "ib.retry-exceeded", "env.bad-nccl-var"),
+    "NCCL_SOCKET_IFNAME": ("net.wrong-interface", "env.bad-nccl-var", "net.firewall"),
+    "GLOO_SOCKET_IFNAME": ("net.wrong-interface", "env.bad-nccl-var", "net.hostname-resolution"),
+    "NCCL_IB_HCA": ("ib.device-not-found", "env.bad-nccl-var", "ib.qp-connect"),
+    "NCCL_COMM_ID": ("env.bad-nccl-var", "net.wrong-interface"),
+    "NCCL_NET": ("ib.device-not-found", "net.plugin", "env.bad-nccl-var", "net.slow"),
+    "NCCL_NET_PLUGIN": ("net.plugin", "env.bad-nccl-var"),
+    "NCCL_ALGO": ("env.bad-nccl-var",),
+    "NCCL_PROTO": ("env.bad-nccl-var", "app.collective-mismatch"),
+    "NCCL_P2P_DISABLE": ("env.bad-nccl-var", "gpu.p2p", "net.slow"),
+    "NCCL_P2P_LEVEL": ("env.bad-nccl-var", "gpu.p2p", "net.slow"),
+    "NCCL_SHM_DISABLE": ("env.bad-nccl-var", "sys.shm"),
+    "NCCL_TOPO_FILE": ("env.bad-nccl-var",),
+    "NCCL_GRAPH_FILE": ("env.bad-nccl-var",),
+    "NCCL_IB_DISABLE": ("net.slow", "ib.device-not-found", "env.bad-nccl-var"),
+    "NCCL_NET_GDR_LEVEL": ("ib.gdr", "env.bad-nccl-var"),
+    "NCCL_BUFFSIZE": ("env.bad-nccl-var", "gpu.oom"),
+    "NCCL_HOSTID": ("env.bad-nccl-var", "gpu.duplicate"),
+    "NCCL_NTHREADS": ("env.bad-nccl-var",),
+    "NCCL_MAX_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
+    "NCCL_MIN_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
+    "NCCL_CROSS_NIC": ("ib.qp-connect", "ib.retry-exceeded"),
+    "NCCL_SOCKET_FAMILY": ("env.bad-nccl-var", "net.wrong-interface"),
+    "NCCL_NVLS_ENABLE": ("env.bad-nccl-var", "gpu.fabric-manager"),
+    "NCCL_MNNVL_ENABLE": ("env.bad-nccl-var", "gpu.imex"),
+    "CUDA_VISIBLE_DEVICES": ("gpu.not-visible", "gpu.duplicate"),
+    "MASTER_ADDR": ("net.master-unreachable", "launch.env-missing"),
+    "MASTER_PORT": ("net.master-unreachable", "net.port-in-use"),
+}
