@@ -23,7 +23,8 @@ LINE_LIMIT = 1 << 20
 FILE_LIMIT = 100_000
 
 _SKIP_DIRECTORIES = frozenset(
-    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", "site-packages"}
+    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox", "site-packages"}
+    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".cache"}
 )
 
 
@@ -222,6 +223,8 @@ def read(names: Iterable[str]) -> Reading:
                 looked_at.append(path)
                 continue
             kind = kind_of_name(path) or kind_of_text(text)
+            if not named and kind_of_name(path) is None and kind is Kind.SHELL and not text.startswith("#!"):
+                continue  # some file without an ending that a directory happens to hold
             assignments += extract(text, path, kind)
             looked_at.append(path)
         except Unreadable as error:

@@ -135,6 +135,8 @@ def test_globs_and_directories_name_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(GOOD)
     (tmp_path / "sub" / "b.sh").write_text(GOOD)
     (tmp_path / "sub" / "notes.md").write_text(GOOD)
+    (tmp_path / ".pytest_cache").mkdir()
+    (tmp_path / ".pytest_cache" / "c.sh").write_text(GOOD)
     found = [Path(path).name for path, _ in files.find([str(tmp_path), str(tmp_path / "**" / "*.sh")])]
     assert found == ["a.sh", "b.sh"]
 
@@ -154,3 +156,12 @@ def test_a_log_line_of_any_length_needs_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert {item.name for item in result.assignments} == {"NCCL_ALGO", "NCCL_PROTO"}
     assert peak < 20 << 20
+
+
+def test_in_a_directory_a_file_without_ending_must_look_like_one_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "nodeids").write_text('["NCCL_DEBUG=ERROR"]\nexport NCCL_DEBUG=ERROR\n')
+    (tmp_path / "epilog").write_text("#!/bin/sh\nexport NCCL_DEBUG=ERROR\n")
+    (tmp_path / "settings").write_text("NCCL_DEBUG=ERROR\n")
+    found = {Path(item.assignment.file).name for item in examine.examine([str(tmp_path)]).remarks}
+    assert found == {"epilog", "settings"}
+    assert examine.examine([str(tmp_path / "nodeids")]).remarks
