@@ -1,21 +1,52 @@
-# Two targets for users (check, test); the rest for developers.
+# For users: check, test, lab. The rest is for developers.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# One CPU build, pinned: anything else pulls gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: check test lint lab venv venv-dev clean test-gpu
+.PHONY: check test lint unit lab-tests lab test-gpu clean
 
-check: venv
+check: $(VENV)/.installed
 	$(BIN)/nccl-doctor check
 
-venv: $(VENV)/.installed
-
 $(VENV)/.installed: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "nccl-doctor needs Python 3.10 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.12 ...)")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "nccl-doctor needs Python 3.10 or newer; this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(PIP) --upgrade pip
+	$(PIP) --editable .
 	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) $(TORCH) numpy
+	$(PIP) --editable . --group dev
+	touch $@
+
+# As root this installs what the lab needs (sshd, nftables, ...); otherwise it says what could not be run and why.
+test: $(VENV)/.installed-dev
+	@sh tests/system-packages.sh
+	$(MAKE) --no-print-directory lint unit lab-tests
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit:
+	$(BIN)/pytest -q -n auto -m "not lab and not gpu"
+
+# One after the other: they measure links, and would measure each other.
+lab-tests:
+	$(BIN)/pytest -q -m lab
+
+lab: $(VENV)/.installed-dev
+	@sh tests/system-packages.sh
+	$(BIN)/python -m tests.lab up
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -q -m gpu
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

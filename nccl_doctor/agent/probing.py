@@ -1,16 +1,25 @@
 """What probes are made of: the declaration, the ways a probe can end, and commands with a time and an output limit."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from nccl_doctor.agent import children
+
 Probe = Callable[[Dict[str, Any]], Dict[str, Any]]
 
-PROBES: Dict[str, Probe] = {}
+
+class Declared(NamedTuple):
+    """A declared probe: its function, the stage of ``check`` that needs it, and its time limit in seconds."""
+
+    function: Probe
+    stage: str
+    limit_s: float
+
+
+PROBES: Dict[str, Declared] = {}
 
 # Prefix for every absolute path a probe reads. Tests point it at a recorded tree; on hosts it is empty.
 ROOT = os.environ.get("NCCL_DOCTOR_ROOT", "")
@@ -29,11 +38,11 @@ class ProbeTrouble(Exception):
         self.data = data
 
 
-def probe(name: str) -> Callable[[Probe], Probe]:
+def probe(name: str, stage: str = "", limit_s: float = 10.0) -> Callable[[Probe], Probe]:
     """Declare a probe: ``(arguments) -> data``. ``data`` is plain JSON: dict, list, str, int, float, bool, None."""
 
     def declare(function: Probe) -> Probe:
-        PROBES[name] = function
+        PROBES[name] = Declared(function, stage, limit_s)
         return function
 
     return declare
@@ -80,6 +89,37 @@ class CommandResult(NamedTuple):
         return first[:300]
 
 
+class MissingModule(ProbeTrouble):
+    """A pure-Python module that this Python lacks; the controller may carry it over and ask again."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__("tool-missing", "no module %s" % module, {"module": module})
+
+
+Emitter = Callable[[Dict[str, Any]], None]
+
+_thread = threading.local()
+
+
+def set_emitter(emitter: Emitter) -> None:
+    """Set where :func:`emit` of this thread sends to (the runtime does this for the thread of each probe)."""
+    _thread.emitter = emitter
+
+
+def emitter() -> Emitter:
+    """The function that sends an event of the running probe to the controller; usable from any thread.
+
+    Call it in the probe's own thread and hand the result to the threads that the probe starts.
+    """
+    found: Emitter = getattr(_thread, "emitter", lambda event: None)
+    return found
+
+
+def emit(event: Dict[str, Any]) -> None:
+    """Send progress of the running probe to the controller: plain JSON. Nothing happens outside a probe."""
+    emitter()(event)
+
+
 def run_command(
     argv: Sequence[str],
     limit_s: float = 10.0,
@@ -95,51 +135,26 @@ def run_command(
     env = dict(os.environ, LC_ALL="C", LANG="C")
     env.update(environment or {})
     try:
-        child = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
+        child = children.spawn(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     except FileNotFoundError:
         return CommandResult("tool-missing", None, "", "%s: not found" % argv[0], 0.0)
     except PermissionError as error:
         return CommandResult("not-permitted", None, "", str(error), 0.0)
-    except OSError as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         return CommandResult("failed", None, "", str(error), 0.0)
     kept: Dict[str, List[bytes]] = {"stdout": [], "stderr": []}
     cut = threading.Event()
-
-    def drain(name: str, stream: Any) -> None:
-        room = limit_bytes
-        for block in iter(lambda: stream.read1(65536), b""):
-            if room > 0:
-                kept[name].append(block[:room])
-            room -= len(block)
-            if room < 0:
-                cut.set()
-                kill_group(child.pid)  # more output than anyone will read: stop it rather than drain it for ever
-                break
-
     readers = [
-        threading.Thread(target=drain, args=("stdout", child.stdout), daemon=True),
-        threading.Thread(target=drain, args=("stderr", child.stderr), daemon=True),
+        threading.Thread(target=_drain, args=(stream, kept[name], limit_bytes, cut), daemon=True)
+        for name, stream in (("stdout", child.stdout), ("stderr", child.stderr))
     ]
     for reader in readers:
         reader.start()
-    timed_out = False
-    try:
-        child.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        kill_group(child.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1.0)
+    timed_out = not _wait(child, started + limit_s, cut)
+    children.kill_group(child.pid)  # not reaped yet, so the group is still ours; a grandchild may hold the pipe
     for reader in readers:
         reader.join(1.0)
-    kill_group(child.pid)  # a daemonised grandchild holding the pipe must not outlive the probe
+    children.finish(child)
     stdout = b"".join(kept["stdout"]).decode("utf-8", "replace")
     stderr = b"".join(kept["stderr"]).decode("utf-8", "replace")
     seconds = time.monotonic() - started
@@ -152,7 +167,26 @@ def run_command(
     return CommandResult(outcome, child.returncode, stdout, stderr, seconds)
 
 
+def _drain(stream: Any, kept: List[bytes], room: int, cut: threading.Event) -> None:
+    """Keep up to ``room`` bytes; more output than anyone will read stops the command rather than being drained."""
+    for block in iter(lambda: stream.read1(65536), b""):
+        kept.append(block[:room])
+        room -= len(block)
+        if room < 0:
+            cut.set()
+            return
+
+
+def _wait(child: "subprocess.Popen[bytes]", end: float, cut: threading.Event) -> bool:
+    """Wait for the command's end or for too much output; False if the time ran out first."""
+    while True:
+        left = end - time.monotonic()
+        if children.wait_unreaped(child, max(0.0, min(left, 0.1))) or cut.is_set():
+            return True
+        if left <= 0:
+            return False
+
+
 def kill_group(pid: int) -> None:
     """Kill a process group that this agent started; silent if it is gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    children.kill_group(pid)

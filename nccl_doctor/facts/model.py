@@ -89,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     mesh: str = "sparse"  # sparse: ring plus random pairs; full: every ordered pair
     quick: bool = False
     env: dict[str, str] = {}  # NCCL/torch variables the job will run with (allow-listed, redacted)
+    require: tuple[str, ...] = ()  # what the job needs, as ``name=value``
     nccl_version: str = ""  # the version the user named; empty: the one found on the hosts
 
 

@@ -94,6 +94,7 @@ class Unknown(msgspec.Struct, frozen=True, omit_defaults=True):
     hosts: tuple[str, ...]
     why: str
     next: str = ""
+    stages: tuple[str, ...] = ()  # the stages of ``check`` whose result it leaves open
 
 
 def finding(

@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -49,9 +49,15 @@ class Host:
     def __init__(self, facts: HostFacts) -> None:
         self.facts = facts
         self.name = facts.name
+        self._decoded: dict[type[Fact], Fact] = {}
 
     def need(self, kind: type[F]) -> F:
         """The fact of this kind; ``MissingFact`` if its probe did not end with complete, readable data."""
+        if kind not in self._decoded:
+            self._decoded[kind] = self._decode(kind)
+        return cast(F, self._decoded[kind])
+
+    def _decode(self, kind: type[F]) -> F:
         result = self.facts.probes.get(kind.PROBE)
         if result is None:
             raise MissingFact(kind.PROBE, "not collected")

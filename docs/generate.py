@@ -1,0 +1,62 @@
+"""Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
+
+docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/report.schema.json, docs/bundle.schema.json.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+
+from nccl_doctor.facts.model import Bundle
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules.engine import STAGES, all_rules
+from nccl_doctor.rules.judge import Report
+
+DOCS = Path(__file__).resolve().parent
+
+
+def exit_codes() -> str:
+    """The published table."""
+    rows = "\n".join(f"| {code.value} | {code.name.lower().replace('_', ' ')} | {code.meaning} |" for code in ExitCode)
+    return (
+        f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n"
+    )
+
+
+def rules() -> str:
+    """The catalogue: every rule under its stage, with its docstring and its finding ids."""
+    parts = ["# Rules\n\nWhat `nccl-doctor check` looks at, in the order of its stages. Each id has a playbook.\n"]
+    for stage in STAGES:
+        parts.append(f"## {stage}\n")
+        for rule in all_rules():
+            if rule.stage == stage:
+                ids = ", ".join(f"[`{id}`](../playbooks/{for_finding(id)}.md)" for id in rule.ids)
+                parts.append(f"### {rule.name}\n\n{inspect.cleandoc(rule.doc)}\n\nFindings: {ids}\n")
+    return "\n".join(parts)
+
+
+def schema(kind: type[msgspec.Struct]) -> str:
+    """The JSON schema of a document."""
+    return json.dumps(msgspec.json.schema(kind), indent=2, sort_keys=True) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page and what it must contain."""
+    return {
+        DOCS / "exit-codes.md": exit_codes(),
+        DOCS / "rules.md": rules(),
+        DOCS / "report.schema.json": schema(Report),
+        DOCS / "bundle.schema.json": schema(Bundle),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(DOCS.parent), file=sys.stderr)

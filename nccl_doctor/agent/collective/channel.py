@@ -1,0 +1,98 @@
+"""How a worker tells what it does: one JSON object a line, and a watchdog that lets no step wait without limit."""
+
+import faulthandler
+import json
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, Optional
+
+STUCK_EXIT = 70
+Sink = Callable[[Dict[str, Any]], None]
+
+
+def pipe_sink() -> Sink:
+    """Send events to the launcher over what is now stdout, and everything else that is printed to stderr.
+
+    Libraries (NCCL prints its log to stdout) must not be able to write into the stream of events.
+    """
+    events = os.dup(1)
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def send(event: Dict[str, Any]) -> None:
+        line = (json.dumps(event) + "\n").encode()
+        with lock:
+            while line:
+                line = line[os.write(events, line) :]
+
+    return send
+
+
+class Progress:
+    """The stage and step this rank is in, told to the sink and watched.
+
+    A step that outlives its limit ends this process: stacks of all threads to stderr, a ``stuck`` event, exit 70.
+    """
+
+    def __init__(self, rank: int, sink: Sink, beat_s: float = 1.0) -> None:
+        self.rank = rank
+        self.sink = sink
+        self.name = "spawn"
+        self.detail = ""
+        self.limit_s = 0.0
+        self.since = time.monotonic()
+        self.done: Optional[Callable[[], int]] = None  # iterations finished in the timed loop
+        self._beat_s = beat_s
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="nccl-doctor-watchdog").start()
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Send one event of this rank."""
+        self.sink(dict(fields, event=event, rank=self.rank))
+
+    def stage(self, name: str, limit_s: float, detail: str = "") -> None:
+        """Enter a stage, with the seconds it may take."""
+        self.name, self.detail, self.done = name, detail, None
+        self.since, self.limit_s = time.monotonic(), limit_s
+        self.tell("stage", stage=name, detail=detail, limit_s=limit_s)
+        self._arm(limit_s)
+
+    def step(self, detail: str, limit_s: float, done: Optional[Callable[[], int]] = None) -> None:
+        """A step within the stage: restarts the limit, costs no event (the next beat tells)."""
+        self.detail, self.done = detail, done
+        self.since, self.limit_s = time.monotonic(), limit_s
+        self._arm(limit_s)
+
+    def finish(self) -> None:
+        """No more limits: the work is over."""
+        self._over.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def where(self) -> Dict[str, Any]:
+        """Stage, step, iterations done and seconds in this step."""
+        done = self.done
+        where: Dict[str, Any] = {
+            "stage": self.name,
+            "detail": self.detail,
+            "step_s": round(time.monotonic() - self.since, 3),
+        }
+        if done is not None:
+            where["iterations"] = done()
+        return where
+
+    def _arm(self, limit_s: float) -> None:
+        # The C-level timer fires even when the interpreter lock is held for ever by a hanging library call.
+        faulthandler.dump_traceback_later(limit_s + 3.0, exit=True, file=2)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._beat_s):
+            where = self.where()
+            try:
+                self.tell("beat", **where)
+            except OSError:
+                os._exit(STUCK_EXIT)  # nobody listens any more
+            if self.limit_s and where["step_s"] > self.limit_s and not self._over.is_set():
+                faulthandler.dump_traceback(file=2, all_threads=True)
+                self.tell("stuck", limit_s=self.limit_s, **where)
+                os._exit(STUCK_EXIT)

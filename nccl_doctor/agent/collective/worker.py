@@ -1,0 +1,707 @@
+"""The worker: one process per rank. The same module under nccl-doctor's own launcher, torchrun, srun and mpirun.
+
+Stages, each with its own limit: import, store, process-group, first-collective, then one per measurement. Ranks agree
+through the TCPStore, never through the backend that is being measured. Rank 0 reports the results of all.
+"""
+
+import base64
+import contextlib
+import datetime
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from array import array
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import operations, sockets
+from .channel import Progress, Sink
+from .operations import OPERATIONS, Me, Operation
+from .ranks import Identity
+
+PLAN_DEFAULTS: Dict[str, Any] = {
+    "collectives": [],  # names of OPERATIONS, in order
+    "sizes": [],  # bytes
+    "dtype": "float32",
+    "op": "sum",
+    "root": 0,
+    "backend": "gloo",
+    "modes": [],  # in, out; empty: the native one of each collective
+    "warmup": 3,
+    "iters": 0,  # 0: as many as the budget allows
+    "min_iters": 5,
+    "max_iters": 1000,
+    "budget_s": 30.0,  # for all measurements together
+    "limit_s": 60.0,  # for any one step
+    "import_limit_s": 180.0,  # a first import of torch over NFS is slow
+    "check": True,
+    "cuda_graph": False,
+    "links": 0,  # bytes to exchange between host pairs; 0: not measured
+    "gemm": 0,  # edge of the square matrices; 0: none
+    "seed": 20,
+    "expect_world": 0,  # 0: whatever the launcher says
+    "same_gpu": False,  # several ranks on one GPU were asked for
+    "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
+}
+
+
+class WorldError(Exception):
+    """The world is not what was asked for, or a rank is missing; the message names it."""
+
+
+class PlannedError(Exception):
+    """A failure with a known kind: ``torch-missing``, ``backend-missing``, ``store``, ``world`` ..."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Board:
+    """Agreement between ranks over the TCPStore: publish, read, gather. Every wait has the step's limit."""
+
+    def __init__(self, store: Any, me: Identity, limit_s: float) -> None:
+        self.store, self.me = store, me
+        store.set_timeout(datetime.timedelta(seconds=limit_s))
+
+    def publish(self, key: str, value: Any) -> None:
+        """Set a key for all."""
+        self.store.set(key, json.dumps(value))
+
+    def read(self, key: str) -> Any:
+        """Wait for a key and read it."""
+        return json.loads(self.store.get(key))
+
+    def gather(self, key: str, value: Any) -> List[Any]:
+        """Give this rank's value; rank 0 gets all ranks' values in order, the others an empty list."""
+        self.publish("%s/%d" % (key, self.me.rank), value)
+        if self.me.rank:
+            return []
+        return [self.read("%s/%d" % (key, rank)) for rank in range(self.me.world)]
+
+    def decide(self, key: str, value: Any, choose: Callable[[List[Any]], Any]) -> Any:
+        """Gather on rank 0, let it choose, and return its choice on every rank."""
+        values = self.gather(key, value)
+        if not self.me.rank:
+            self.publish(key + "/decision", choose(values))
+        return self.read(key + "/decision")
+
+    def missing(self, key: str) -> List[int]:
+        """Ranks that have not set their part of a key."""
+        return [rank for rank in range(self.me.world) if not self.store.check(["%s/%d" % (key, rank)])]
+
+
+class Worker:
+    """One rank's run through the plan."""
+
+    def __init__(self, plan: Dict[str, Any], me: Identity, sink: Sink) -> None:
+        self.plan = dict(PLAN_DEFAULTS, **plan)
+        self.identity = me
+        self.me = Me(me.rank, me.world, int(self.plan["root"]))
+        self.limit_s = float(self.plan["limit_s"])
+        self.progress = Progress(me.rank, sink)
+        self.used_s = 0.0
+        self.path: Optional[Dict[str, Any]] = None
+
+    # ---- the road ----
+
+    def run(self) -> int:
+        """All stages; returns the exit status. Every failure is an ``error`` event that names its stage."""
+        try:
+            self._import()
+            self._open_store()
+            self._gather_world()
+            if self.plan["gemm"]:
+                self._gemm()
+            if self.plan["collectives"] or self.plan["links"]:
+                self._open_group()
+                self._first_collective()
+                self._tell_path()
+                if self.plan["links"]:
+                    self._links()
+                for name in self.plan["collectives"]:
+                    self._collective(OPERATIONS[name])
+            self._close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must be told with its stage
+            self._tell_error(error)
+            return 1
+        return 0
+
+    def _tell_error(self, error: Exception) -> None:
+        kind = getattr(error, "kind", "") or type(error).__name__
+        where = self.progress.where()
+        missing = getattr(error, "missing", None)
+        self.progress.tell("error", kind=kind, text=str(error)[:4000], missing=missing, **where)
+        with contextlib.suppress(Exception):
+            import traceback
+
+            traceback.print_exc()
+        self.progress.finish()
+
+    def _import(self) -> None:
+        self.progress.stage("import", float(self.plan["import_limit_s"]))
+        try:
+            import torch
+            import torch.distributed
+        except ImportError as error:
+            raise PlannedError("torch-missing", "%s (Python %s)" % (error, sys.executable)) from error
+        dist: Any = torch.distributed
+        if not dist.is_available():
+            raise PlannedError("backend-missing", "this torch (%s) was built without distributed" % torch.__version__)
+        self.torch, self.dist = torch, dist
+        backend = self.plan["backend"]
+        if backend == "nccl":
+            if not dist.is_nccl_available():
+                raise PlannedError("backend-missing", "this torch (%s) was built without NCCL" % torch.__version__)
+            if not torch.cuda.is_available():
+                raise PlannedError("no-gpu", "torch %s sees no GPU here, and NCCL needs one" % torch.__version__)
+            devices = torch.cuda.device_count()
+            if self.identity.local_rank >= devices and not self.plan["same_gpu"]:
+                raise PlannedError(
+                    "no-gpu", "local rank %d, but torch sees %d GPU(s) here" % (self.identity.local_rank, devices)
+                )
+            self.device = torch.device("cuda", self.identity.local_rank % devices)
+            torch.cuda.set_device(self.device)
+        else:
+            if not dist.is_gloo_available():
+                raise PlannedError("backend-missing", "this torch (%s) was built without gloo" % torch.__version__)
+            self.device = torch.device("cpu")
+            if self.plan["gemm"] and torch.cuda.is_available():
+                self.device = torch.device("cuda", self.identity.local_rank % torch.cuda.device_count())
+            torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
+        dtype = getattr(torch, self.plan["dtype"], None)
+        if dtype is None:
+            raise PlannedError("dtype", "torch %s has no dtype %s" % (torch.__version__, self.plan["dtype"]))
+        self.dtype = dtype
+        self.item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def _open_store(self) -> None:
+        me = self.identity
+        self.progress.stage("store", self.limit_s, "%s port %d" % (me.master_addr, me.master_port))
+        serves = me.rank == 0 and not me.store_is_hosted
+        limit = datetime.timedelta(seconds=max(1.0, self.limit_s - 1.0))
+        try:
+            store = self.dist.TCPStore(
+                me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
+            )
+        except Exception as error:  # torch raises RuntimeError, DistNetworkError or DistStoreError, by version
+            text = str(error)
+            taken = serves and ("EADDRINUSE" in text or "ddress already in use" in text)
+            raise PlannedError("port-in-use" if taken else "store", text) from error
+        self.store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
+        self.board = Board(self.store, me, max(1.0, self.limit_s - 1.0))
+
+    def _gather_world(self) -> None:
+        self.progress.stage("store", self.limit_s, "waiting for all ranks")
+        record = self._describe()
+        try:
+            records = self.board.gather("world", record)
+        except Exception as error:
+            gone = self.board.missing("world")
+            failure = PlannedError(
+                "ranks-missing", "%d of %d ranks never reached the store: %s" % (len(gone), self.me.world, gone[:64])
+            )
+            failure.missing = gone  # type: ignore[attr-defined]
+            raise failure from error
+        if not self.me.rank:
+            problem = self._world_problem(records)
+            self.board.publish("world/verdict", problem)
+            self.progress.tell("world", ranks=records, world=self.me.world, launcher=self.identity.launcher)
+        problem = self.board.read("world/verdict")
+        if problem:
+            raise PlannedError("world", problem)
+
+    def _describe(self) -> Dict[str, Any]:
+        torch = self.torch
+        record: Dict[str, Any] = {
+            "rank": self.me.rank,
+            "local_rank": self.identity.local_rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot": _boot_id(),
+            "python": sys.executable,
+            "torch": str(torch.__version__),
+            "device": str(self.device),
+            "device_name": "",
+            "device_id": "",
+            "nccl": "",
+            "world": self.me.world,
+        }
+        if self.device.type == "cuda":
+            record["device_name"] = torch.cuda.get_device_name(self.device)
+            properties = torch.cuda.get_device_properties(self.device)
+            record["device_id"] = str(getattr(properties, "uuid", ""))
+            with contextlib.suppress(Exception):
+                record["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        return record
+
+    def _world_problem(self, records: List[Dict[str, Any]]) -> str:
+        expected = int(self.plan["expect_world"])
+        if expected and expected != self.me.world:
+            return "%d ranks were asked for, the launcher made %d" % (expected, self.me.world)
+        odd = [record["rank"] for record in records if record["world"] != self.me.world]
+        if odd:
+            return "ranks %s believe in another world size" % odd
+        processes: Dict[Tuple[str, int], int] = {}
+        devices: Dict[Tuple[str, str], int] = {}
+        for record in records:
+            process = (record["boot"] + record["host"], record["pid"])
+            if process in processes:
+                return "ranks %d and %d are the same process" % (processes[process], record["rank"])
+            processes[process] = record["rank"]
+            if record["device_id"] and not self.plan["same_gpu"]:
+                device = (record["boot"], record["device_id"])
+                if device in devices:
+                    return "ranks %d and %d both use GPU %s on %s" % (
+                        devices[device], record["rank"], record["device_id"], record["host"],
+                    )  # fmt: skip
+                devices[device] = record["rank"]
+        return ""
+
+    def _open_group(self) -> None:
+        self.progress.stage("process-group", self.limit_s, self.plan["backend"])
+        self.dist.init_process_group(
+            self.plan["backend"],
+            store=self.dist.PrefixStore("group", self.store),
+            rank=self.me.rank,
+            world_size=self.me.world,
+            # The watchdog must speak first: it knows the stage.
+            timeout=datetime.timedelta(seconds=self.limit_s + 5.0),
+        )
+
+    def _first_collective(self) -> None:
+        self.progress.stage("first-collective", self.limit_s, "all-reduce of one element")
+        value = self.torch.full((1,), float(self.me.rank + 1), device=self.device)
+        self.dist.all_reduce(value)
+        self._wait()
+        want = self.me.world * (self.me.world + 1) / 2
+        if float(value.item()) != want:
+            raise PlannedError("wrong-result", "the sum of 1..%d came out as %r" % (self.me.world, float(value.item())))
+        self.board.gather("first", True)
+
+    def _tell_path(self) -> None:
+        if self.plan["backend"] != "gloo":
+            return
+        self.path = self._connections()
+        self.progress.tell("path", **self.path)
+
+    def _connections(self) -> Dict[str, Any]:
+        used = sockets.connections(self.identity.master_port)
+        facts = sockets.interface_facts({item["interface"] for item in used if item["interface"]})
+        return {"connections": used, "interfaces": facts, "host": socket.gethostname()}
+
+    def _gather_logs(self) -> None:
+        """Give rank 0 what it cannot see when no launcher of ours collects it: each rank's path and NCCL log."""
+        text = ""
+        if self.plan["log_file"]:
+            with contextlib.suppress(OSError), open(self.plan["log_file"], errors="replace") as stream:
+                text = stream.read()
+        record = {"path": self.path, "output": text[:200000], "output_cut": max(0, len(text) - 200000)}
+        for rank, value in enumerate(self.board.gather("logs", record)):
+            self.progress.tell("rank-log", of=rank, **value)
+
+    def _close(self) -> None:
+        self.progress.stage("end", self.limit_s)
+        if self.plan["log_file"] is not None:
+            self._gather_logs()
+        self.board.gather("end", True)
+        if not self.me.rank:
+            self.board.publish("end/decision", True)
+        self.board.read("end/decision")
+        # Not destroy_process_group(): with NCCL it can hang where everything else worked; the process ends anyway.
+        self.progress.tell("done", stage="end")
+        self.progress.finish()
+        if not self.me.rank and not self.identity.store_is_hosted:
+            # The store dies with rank 0: let the others read the last key first.
+            limit = time.monotonic() + 5.0
+            self.store.set("left/0", "1")
+            while time.monotonic() < limit and self.board.missing("left"):
+                time.sleep(0.01)
+        else:
+            self.store.set("left/%d" % self.me.rank, "1")
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize()
+
+    # ---- one collective over all sizes ----
+
+    def _modes(self, operation: Operation) -> List[str]:
+        wanted = self.plan["modes"]
+        if not wanted:
+            return [operation.modes[0]]
+        names = {"in": ("in",), "out": ("out", "copy")}
+        return [mode for want in wanted for mode in operation.modes if mode in names[want]]
+
+    def _collective(self, operation: Operation) -> None:
+        checker = None
+        if self.plan["check"]:
+            checker = operations.Checker(
+                self.torch, operation, self.plan["dtype"], self.plan["op"], self.me, int(self.plan["seed"])
+            )
+        modes = self._modes(operation)
+        if operation.name == "sendrecv" and self.me.world == 1:
+            self._skip(operation, 0, "", "one rank has no neighbour to send to")
+            return
+        if not modes:
+            self._skip(operation, 0, "", "torch.distributed has no such call for %s" % operation.name)
+            return
+        total = len(self.plan["collectives"]) * len(self.plan["sizes"])
+        for index, size in enumerate(self.plan["sizes"]):
+            for mode in modes:
+                left = total - self.plan["collectives"].index(operation.name) * len(self.plan["sizes"]) - index
+                if not self._measure(operation, size, mode, checker, max(1, left * len(modes))):
+                    return
+
+    def _skip(self, operation: Operation, size: int, mode: str, reason: str) -> None:
+        if not self.me.rank:
+            self.progress.tell("skip", collective=operation.name, size=size, mode=mode, reason=reason)
+
+    def _measure(self, operation: Operation, asked: int, mode: str, checker: Any, left: int) -> bool:
+        """One size; False where the collective cannot be measured at all."""
+        count = operations.count_of(operation, asked, self.item_bytes, self.me.world)
+        size = operations.size_of(operation, count, self.item_bytes, self.me.world)
+        label = "%s %d B%s" % (operation.name, asked, {"in": " in place", "copy": " with copy"}.get(mode, ""))
+        if not count:
+            parts = " for each of %d ranks" % self.me.world if operation.split else ""
+            self._skip(operation, asked, mode, "smaller than one %s%s" % (self.plan["dtype"], parts))
+            return True
+        self.progress.stage("measure", self.limit_s, label)
+        key = "%s/%d/%s" % (operation.name, asked, mode)
+        buffers = self._allocate(key, operation, asked, mode, count)
+        if buffers is None:
+            return True
+        started = time.monotonic()
+        call = operations.caller(self.dist, operation, mode, buffers, self.me, self.plan["op"])
+        refused, wrong = self._first_call(key, call, checker, mode, buffers, count)
+        if refused:
+            self._skip(operation, asked, mode, refused)
+            return False
+        if self.plan["cuda_graph"] and self.device.type == "cuda":
+            call = self._graph(call)
+        iterations, estimate_s = self._warm_up(key, call, label, left)
+        times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s)
+        self._report(key, operation, size, asked, count, mode, times, wrong)
+        self.used_s += time.monotonic() - started
+        return True
+
+    def _allocate(self, key: str, operation: Operation, asked: int, mode: str, count: int) -> Optional[Any]:
+        me = self.me
+        needed = operations.buffer_bytes(operation, mode, count, self.item_bytes, me.world, me.rank, me.root)
+        trouble = self._too_large(needed)
+        buffers = None
+        if not trouble:
+            try:
+                buffers = operations.allocate(self.torch, operation, mode, count, self.dtype, self.device, self.me)
+            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+                if not _out_of_memory(error):
+                    raise
+                trouble = "out of memory: " + str(error).splitlines()[0][:300]
+        host = socket.gethostname()
+        verdict = self.board.decide(
+            key + "/memory",
+            "rank %d on %s: %s" % (self.me.rank, host, trouble) if trouble else "",
+            self._first_reason,
+        )
+        if verdict:
+            self._skip(operation, asked, mode, verdict)
+            return None
+        return buffers
+
+    def _first_reason(self, values: List[str]) -> str:
+        # Rank 0 alone decides on time: clocks differ, and no rank may measure what another one skips.
+        # A size's checks and fewest iterations may overrun its share, hence the factor of two.
+        if self.used_s > 2 * float(self.plan["budget_s"]):
+            return "the time budget of %g s is used up" % float(self.plan["budget_s"])
+        return next((value for value in values if value), "")
+
+    def _too_large(self, needed: int) -> str:
+        if self.device.type == "cuda":
+            free = int(self.torch.cuda.mem_get_info(self.device)[0])
+            room, what = free - (256 << 20), "GPU memory"
+        else:
+            room = int(available_memory() * 0.8 / max(1, self.identity.local_world))
+            what = "memory (80 %% of what is free, for %d ranks here)" % self.identity.local_world
+        if needed <= room:
+            return ""
+        return "needs %.1f MiB, and %.1f MiB of %s is available" % (needed / 2.0**20, max(0, room) / 2.0**20, what)
+
+    def _first_call(
+        self, key: str, call: Callable[[], None], checker: Any, mode: str, buffers: Any, count: int
+    ) -> Tuple[str, Optional[int]]:
+        """Run once, checked; returns why the backend refuses it, and how many elements are wrong here."""
+        refused, wrong = "", None
+        if checker is not None:
+            checker.prepare(mode, buffers)
+        else:
+            buffers.send.zero_()
+        try:
+            call()
+            self._wait()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            if not _unsupported(error):
+                raise
+            refused = "%s does not do this: %s" % (self.plan["backend"], str(error).splitlines()[0][:300])
+        if checker is not None and not refused:
+            wrong = checker.wrong(buffers, count)
+        refusal = self.board.decide(
+            key + "/first", refused, lambda values: values[0] if all(values) else "",
+        )  # fmt: skip
+        if refused and not refusal:
+            raise PlannedError("unsupported", refused + " (but other ranks did it)")
+        return refusal, wrong
+
+    def _graph(self, call: Callable[[], None]) -> Callable[[], None]:
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            call()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _warm_up(self, key: str, call: Callable[[], None], label: str, left: int) -> Tuple[int, float]:
+        """Run warm-up calls, then agree on the number of timed ones from the slowest rank's seconds per call."""
+        self.progress.step(label + ", warm-up", self.limit_s)
+        rounds = max(1, int(self.plan["warmup"]))
+        estimates = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            call()
+            self._wait()
+            estimates.append(time.perf_counter() - started)
+        share = max(0.0, float(self.plan["budget_s"]) - self.used_s) / left
+
+        def choose(values: List[float]) -> List[float]:
+            slowest = max(max(values), 1e-7)
+            affordable = max(int(self.plan["min_iters"]), min(int(self.plan["max_iters"]), int(share * 0.8 / slowest)))
+            return [int(self.plan["iters"]) or affordable, slowest]
+
+        iterations, slowest_s = self.board.decide(key + "/iterations", min(estimates), choose)
+        return int(iterations), float(slowest_s)
+
+    def _timed(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
+        """Seconds per iteration, back to back as nccl-tests does; all ranks start from a barrier."""
+        self.dist.barrier()
+        self._wait()
+        if self.device.type == "cuda":
+            return self._timed_cuda(call, iterations, label, limit_s)
+        stamps: List[int] = []
+        clock, keep = time.perf_counter_ns, stamps.append
+        self.progress.step(label, limit_s, lambda: max(0, len(stamps) - 1))
+        keep(clock())
+        for _ in range(iterations):
+            call()
+            keep(clock())
+        return [(after - before) * 1e-9 for before, after in zip(stamps, stamps[1:])]
+
+    def _timed_cuda(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
+        cuda = self.torch.cuda
+        events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+        self.progress.step(label, limit_s, lambda: sum(1 for event in events[1:] if event.query()))
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        cuda.synchronize()
+        return [before.elapsed_time(after) * 1e-3 for before, after in zip(events, events[1:])]
+
+    def _report(
+        self,
+        key: str,
+        operation: Operation,
+        size: int,
+        asked: int,
+        count: int,
+        mode: str,
+        times: List[float],
+        wrong: Optional[int],
+    ) -> None:
+        self.progress.step("gathering times", self.limit_s)
+        packed = base64.b64encode(array("d", times).tobytes()).decode()
+        records = self.board.gather(key + "/times", {"times": packed, "wrong": wrong})
+        if self.me.rank:
+            return
+        series = [array("d", base64.b64decode(record["times"])) for record in records]
+        means = [sum(values) / len(values) for values in series]
+        self.progress.tell(
+            "size",
+            collective=operation.name,
+            mode=mode,
+            size=size,
+            asked=asked,
+            count=count,
+            root=self.me.root if operation.rooted else -1,
+            iterations=len(times),
+            rank_means_us=[round(value * 1e6, 3) for value in means],
+            # The slowest rank of each iteration: what a training step would have waited for.
+            iteration_us=[round(max(column) * 1e6, 3) for column in zip(*series)],
+            wrong=[record["wrong"] for record in records] if self.plan["check"] else None,
+        )
+
+    # ---- host pairs, and compute ----
+
+    def _links(self) -> None:
+        """Rate of host pairs, one pair at a time per host, by a round-robin tournament of the hosts' first ranks."""
+        leaders = self.board.decide("links/leaders", _leader_key(self.identity), _first_of_each)
+        if len(leaders) < 2:
+            return
+        count = max(1, int(self.plan["links"]) // self.item_bytes)
+        send = self.torch.zeros(count, dtype=self.dtype, device=self.device)
+        receive = self.torch.empty_like(send)
+        for number, pairs in enumerate(tournament(leaders)[:8]):
+            self.progress.stage("links", self.limit_s, "round %d of host pairs" % (number + 1))
+            peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
+            best = self._exchange(send, receive, peer) if peer is not None else None
+            seconds = self.board.gather("links/%d" % number, best)
+            self.board.decide("links/%d/end" % number, True, lambda values: True)
+            for first, second in pairs if not self.me.rank else ():
+                slower = max(seconds[first], seconds[second])
+                self.progress.tell("link", first=first, second=second, size=count * self.item_bytes, seconds=slower)
+
+    def _exchange(self, send: Any, receive: Any, peer: int) -> float:
+        best = float("inf")
+        for _ in range(3):
+            started = time.perf_counter()
+            works = self.dist.batch_isend_irecv(
+                [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
+            )
+            for work in works:
+                work.wait()
+            self._wait()
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    def _gemm(self) -> None:
+        """Matrix products on every rank at once; TFLOP/s per rank, to find the slow one."""
+        edge = int(self.plan["gemm"])
+        self.progress.stage("gemm", self.limit_s, "%d x %d %s" % (edge, edge, self.plan["dtype"]))
+        generator = self.torch.Generator().manual_seed(self.me.rank)
+        left = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
+        right = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
+        out = self.torch.matmul(left, right)
+        self._wait()
+        wrong = self._gemm_wrong(left, right, out) if self.plan["check"] else None
+        self.board.decide("gemm/ready", True, lambda values: True)
+        times: List[float] = []
+        limit = time.monotonic() + float(self.plan["budget_s"])
+        iterations = int(self.plan["iters"]) or 10**9
+        while len(times) < iterations and (time.monotonic() < limit or len(times) < int(self.plan["min_iters"])):
+            started = time.perf_counter()
+            self.torch.matmul(left, right, out=out)
+            self._wait()
+            times.append(time.perf_counter() - started)
+            self.progress.step("matrix product %d" % len(times), self.limit_s)
+        times.sort()
+        records = self.board.gather("gemm", {"median_s": times[len(times) // 2], "n": len(times), "wrong": wrong})
+        if not self.me.rank:
+            self.progress.tell("gemm", edge=edge, flop=2 * edge**3, ranks=records)
+
+    def _gemm_wrong(self, left: Any, right: Any, out: Any) -> int:
+        rows = min(4, left.shape[0])
+        want = left[:rows].to(self.torch.float64) @ right.to(self.torch.float64)
+        got = out[:rows].to(self.torch.float64)
+        allowed = max(float(self.torch.finfo(self.dtype).eps), 2.0**-10) * 8  # TF32 products are allowed
+        return int(((got - want).abs() > allowed * want.abs()).sum().item())
+
+
+def tournament(players: List[int]) -> List[List[Tuple[int, int]]]:
+    """Round-robin rounds (circle method): in each, everybody meets at most one other."""
+    seats: List[Optional[int]] = list(players)
+    if len(seats) % 2:
+        seats.append(None)
+    rounds = []
+    for _ in range(len(seats) - 1):
+        pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+        rounds.append([(a, b) for a, b in pairs if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _leader_key(me: Identity) -> List[Any]:
+    return [socket.gethostname(), _boot_id(), os.environ.get("NCCL_HOSTID", ""), me.rank]
+
+
+def _first_of_each(values: List[List[Any]]) -> List[int]:
+    seen, leaders = set(), []
+    for host, boot, claimed, rank in values:
+        if (host, boot, claimed) not in seen:
+            seen.add((host, boot, claimed))
+            leaders.append(rank)
+    return leaders
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            return stream.read().split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less."""
+    found = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    )
+    for limit, usage in pairs:
+        with contextlib.suppress(OSError, ValueError), open(limit) as one, open(usage) as two:
+            found.append(int(one.read()) - int(two.read()))
+    return min(found) if found else 1 << 62
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _unsupported(error: Exception) -> bool:
+    text = str(error).lower()
+    words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use")
+    return isinstance(error, (NotImplementedError, TypeError)) or any(word in text for word in words)
+
+
+def die_with_parent() -> None:
+    """End when the launcher ends: at EOF on stdin, or when the kernel says that the parent died."""
+    import threading
+
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+    def wait_for_end() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os._exit(75)
+
+    threading.Thread(target=wait_for_end, daemon=True, name="nccl-doctor-lifeline").start()
+
+
+def main(job: Dict[str, Any]) -> None:
+    """Entry of a worker that nccl-doctor's launcher started; never returns."""
+    from .channel import pipe_sink
+
+    die_with_parent()
+    import faulthandler
+
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    sink = pipe_sink()
+    status = Worker(job["plan"], Identity(**job["identity"]), sink).run()
+    sys.stderr.flush()
+    # Not a normal exit: threads of gloo, NCCL and the watchdog must not be waited for.
+    os._exit(status)

@@ -1,0 +1,125 @@
+"""Calls into a driver that may never return, made in a child process that can be killed.
+
+A thread that is stuck in a C call (a hung NVIDIA driver) blocks the process's exit and cannot be ended. A forked child
+can: the parent reads what the child reports until the child is done or the limit is over, then kills its group and
+leaves it. The child writes one JSON line per step, so that the call that hangs is known by name.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, List, NamedTuple, Optional
+
+from nccl_doctor.agent.probing import kill_group
+
+Report = Callable[[Any], None]
+
+
+class Isolated(NamedTuple):
+    """What the child reported, in order, and how it ended: ok, timed-out, truncated or failed (with a sentence)."""
+
+    outcome: str
+    reports: List[Any]
+    detail: str
+    seconds: float
+
+
+def call(function: Callable[[Report], None], limit_s: float, limit_bytes: int = 8 << 20) -> Isolated:
+    """Run ``function(report)`` in a forked child for at most ``limit_s`` seconds and return all it reported.
+
+    ``report`` takes plain JSON data. A child that cannot be killed (state D) is left behind; it holds none of this
+    process's streams, and the kernel ends it as soon as the driver lets go of it.
+    """
+    started = time.monotonic()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _child(function, reader, writer, limit_s)
+    os.close(writer)
+    received = bytearray()
+    timed_out = False
+    try:
+        while len(received) <= limit_bytes:
+            left = started + limit_s - time.monotonic()
+            if left <= 0 or not select.select([reader], [], [], left)[0]:
+                timed_out = True
+                break
+            block = os.read(reader, 65536)
+            if not block:
+                break
+            received += block
+    finally:
+        os.close(reader)
+        cut = len(received) > limit_bytes
+        if timed_out or cut:
+            _kill(child)
+        status = _reap(child, 1.0)
+    reports = [json.loads(line) for line in bytes(received).split(b"\n")[:-1]]
+    seconds = time.monotonic() - started
+    if timed_out:
+        return Isolated("timed-out", reports, "did not answer within %.0f s" % limit_s, seconds)
+    if cut:
+        return Isolated("truncated", reports, "more than %d bytes" % limit_bytes, seconds)
+    if status:
+        signalled = status & 0x7F
+        how = "killed by signal %d" % signalled if signalled else "exit status %d" % (status >> 8)
+        return Isolated("failed", reports, how, seconds)
+    return Isolated("ok", reports, "", seconds)
+
+
+def _child(function: Callable[[Report], None], reader: int, writer: int, limit_s: float) -> None:
+    """In the child: let go of the parent's streams, run, and leave without unwinding the parent's interpreter."""
+    status = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(int(limit_s) + 2)  # ends this child even where the parent is gone
+        os.dup2(writer, 3)
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.closerange(4, max(256, _open_files_limit()))
+
+        def report(data: Any) -> None:
+            line = json.dumps(data).encode() + b"\n"
+            while line:
+                line = line[os.write(3, line) :]
+
+        function(report)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _open_files_limit() -> int:
+    try:
+        return max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    except (OSError, ValueError):
+        return 4096
+
+
+def _kill(child: int) -> None:
+    """Kill the child and whatever it started; by its own id too, for the instant before it leads its own group."""
+    kill_group(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(child, signal.SIGKILL)
+
+
+def _reap(child: int, limit_s: float) -> Optional[int]:
+    """The child's wait status, or None where it does not end within the limit (left behind, reaped by init)."""
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            pid, status = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if pid:
+            return status
+        if time.monotonic() > until:
+            _kill(child)
+            return None
+        time.sleep(0.01)

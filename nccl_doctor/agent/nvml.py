@@ -1,0 +1,316 @@
+"""What NVML says of this host's GPUs, asked through pynvml inside a child process that can be killed.
+
+Every answer is a value, or its absence has a reason: a call that the driver does not support is listed in
+``not_supported`` (never a zero), one that needs more rights in ``not_permitted``, and one that failed in ``errors``.
+"""
+
+import ctypes
+from typing import Any, Callable, Dict, List, Optional
+
+Report = Callable[[Any], None]
+
+MAX_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS of nvidia-ml-py 13
+
+# field -> (call, arguments). The call's answer is stored as it is (text decoded); see also _STRUCTURES.
+_SIMPLE = (
+    ("uuid", "nvmlDeviceGetUUID", ()),
+    ("name", "nvmlDeviceGetName", ()),
+    ("serial", "nvmlDeviceGetSerial", ()),
+    ("board_part", "nvmlDeviceGetBoardPartNumber", ()),
+    ("vbios", "nvmlDeviceGetVbiosVersion", ()),
+    ("inforom", "nvmlDeviceGetInforomImageVersion", ()),
+    ("gsp_firmware", "nvmlDeviceGetGspFirmwareVersion", ()),
+    ("minor", "nvmlDeviceGetMinorNumber", ()),
+    ("pcie_gen", "nvmlDeviceGetCurrPcieLinkGeneration", ()),
+    ("pcie_gen_max", "nvmlDeviceGetMaxPcieLinkGeneration", ()),
+    ("pcie_gen_gpu_max", "nvmlDeviceGetGpuMaxPcieLinkGeneration", ()),
+    ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", ()),
+    ("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", ()),
+    ("pcie_replays", "nvmlDeviceGetPcieReplayCounter", ()),
+    ("temperature_c", "nvmlDeviceGetTemperature", (0,)),
+    ("temperature_shutdown_c", "nvmlDeviceGetTemperatureThreshold", (0,)),
+    ("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", (1,)),
+    ("temperature_memory_max_c", "nvmlDeviceGetTemperatureThreshold", (2,)),
+    ("power_mw", "nvmlDeviceGetPowerUsage", ()),
+    ("power_limit_mw", "nvmlDeviceGetPowerManagementLimit", ()),
+    ("power_default_mw", "nvmlDeviceGetPowerManagementDefaultLimit", ()),
+    ("power_enforced_mw", "nvmlDeviceGetEnforcedPowerLimit", ()),
+    ("clock_sm_mhz", "nvmlDeviceGetClockInfo", (1,)),
+    ("clock_memory_mhz", "nvmlDeviceGetClockInfo", (2,)),
+    ("clock_sm_max_mhz", "nvmlDeviceGetMaxClockInfo", (1,)),
+    ("clock_memory_max_mhz", "nvmlDeviceGetMaxClockInfo", (2,)),
+    ("clock_sm_application_mhz", "nvmlDeviceGetApplicationsClock", (1,)),
+    ("performance_state", "nvmlDeviceGetPerformanceState", ()),
+    ("throttle_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", ()),
+    ("persistence_mode", "nvmlDeviceGetPersistenceMode", ()),
+    ("compute_mode", "nvmlDeviceGetComputeMode", ()),
+    ("ecc_corrected_volatile", "nvmlDeviceGetTotalEccErrors", (0, 0)),
+    ("ecc_uncorrected_volatile", "nvmlDeviceGetTotalEccErrors", (1, 0)),
+    ("ecc_corrected_aggregate", "nvmlDeviceGetTotalEccErrors", (0, 1)),
+    ("ecc_uncorrected_aggregate", "nvmlDeviceGetTotalEccErrors", (1, 1)),
+    ("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus", ()),
+)
+
+_FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
+_COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+_RECOVERY_ACTIONS = {
+    0: "none",
+    1: "gpu-reset",
+    2: "node-reboot",
+    3: "drain-p2p",
+    4: "drain-and-reset",
+    5: "recover-imex-domain",
+    6: "bus-reset",
+    7: "system-reboot",
+}
+_NVLINK_ERRORS = (("replay", 0), ("recovery", 1), ("crc_flit", 2), ("crc_data", 3))
+_REMOTE_TYPES = {0: "gpu", 1: "ibmnpu", 2: "switch", 255: "unknown"}
+_P2P_STATUS = {
+    0: "OK",
+    1: "CNS",
+    2: "GNS",
+    3: "TNS",
+    4: "DR",
+    5: "NS",
+    6: "U",
+}
+_LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_FIELD_MEMORY_TEMPERATURE = 82
+_FIELD_RECOVERY_ACTION = 230
+
+
+class _Asker:
+    """Asks NVML one call at a time, says which call is under way, and files every refusal under its reason."""
+
+    def __init__(self, nvml: Any, report: Report, gpu: Optional[int], into: Dict[str, Any]) -> None:
+        self.nvml = nvml
+        self.report = report
+        self.gpu = gpu
+        self.into = into
+        for key in ("not_supported", "not_permitted"):
+            into.setdefault(key, [])
+        into.setdefault("errors", {})
+
+    def ask(self, field: str, call: str, *arguments: Any) -> Any:
+        """The call's answer, or None with the reason filed under ``field``."""
+        function = getattr(self.nvml, call, None)
+        if function is None:
+            self._refuse("not_supported", field)
+            return None
+        self.report({"at": call, "gpu": self.gpu})
+        try:
+            answer = function(*arguments)
+        except self.nvml.NVMLError as error:
+            self._file(field, call, error)
+            return None
+        except (UnicodeDecodeError, ValueError, TypeError) as error:  # a pynvml that does not fit the driver
+            self.into["errors"][field] = "%s: %s: %s" % (call, type(error).__name__, error)
+            return None
+        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
+
+    def _file(self, field: str, call: str, error: Any) -> None:
+        code = getattr(error, "value", None)
+        if code in (self.nvml.NVML_ERROR_NOT_SUPPORTED, self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 25):
+            self._refuse("not_supported", field)  # 25: the driver does not know this version of a structure
+        elif code == self.nvml.NVML_ERROR_NO_PERMISSION:
+            self._refuse("not_permitted", field)
+        else:
+            self.into["errors"][field] = "%s: %s" % (call, error)
+
+    def _refuse(self, reason: str, field: str) -> None:
+        if field not in self.into[reason]:
+            self.into[reason].append(field)
+
+
+def collect(nvml: Any, report: Report) -> None:
+    """Report everything, step by step: ``{"at": ...}`` before each call, then ``{"system": ...}``, ``{"gpu": ...}``."""
+    report({"at": "nvmlInit", "gpu": None})
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        report({"failed": {"call": "nvmlInit", "code": getattr(error, "value", None), "text": str(error)}})
+        return
+    system: Dict[str, Any] = {}
+    asker = _Asker(nvml, report, None, system)
+    system["driver"] = asker.ask("driver", "nvmlSystemGetDriverVersion")
+    system["library"] = asker.ask("library", "nvmlSystemGetNVMLVersion")
+    cuda = asker.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
+    system["cuda_driver"] = None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
+    system["count"] = asker.ask("count", "nvmlDeviceGetCount")
+    report({"system": system})
+    handles: Dict[int, Any] = {}
+    for index in range(system["count"] or 0):
+        gpu: Dict[str, Any] = {"index": index}
+        asker = _Asker(nvml, report, index, gpu)
+        handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
+        if handle is not None:
+            handles[index] = handle
+            _gpu(asker, handle)
+        report({"gpu": gpu})
+    _pairs(nvml, report, handles)
+    report({"done": True})
+
+
+def bus_id(text: str) -> str:
+    """A PCI address as sysfs writes it: ``00000000:3B:00.0`` becomes ``0000:3b:00.0``."""
+    domain, _, rest = text.strip().lower().partition(":")
+    try:
+        return "%04x:%s" % (int(domain, 16), rest)
+    except ValueError:
+        return text.strip().lower()
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _gpu(asker: _Asker, handle: Any) -> None:
+    gpu = asker.into
+    pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
+    gpu["bus_id"] = bus_id(_text(pci.busId)) if pci is not None else None
+    gpu["pci_device_id"] = "%08x" % pci.pciDeviceId if pci is not None else None
+    for field, call, arguments in _SIMPLE:
+        gpu[field] = asker.ask(field, call, handle, *arguments)
+    for field in ("power", "power_limit", "power_default", "power_enforced"):
+        value = gpu.pop(field + "_mw")
+        gpu[field + "_w"] = None if value is None else value / 1000.0
+    if gpu["compute_mode"] is not None:
+        gpu["compute_mode"] = _COMPUTE_MODES.get(gpu["compute_mode"], str(gpu["compute_mode"]))
+    for field in ("persistence_mode", "retired_pages_pending"):
+        if gpu[field] is not None:
+            gpu[field] = bool(gpu[field])
+    _structures(asker, handle)
+    _fabric(asker, handle)
+    _field_values(asker, handle)
+    gpu["nvlinks"] = _nvlinks(asker, handle)
+    gpu["processes"] = _processes(asker, handle)
+
+
+def _structures(asker: _Asker, handle: Any) -> None:
+    gpu = asker.into
+    memory = asker.ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+    gpu["memory_total_bytes"] = None if memory is None else memory.total
+    gpu["memory_used_bytes"] = None if memory is None else memory.used
+    bar1 = asker.ask("bar1", "nvmlDeviceGetBAR1MemoryInfo", handle)
+    gpu["bar1_total_bytes"] = None if bar1 is None else bar1.bar1Total
+    capability = asker.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
+    gpu["compute_capability"] = None if capability is None else "%d.%d" % tuple(capability)
+    use = asker.ask("utilization", "nvmlDeviceGetUtilizationRates", handle)
+    gpu["utilization_percent"] = None if use is None else use.gpu
+    for field, call in (("ecc_mode", "nvmlDeviceGetEccMode"), ("mig_mode", "nvmlDeviceGetMigMode")):
+        modes = asker.ask(field, call, handle)
+        gpu[field] = None if modes is None else bool(modes[0])
+        gpu[field + "_pending"] = None if modes is None else bool(modes[1])
+    rows = asker.ask("remapped_rows", "nvmlDeviceGetRemappedRows", handle)
+    names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+    for position, field in enumerate(names):
+        gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
+
+
+def _fabric(asker: _Asker, handle: Any) -> None:
+    """Fabric state (NVSwitch machines from Hopper on): the versioned call where both sides know it, else the first."""
+    nvml, gpu = asker.nvml, asker.into
+    gpu["fabric"] = None
+    for call, structure in (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    ):
+        kind = getattr(nvml, structure, None)
+        if kind is None:
+            continue
+        info = kind()
+        if asker.ask("fabric", call, handle, ctypes.byref(info)) is None:
+            continue
+        if "fabric" in gpu["not_supported"]:
+            gpu["not_supported"].remove("fabric")
+        gpu["errors"].pop("fabric", None)
+        mask = getattr(info, "healthMask", None)
+        gpu["fabric"] = {
+            "state": _FABRIC_STATES.get(int(info.state), str(int(info.state))),
+            "status": int(info.status),
+            "cluster": bytes(bytearray(info.clusterUuid)).hex(),
+            "clique": int(info.cliqueId),
+            # two bits each: 0 not supported, 1 yes, 2 no
+            "degraded_bandwidth": None if mask is None else (mask & 3) == 1,
+            "route_unhealthy": None if mask is None else (mask >> 4 & 3) == 1,
+        }
+        return
+
+
+def _field_values(asker: _Asker, handle: Any) -> None:
+    gpu = asker.into
+    gpu["temperature_memory_c"] = None
+    gpu["recovery_action"] = None
+    values = asker.ask(
+        "field_values", "nvmlDeviceGetFieldValues", handle, [_FIELD_MEMORY_TEMPERATURE, _FIELD_RECOVERY_ACTION]
+    )
+    for value in values or ():
+        if value.nvmlReturn != 0:
+            continue
+        number = int(value.value.uiVal)
+        if value.fieldId == _FIELD_MEMORY_TEMPERATURE:
+            gpu["temperature_memory_c"] = number
+        elif value.fieldId == _FIELD_RECOVERY_ACTION:
+            gpu["recovery_action"] = _RECOVERY_ACTIONS.get(number, str(number))
+    for field in ("temperature_memory_c", "recovery_action"):
+        if gpu[field] is None:
+            asker._refuse("not_supported", field)
+
+
+def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
+    """The GPU's NVLinks; an empty list where the GPU has none, None where the driver will not say."""
+    scratch: Dict[str, Any] = {}
+    probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
+    links: List[Dict[str, Any]] = []
+    for link in range(MAX_NVLINKS):
+        scratch["not_supported"], scratch["errors"] = [], {}
+        state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
+        if state is None:
+            trouble = scratch["errors"].get("state", "")
+            if trouble and "Invalid Argument" not in trouble and "InvalidArgument" not in trouble:
+                asker.into["errors"]["nvlinks"] = trouble
+                return links or None
+            break  # not supported, or no such link: the ones before are all there are
+        entry: Dict[str, Any] = {"link": link, "active": bool(state)}
+        if state:
+            entry["version"] = probe.ask("version", "nvmlDeviceGetNvLinkVersion", handle, link)
+            remote = probe.ask("remote", "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            entry["remote"] = bus_id(_text(remote.busId)) if remote is not None else None
+            kind = probe.ask("remote_type", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            entry["remote_type"] = None if kind is None else _REMOTE_TYPES.get(kind, str(kind))
+        for name, counter in _NVLINK_ERRORS:
+            entry[name] = probe.ask(name, "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter)
+        links.append(entry)
+    return links
+
+
+def _processes(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
+    found: List[Dict[str, Any]] = []
+    known = False
+    for kind, call in (
+        ("compute", "nvmlDeviceGetComputeRunningProcesses"),
+        ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+    ):
+        listed = asker.ask("processes_" + kind, call, handle)
+        known = known or listed is not None
+        for process in listed or ():
+            found.append({"pid": int(process.pid), "memory_bytes": process.usedGpuMemory, "kind": kind})
+    return found if known else None
+
+
+def _pairs(nvml: Any, report: Report, handles: Dict[int, Any]) -> None:
+    """P2P status (read, write, NVLink) and the nearest common ancestor of every pair of GPUs."""
+    pairs: List[Dict[str, Any]] = []
+    for a in sorted(handles):
+        for b in sorted(handles):
+            if a >= b:
+                continue
+            pair: Dict[str, Any] = {"a": a, "b": b}
+            asker = _Asker(nvml, report, a, {})
+            for name, capability in (("read", 0), ("write", 1), ("nvlink", 2)):
+                status = asker.ask(name, "nvmlDeviceGetP2PStatus", handles[a], handles[b], capability)
+                pair[name] = None if status is None else _P2P_STATUS.get(status, str(status))
+            level = asker.ask("level", "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+            pair["level"] = None if level is None else _LEVELS.get(level, str(level))
+            pairs.append(pair)
+    report({"pairs": pairs})

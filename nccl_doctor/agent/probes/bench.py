@@ -1,0 +1,164 @@
+"""Probes of ``bench`` and of the collectives stage: what a host offers, its ranks from start to end, and their stop."""
+
+import json
+import os
+import re
+import socket
+import sys
+from typing import Any, Dict, List
+
+from nccl_doctor.agent import probing
+from nccl_doctor.agent.collective import launch, sockets
+from nccl_doctor.agent.collective.worker import available_memory
+from nccl_doctor.agent.probing import probe, run_command
+
+# Runs in the Python that the ranks will use. It does not import torch: that takes seconds, and may fail or hang.
+_LOOK_FOR_TORCH = """
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import importlib.util, json, os, platform
+found = {"executable": sys.executable, "python": platform.python_version(), "torch": "", "cuda": "", "path": ""}
+spec = importlib.util.find_spec("torch")
+if spec and spec.origin:
+    found["path"] = os.path.dirname(spec.origin)
+    names = {}
+    try:
+        with open(os.path.join(found["path"], "version.py")) as stream:
+            for line in stream:
+                name, _, value = line.partition("=")
+                names[name.split(":")[0].strip()] = value.strip().strip("'\\"")
+    except OSError:
+        pass
+    found["torch"] = names.get("__version__", "unknown")
+    found["cuda"] = "" if names.get("cuda", "None") == "None" else names["cuda"]
+print(json.dumps(found))
+"""
+
+
+@probe("bench-prepare")
+def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What this host offers to a benchmark: torch, GPUs and who uses them, memory, addresses, a free port.
+
+    ``arguments``: ``python`` (default: this one, or the first of ``also`` that has torch where this one has none),
+    ``port`` (0: choose a free one; else whether that one is free).
+    """
+    python = str(arguments.get("python") or sys.executable)
+    found = _torch(python)
+    if not arguments.get("python"):
+        for other in arguments.get("also") or []:
+            if not found.get("torch") and os.access(str(other), os.X_OK):
+                candidate = _torch(str(other))
+                if candidate.get("torch"):
+                    python, found = str(other), candidate
+    port = int(arguments.get("port") or 0)
+    return {
+        "host": socket.gethostname(),
+        "python": python,
+        "torch": found,
+        "gpus": _query("--query-gpu=name"),
+        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
+        "hcas": _hcas(),
+        **_nvlinks(),
+        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max"),
+        "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
+        "memory_free": available_memory(),
+        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "addresses": sockets.addresses(),
+        "name_addresses": _resolve(socket.gethostname()),
+        "route_source": _route_source(),
+        "port": port or launch.free_port(),
+        "port_free": _is_free(port) if port else True,
+    }
+
+
+def _torch(python: str) -> Dict[str, Any]:
+    result = run_command([python, "-c", _LOOK_FOR_TORCH], limit_s=20.0)
+    if result.outcome != "ok":
+        return {"torch": "", "error": "%s: %s" % (python, result.detail or result.outcome)}
+    try:
+        found: Dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"torch": "", "error": "%s: answered %r" % (python, result.stdout[:200])}
+    return found
+
+
+def _query(fields: str) -> List[str]:
+    result = run_command(["nvidia-smi", fields, "--format=csv,noheader"], limit_s=10.0)
+    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.outcome == "ok" else []
+
+
+def _nvlinks() -> Dict[str, Any]:
+    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``."""
+    result = run_command(["nvidia-smi", "nvlink", "-s"], limit_s=10.0)
+    if result.outcome != "ok":
+        return {"nvlinks": 0, "nvlink_gbs": 0.0}
+    counts: List[int] = []
+    rates: List[float] = []
+    for line in result.stdout.splitlines():
+        if line.startswith("GPU "):
+            counts.append(0)
+        match = re.match(r"\s+Link \d+: ([0-9.]+) GB/s", line)
+        if match and counts:
+            counts[-1] += 1
+            rates.append(float(match.group(1)))
+    return {"nvlinks": min(counts) if counts else 0, "nvlink_gbs": min(rates) if rates else 0.0}
+
+
+def _hcas() -> List[Dict[str, Any]]:
+    """RDMA ports with state and rate."""
+    found = []
+    base = "/sys/class/infiniband"
+    for name in sorted(os.listdir(probing.path(base))) if os.path.isdir(probing.path(base)) else []:
+        ports = "%s/%s/ports" % (base, name)
+        for port in sorted(os.listdir(probing.path(ports))) if os.path.isdir(probing.path(ports)) else []:
+            where = "%s/%s/" % (ports, port)
+            rate = re.match(r"([0-9.]+) Gb/sec", probing.read_text(where + "rate") or "")
+            found.append(
+                {
+                    "name": name,
+                    "port": int(port),
+                    "state": (probing.read_text(where + "state") or "").strip(),
+                    "rate_gbps": float(rate.group(1)) if rate else 0.0,
+                    "link_layer": (probing.read_text(where + "link_layer") or "").strip(),
+                }
+            )
+    return found
+
+
+def _resolve(name: str) -> List[str]:
+    try:
+        return sorted({str(item[4][0]) for item in socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM)})
+    except OSError:
+        return []
+
+
+def _route_source() -> str:
+    """The address this host would send from by its default route (nothing is sent)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
+        try:
+            probe_socket.connect(("192.0.2.1", 9))
+            return str(probe_socket.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(("", port))
+            listener.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+@probe("bench")
+def bench(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Run this host's ranks of one world to their end; see :func:`nccl_doctor.agent.collective.launch.launch`."""
+    return launch.launch(arguments, probing.emitter())
+
+
+@probe("bench-stop")
+def stop(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """End the ranks that run here, with their evidence: the ``bench`` probe then answers. ``why`` is kept with it."""
+    return {"stopped": launch.stop_all(str(arguments.get("why") or "another host had failed"))}

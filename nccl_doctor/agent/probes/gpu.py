@@ -1,0 +1,263 @@
+"""GPUs: NVML's answers, and three witnesses beside it: nvidia-smi, the driver's /proc tree, and the PCI bus."""
+
+import os
+import stat
+from typing import Any, Dict, List, Optional, Tuple
+
+from nccl_doctor.agent import isolated, nvml
+from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
+
+NVIDIA = "0x10de"
+NVML_LIMIT_S = 20.0
+SMI_LIMIT_S = 10.0
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY")
+_LIBRARY_PLACES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+)
+_QUERY = ("pci.bus_id", "uuid", "name", "driver_version")
+
+
+@probe("gpu", "gpu", limit_s=45.0)
+def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All that four witnesses say of the GPUs.
+
+    Arguments: ``nvml_limit_s`` and ``smi_limit_s`` (seconds). ``nvml.outcome`` says how NVML's part ended; a hang is
+    ``timed-out`` with the call it hung in, never a hang of this probe.
+    """
+    data = _witnesses()
+    if not _any_sign(data):
+        data["nvml"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+        data["smi"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+        return data
+    try:
+        import pynvml
+    except ImportError:
+        data["module"] = "pynvml"  # the controller sends its own copy and asks again
+        raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
+    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S))))
+    hung = data["nvml"]["outcome"] == "timed-out"
+    limit_s = float(arguments.get("smi_limit_s", SMI_LIMIT_S))
+    data["smi"] = _smi(min(limit_s, 5.0) if hung else limit_s)
+    return data
+
+
+def _witnesses() -> Dict[str, Any]:
+    """What can be read without asking the driver to do anything: this part cannot hang."""
+    return {
+        "pci_gpus": pci_devices(("0x0300", "0x0302")),
+        "nvswitches": len(pci_devices(("0x0680",))),
+        "proc_gpus": _proc_gpus(),
+        "module_version": _first_line("/sys/module/nvidia/version"),
+        "module_flavor": _module_flavor(),
+        "device_nodes": _device_nodes(),
+        "libraries": _libraries(),
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "container": in_container(),
+        "fabric_manager": _fabric_manager(),
+        "imex_channels": _listed("/dev/nvidia-caps-imex-channels"),
+        "system": {},
+        "gpus": [],
+        "pairs": [],
+    }
+
+
+def _any_sign(data: Dict[str, Any]) -> bool:
+    return bool(
+        data["pci_gpus"] or data["proc_gpus"] or data["module_version"] or data["device_nodes"] or data["libraries"]
+    )
+
+
+def _first_line(absolute: str) -> Optional[str]:
+    text = read_text(absolute, 4096)
+    lines = (text or "").splitlines()
+    return lines[0].strip() if lines else None
+
+
+def _listed(absolute: str) -> List[str]:
+    try:
+        return sorted(os.listdir(path(absolute)))
+    except OSError:
+        return []
+
+
+def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str, Any]]:
+    """The PCI functions of a vendor whose class begins with one of ``classes``, with link and NUMA node, by address."""
+    found = []
+    for address in _listed("/sys/bus/pci/devices"):
+        base = "/sys/bus/pci/devices/" + address
+        if _first_line(base + "/vendor") != vendor:
+            continue
+        kind = _first_line(base + "/class") or ""
+        if not kind.startswith(classes):
+            continue
+        numa = _first_line(base + "/numa_node")
+        found.append(
+            {
+                "bus_id": address.lower(),
+                "device": _first_line(base + "/device"),
+                "class": kind,
+                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+                "link_speed": _first_line(base + "/current_link_speed"),
+                "link_speed_max": _first_line(base + "/max_link_speed"),
+                "link_width": _first_line(base + "/current_link_width"),
+                "link_width_max": _first_line(base + "/max_link_width"),
+                "driver": _link_name(base + "/driver"),
+                "slot": _slot(address),
+            }
+        )
+    return found
+
+
+def _link_name(absolute: str) -> Optional[str]:
+    try:
+        return os.path.basename(os.readlink(path(absolute)))
+    except OSError:
+        return None
+
+
+def _slot(address: str) -> Optional[str]:
+    """The name of the physical slot that holds this address, where the platform names its slots."""
+    stem = address.rsplit(".", 1)[0]
+    for name in _listed("/sys/bus/pci/slots"):
+        if _first_line("/sys/bus/pci/slots/%s/address" % name) == stem:
+            return name
+    return None
+
+
+def _proc_gpus() -> List[Dict[str, str]]:
+    found = []
+    for address in _listed("/proc/driver/nvidia/gpus"):
+        entry = {"bus_id": nvml.bus_id(address)}
+        for line in (read_text("/proc/driver/nvidia/gpus/%s/information" % address, 8192) or "").splitlines():
+            name, _, value = line.partition(":")
+            entry[name.strip().lower().replace(" ", "_")] = value.strip()
+        found.append(entry)
+    return found
+
+
+def _module_flavor() -> Optional[str]:
+    """``open`` or ``proprietary``, from the driver's own version file; None without a loaded driver."""
+    line = _first_line("/proc/driver/nvidia/version")
+    if line is None:
+        return None
+    return "open" if "Open Kernel Module" in line else "proprietary"
+
+
+def _device_nodes() -> List[str]:
+    """The names of /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm ..., as far as they are there."""
+    return [name for name in _listed("/dev") if name.startswith("nvidia") and not _is_directory("/dev/" + name)]
+
+
+def _is_directory(absolute: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path(absolute)).st_mode)
+    except OSError:
+        return False
+
+
+def _libraries() -> List[str]:
+    """Where the dynamic linker would find libnvidia-ml, as far as files tell (the loader's own search decides)."""
+    found = [place for place in _LIBRARY_PLACES if "libnvidia-ml.so.1" in _listed(place)]
+    for place in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        if place and os.path.exists(os.path.join(place, "libnvidia-ml.so.1")):
+            found.append(place)
+    return found
+
+
+def in_container() -> Optional[str]:
+    """The sign by which this process runs in a container, or None."""
+    for absolute in ("/.dockerenv", "/run/.containerenv"):
+        if os.path.exists(path(absolute)):
+            return absolute
+    for name in ("KUBERNETES_SERVICE_HOST", "container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        if os.environ.get(name):
+            return name
+    return None
+
+
+def _fabric_manager() -> Dict[str, Any]:
+    """Whether a fabric manager process runs (a container does not see the host's), and its version where it is told."""
+    running = False
+    for pid in _listed("/proc"):
+        if pid.isdecimal() and (_first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
+            running = True
+            break
+    version = run_command(["nv-fabricmanager", "--version"], limit_s=3.0)
+    text = version.stdout.strip() if version.outcome == "ok" else ""
+    return {
+        "running": running,
+        "installed": version.outcome != "tool-missing",
+        "version": text.split()[-1] if text else None,
+    }
+
+
+def _nvml(pynvml: Any, limit_s: float) -> Dict[str, Any]:
+    """Ask NVML in a child process; the answer's ``nvml`` part says how that ended."""
+    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s)
+    data: Dict[str, Any] = {"system": {}, "gpus": [], "pairs": []}
+    state: Dict[str, Any] = {"outcome": answer.outcome, "detail": answer.detail, "seconds": round(answer.seconds, 3)}
+    last: Dict[str, Any] = {}
+    done = False
+    for step in answer.reports:
+        if "at" in step:
+            last = step
+        elif "failed" in step:
+            state.update(outcome="failed", code=step["failed"]["code"], call=step["failed"]["call"])
+            state["detail"] = "%s: %s" % (step["failed"]["call"], step["failed"]["text"])
+            done = True
+        elif "gpu" in step:
+            data["gpus"].append(step["gpu"])
+        else:
+            done = done or "done" in step
+            data.update({name: value for name, value in step.items() if name in data})
+    if not done and answer.outcome != "ok":
+        where = last.get("at", "start") + ("" if last.get("gpu") is None else " of GPU %d" % last["gpu"])
+        state["call"] = where
+        state["detail"] = "NVML call %s %s" % (where, answer.detail)
+    elif not done:
+        state.update(outcome="failed", detail="NVML's answers ended early")
+    _name_processes(data["gpus"])
+    data["nvml"] = state
+    return data
+
+
+def _name_processes(gpus: List[Dict[str, Any]]) -> None:
+    for one in gpus:
+        for process in one.get("processes") or ():
+            process["name"] = _first_line("/proc/%d/comm" % process["pid"])
+            owner = [
+                line.split()[1]
+                for line in (read_text("/proc/%d/status" % process["pid"], 8192) or "").splitlines()
+                if line.startswith("Uid:")
+            ]
+            process["uid"] = int(owner[0]) if owner and owner[0].isdecimal() else None
+
+
+def _smi(limit_s: float) -> Dict[str, Any]:
+    """What nvidia-smi lists: one entry per GPU, and every line that is not one (its complaints)."""
+    result = run_command(
+        ["nvidia-smi", "--query-gpu=" + ",".join(_QUERY), "--format=csv,noheader"], limit_s, limit_bytes=1 << 20
+    )
+    gpus, other = [], []
+    for line in result.stdout.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(_QUERY) and cells[0].count(":") == 2:
+            entry = dict(zip(("bus_id", "uuid", "name", "driver"), cells))
+            entry["bus_id"] = nvml.bus_id(cells[0])
+            gpus.append(entry)
+        elif line.strip():
+            other.append(line.strip()[:500])
+    other += [line.strip()[:500] for line in result.stderr.splitlines() if line.strip()]
+    return {
+        "outcome": result.outcome,
+        "detail": result.detail,
+        "seconds": round(result.seconds, 3),
+        "gpus": gpus,
+        "lines": other[:40],
+    }

@@ -1,0 +1,211 @@
+"""InfiniBand, RoCE and EFA devices: everything from sysfs; ibstat, ibv_devinfo and show_gids as further witnesses."""
+
+import contextlib
+import os
+import resource
+import time
+from typing import Any, Dict, List, Optional
+
+from nccl_doctor.agent.probes.topology import pci_path
+from nccl_doctor.agent.probing import path, probe, read_text, run_command
+
+GID_LIMIT = 256
+INTERVAL_S = 1.0
+_PORT_FILES = (
+    "state",
+    "phys_state",
+    "rate",
+    "link_layer",
+    "lid",
+    "sm_lid",
+    "sm_sl",
+    "lid_mask_count",
+    "cap_mask",
+)
+_DEVICE_FILES = ("fw_ver", "hw_rev", "hca_type", "board_id", "node_guid", "sys_image_guid", "node_type", "node_desc")
+_WITNESSES = {"ibstat": ["ibstat"], "ibv_devinfo": ["ibv_devinfo"], "show_gids": ["show_gids"]}
+
+
+@probe("infiniband", "infiniband", limit_s=35.0)
+def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """All RDMA devices with their ports, GID tables and two readings of the error counters ``interval_s`` apart."""
+    names = _listed("/sys/class/infiniband")
+    interval_s = float(arguments.get("interval_s", INTERVAL_S))
+    first = {name: _counters(name) for name in names}
+    started = time.monotonic()
+    data: Dict[str, Any] = {
+        "devices": [_device(name) for name in names],
+        "uverbs": [name for name in _listed("/dev/infiniband") if name.startswith("uverbs")],
+        "uverbs_expected": [name for name in _listed("/sys/class/infiniband_verbs") if name.startswith("uverbs")],
+        "memlock_bytes": _memlock(),
+        "uptime_s": _uptime(),
+        "default_route_devices": _default_routes(),
+        "pci_rdma": _pci_without_driver(),
+        "witnesses": {},
+    }
+    if not names:
+        return data
+    for tool, argv in _WITNESSES.items():
+        result = run_command(argv, limit_s=8.0, limit_bytes=1 << 20)
+        data["witnesses"][tool] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
+    left = started + interval_s - time.monotonic()
+    if left > 0:
+        time.sleep(left)
+    second = {name: _counters(name) for name in names}
+    elapsed = time.monotonic() - started
+    for device in data["devices"]:
+        for port in device["ports"]:
+            number = str(port["port"])
+            port["counters"] = second[device["name"]].get(number, {})
+            port["counters_before"] = first[device["name"]].get(number, {})
+            port["counters_interval_s"] = round(elapsed, 3)
+    return data
+
+
+def _listed(absolute: str) -> List[str]:
+    try:
+        return sorted(os.listdir(path(absolute)))
+    except OSError:
+        return []
+
+
+def _line(absolute: str) -> Optional[str]:
+    try:
+        lines = (read_text(absolute, 4096) or "").splitlines()
+    except PermissionError:
+        return None
+    return lines[0].strip() if lines else None
+
+
+def _ports(name: str) -> List[str]:
+    ports = [port for port in _listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
+    return sorted(ports, key=int)
+
+
+def _device(name: str) -> Dict[str, Any]:
+    base = "/sys/class/infiniband/" + name
+    device: Dict[str, Any] = {"name": name}
+    for field in _DEVICE_FILES:
+        device[field] = _line("%s/%s" % (base, field))
+    real = os.path.realpath(path(base + "/device"))
+    device["bus_id"] = os.path.basename(real) if os.path.isdir(real) else None
+    device["path"] = pci_path(base + "/device")
+    device["pci_device"] = _line(base + "/device/device")
+    device["pci_vendor"] = _line(base + "/device/vendor")
+    numa = _line(base + "/device/numa_node")
+    device["numa_node"] = int(numa) if numa and numa.lstrip("-").isdecimal() else None
+    device["netdevs"] = [_netdev(interface) for interface in _listed(base + "/device/net")]
+    device["ports"] = [_port(name, number) for number in _ports(name)]
+    return device
+
+
+def _netdev(interface: str) -> Dict[str, Any]:
+    base = "/sys/class/net/" + interface
+    mtu = _line(base + "/mtu")
+    master = None
+    with contextlib.suppress(OSError):
+        master = os.path.basename(os.readlink(path(base + "/master")))
+    return {
+        "name": interface,
+        "operstate": _line(base + "/operstate"),
+        "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
+        "carrier_changes": _number(_line(base + "/carrier_changes")),
+        "master": master,
+    }
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    try:
+        return int(text, 0) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _port(name: str, number: str) -> Dict[str, Any]:
+    base = "/sys/class/infiniband/%s/ports/%s" % (name, number)
+    port: Dict[str, Any] = {"port": int(number)}
+    for field in _PORT_FILES:
+        port[field] = _line("%s/%s" % (base, field))
+    port["gids"] = _gids(base)
+    port["pkeys"] = sorted(
+        {key for key in (_line("%s/pkeys/%s" % (base, i)) for i in range(8)) if key not in (None, "0x0000")}
+    )
+    return port
+
+
+def _gids(base: str) -> List[Dict[str, Any]]:
+    """The port's GIDs that are not empty; ``type`` (IB/RoCE v1, RoCE v2) and ``netdev`` are None where not told."""
+    found = []
+    indices = [name for name in _listed(base + "/gids") if name.isdecimal()]
+    for name in sorted(indices, key=int)[:GID_LIMIT]:
+        gid = _line("%s/gids/%s" % (base, name))
+        if not gid or not gid.replace(":", "").strip("0"):
+            continue
+        found.append(
+            {
+                "index": int(name),
+                "gid": gid,
+                "type": _line("%s/gid_attrs/types/%s" % (base, name)),
+                "netdev": _line("%s/gid_attrs/ndevs/%s" % (base, name)),
+            }
+        )
+    return found
+
+
+def _counters(name: str) -> Dict[str, Dict[str, int]]:
+    """Port -> counter -> value, of ``counters`` and ``hw_counters`` (device-wide ones under every port)."""
+    found: Dict[str, Dict[str, int]] = {}
+    for number in _ports(name):
+        base = "/sys/class/infiniband/%s/ports/%s" % (name, number)
+        values: Dict[str, int] = {}
+        for folder in ("counters", "hw_counters"):
+            for counter in _listed("%s/%s" % (base, folder)):
+                value = _number(_line("%s/%s/%s" % (base, folder, counter)))
+                if value is not None:
+                    values[counter] = value
+        found[number] = values
+    return found
+
+
+def _memlock() -> Dict[str, Optional[int]]:
+    """The lock limit of this process in bytes; None is unlimited."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return {
+        "soft": None if soft == resource.RLIM_INFINITY else soft,
+        "hard": None if hard == resource.RLIM_INFINITY else hard,
+    }
+
+
+def _uptime() -> Optional[float]:
+    text = _line("/proc/uptime")
+    try:
+        return float(text.split()[0]) if text else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _default_routes() -> List[str]:
+    """Interfaces that carry a default route (IPv4): the front end."""
+    found = []
+    for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
+        cells = line.split()
+        if len(cells) > 7 and cells[1] == "00000000" and cells[7] == "00000000" and cells[0] not in found:
+            found.append(cells[0])
+    return found
+
+
+def _pci_without_driver() -> List[Dict[str, Optional[str]]]:
+    """NICs on the PCI bus that can do RDMA (Mellanox/NVIDIA, AWS EFA), with the driver that is bound, if any."""
+    found = []
+    for address in _listed("/sys/bus/pci/devices"):
+        base = "/sys/bus/pci/devices/" + address
+        vendor, device = _line(base + "/vendor"), _line(base + "/device") or ""
+        network = (_line(base + "/class") or "").startswith("0x02")
+        if not ((vendor == "0x15b3" and network) or (vendor == "0x1d0f" and device.startswith("0xefa"))):
+            continue
+        try:
+            driver: Optional[str] = os.path.basename(os.readlink(path(base + "/driver")))
+        except OSError:
+            driver = None
+        found.append({"bus_id": address, "vendor": vendor, "device": device, "driver": driver})
+    return found

@@ -1,0 +1,119 @@
+"""The kernel log: lines about GPUs, NVLink, RDMA devices, PCIe errors and killed processes."""
+
+import errno
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
+
+LINE_LIMIT = 1024  # characters
+KEPT = 2000  # lines, the newest
+
+# A line is kept where one of these literals is in it; the rules read them with the Xid catalogue.
+NEEDLES = (
+    "NVRM",
+    "Xid",
+    "nvidia",
+    "nvswitch",
+    "mlx5",
+    "mlx4",
+    "infiniband",
+    "ib_",
+    "efa ",
+    "AER:",
+    "PCIe Bus Error",
+    "DMAR",
+    "AMD-Vi",
+    "Out of memory",
+    "oom-kill",
+    "Link is Down",
+    "Link down",
+    "Link is Up",
+    "Link up",
+    "Hardware Error",
+    "Machine check",
+)
+
+
+@probe("kernel_log", "gpu", limit_s=30.0)
+def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """The newest matching lines with the second since boot each was written, the source, and how far back it goes."""
+    del arguments
+    source, entries, refused = _read()
+    if source is None:
+        raise ProbeTrouble("not-permitted" if refused else "failed", refused or "no kernel log to read")
+    kept = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
+    uptime = (read_text("/proc/uptime", 256) or "").split()
+    return {
+        "source": source,
+        "total": len(entries),
+        "first_s": entries[0][0] if entries else None,
+        "uptime_s": float(uptime[0]) if uptime else None,
+        "lines": [{"at_s": at, "text": text[:LINE_LIMIT]} for at, text in kept[-KEPT:]],
+        "left_off": max(0, len(kept) - KEPT),
+        "read_at": time.time(),
+    }
+
+
+Entries = List[Tuple[Optional[float], str]]
+
+
+def _read() -> Tuple[Optional[str], Entries, str]:
+    """The first source that answers: /dev/kmsg, dmesg, journalctl. Else (None, [], why the first was refused)."""
+    refused = ""
+    try:
+        return "/dev/kmsg", _kmsg(path("/dev/kmsg")), ""
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            refused = "reading the kernel log needs root (or kernel.dmesg_restrict=0)"
+    for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]):
+        result = run_command(argv, limit_s=10.0, limit_bytes=16 << 20)
+        if result.outcome in ("ok", "truncated") and result.stdout.strip():
+            return " ".join(argv), [_dmesg_line(line) for line in result.stdout.splitlines()], ""
+        if "not permitted" in result.stderr or "ermission" in result.stderr:
+            refused = refused or "%s: %s" % (argv[0], result.detail)
+    return None, [], refused
+
+
+def _kmsg(absolute: str) -> Entries:
+    """All records that the kernel still has: one read each, without waiting for new ones."""
+    descriptor = os.open(absolute, os.O_RDONLY | os.O_NONBLOCK)
+    entries: Entries = []
+    try:
+        while True:
+            try:
+                record = os.read(descriptor, 8192)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # overwritten while reading: go on with the oldest there is
+                    continue
+                if error.errno in (errno.EAGAIN, errno.EINVAL):
+                    break
+                raise
+            if not record:
+                break
+            for line in record.decode("utf-8", "replace").splitlines():
+                parsed = kmsg_record(line)
+                if parsed:
+                    entries.append(parsed)
+    finally:
+        os.close(descriptor)
+    return entries
+
+
+def kmsg_record(line: str) -> Optional[Tuple[Optional[float], str]]:
+    """Seconds since boot and text of one record (``6,1234,987654321,-;text``); None for a continuation line."""
+    head, separator, text = line.partition(";")
+    fields = head.split(",")
+    if not separator or len(fields) < 3 or not fields[2].isdecimal():
+        return None if line.startswith(" ") or not line else _dmesg_line(line)
+    return int(fields[2]) / 1e6, text
+
+
+def _dmesg_line(line: str) -> Tuple[Optional[float], str]:
+    """Seconds since boot and text of ``[  123.456] text``, as dmesg and journalctl print it."""
+    head, separator, text = line.lstrip().partition("] ")
+    try:
+        return (float(head.lstrip("[").strip()), text) if separator and head.startswith("[") else (None, line)
+    except ValueError:
+        return None, line

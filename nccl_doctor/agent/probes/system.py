@@ -1,0 +1,504 @@
+"""The host around the job: shared memory, limits, disks, memory, cgroups, sysctls, and who holds the GPUs."""
+
+import glob
+import os
+import pwd
+import re
+import resource
+import threading
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from nccl_doctor.agent.probing import path, probe, read_text, run_command
+
+FILESYSTEM_LIMIT_S = 3.0  # a mount that does not answer in this time hangs: local ones answer in microseconds
+UNLIMITED = -1
+SYSCTLS = (
+    "fs.file-max",
+    "kernel.numa_balancing",
+    "kernel.pid_max",
+    "kernel.threads-max",
+    "kernel.yama.ptrace_scope",
+    "net.core.netdev_max_backlog",
+    "net.core.rmem_max",
+    "net.core.somaxconn",
+    "net.core.wmem_max",
+    "net.ipv4.conf.all.arp_announce",
+    "net.ipv4.conf.all.arp_ignore",
+    "net.ipv4.conf.all.rp_filter",
+    "net.ipv4.conf.default.rp_filter",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_max_syn_backlog",
+    "net.ipv4.tcp_mtu_probing",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syn_retries",
+    "net.ipv4.tcp_wmem",
+    "vm.max_map_count",
+    "vm.overcommit_memory",
+    "vm.swappiness",
+    "vm.zone_reclaim_mode",
+)
+KERNEL_OPTIONS = re.compile(
+    r"^(iommu|intel_iommu|amd_iommu|pci|numa_balancing|transparent_hugepage|hugepages|isolcpus)="
+)
+# Variables that only say in what kind of container this is.
+CONTAINER_VARIABLES = (
+    "KUBERNETES_SERVICE_HOST",
+    "SINGULARITY_NAME",
+    "APPTAINER_NAME",
+    "ENROOT_ROOTFS",
+    "container",
+    "PODMAN_VERSION",
+)
+CACHE_VARIABLES = (
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "TORCH_HOME",
+    "HF_HOME",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "TORCH_EXTENSIONS_DIR",
+)
+
+
+def _first_line(absolute: str) -> str:
+    try:
+        text = read_text(absolute, 1 << 16)
+    except PermissionError:
+        return ""
+    return text.strip() if text else ""
+
+
+def _int(text: str) -> Optional[int]:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+# --- file systems --------------------------------------------------------------------------------------------------
+
+
+def mounts() -> List[Dict[str, str]]:
+    """Mount points with type, source and options; later ones cover earlier ones. Octal escapes are undone."""
+    found = []
+    for line in _first_line("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        before, after = left.split(), right.split()
+        if len(before) < 6 or len(after) < 3:
+            continue
+        options = set(before[5].split(",")) | set(after[2].split(","))
+        found.append(
+            {
+                "root": before[3],
+                "point": re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), before[4]),
+                "type": after[0],
+                "source": after[1],
+                "options": after[2],
+                "read_only": "yes" if "ro" in options else "",
+            }
+        )
+    return found
+
+
+def mount_of(absolute: str, table: List[Dict[str, str]]) -> Optional[Dict[str, str]]:
+    """The mount a path lies on, by its text alone: looking at the path itself could hang."""
+    best = None
+    for mount in table:
+        point = mount["point"].rstrip("/")
+        if (absolute == point or absolute.startswith(point + "/")) and (
+            best is None or len(point) >= len(best["point"].rstrip("/"))
+        ):
+            best = mount
+    return best
+
+
+def _directories() -> List[Tuple[str, str]]:
+    """(role, path) of the places a training job writes to, as this environment has them."""
+    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    found = [("/tmp", "/tmp"), ("home", home), ("cache", os.path.join(home, ".cache"))]
+    for name in CACHE_VARIABLES:
+        value = os.environ.get(name, "")
+        if value.startswith("/"):
+            found.append((name, value))
+    return found
+
+
+def _statfs(absolute: str, limit_s: float) -> Dict[str, Any]:
+    """Sizes of the file system of a path or of its nearest existing parent; in a child, because it may hang."""
+    place = os.path.normpath(absolute)
+    while True:
+        answer = run_command(["stat", "-f", "-c", "%S %b %a %c %d", path(place)], limit_s=limit_s)
+        words = answer.stdout.split()
+        if answer.outcome == "ok" and len(words) == 5 and all(word.isdigit() for word in words):
+            block, blocks, free, files, files_free = map(int, words)
+            return {
+                "outcome": "ok",
+                "looked_at": place,
+                "size_bytes": block * blocks,
+                "free_bytes": block * free,
+                "inodes": files,
+                "inodes_free": files_free,
+            }
+        if answer.outcome == "failed" and "No such file" in answer.stderr and place != "/":
+            place = os.path.dirname(place)
+            continue
+        outcome = "not-permitted" if "Permission denied" in answer.stderr else answer.outcome
+        return {"outcome": "failed" if outcome == "ok" else outcome, "looked_at": place, "detail": answer.detail}
+
+
+def filesystems() -> List[Dict[str, Any]]:
+    """Free space and inodes where a job writes. All are asked at once: hung mounts cost 3 s, not 3 s each."""
+    table = mounts()
+    found = [{"role": role, "path": place} for role, place in _directories()]  # type: List[Dict[str, Any]]
+
+    def fill(entry: Dict[str, Any]) -> None:
+        entry.update(_statfs(entry["path"], FILESYSTEM_LIMIT_S))
+
+    workers = [threading.Thread(target=fill, args=(entry,), daemon=True) for entry in found]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(FILESYSTEM_LIMIT_S + 3.0)
+    for entry in found:
+        entry.setdefault("outcome", "timed-out")
+        mount = mount_of(os.path.normpath(entry["path"]), table) or {}
+        entry["mount"] = mount.get("point", "")
+        entry["type"] = mount.get("type", "")
+        entry["source"] = mount.get("source", "")
+        entry["read_only"] = bool(mount.get("read_only"))
+    return found
+
+
+def shared_memory() -> Dict[str, Any]:
+    """/dev/shm: size, free bytes, and how much NCCL and torch left in it. It is a tmpfs: it does not hang."""
+    try:
+        stat = os.statvfs(path("/dev/shm"))
+    except FileNotFoundError:
+        return {"present": False}
+    leftovers = {}  # type: Dict[str, Dict[str, int]]
+    try:
+        names = os.listdir(path("/dev/shm"))
+    except OSError:
+        names = []
+    for name in names:
+        prefix = next(
+            (prefix for prefix in ("nccl-", "torch_", "__KMP", "sem.", "psm_") if name.startswith(prefix)), ""
+        )
+        try:
+            size = os.lstat(path("/dev/shm/" + name)).st_size
+        except OSError:
+            continue
+        group = leftovers.setdefault(prefix or "other", {"files": 0, "bytes": 0})
+        group["files"] += 1
+        group["bytes"] += size
+    mount = mount_of("/dev/shm", mounts())
+    return {
+        "present": True,
+        "size_bytes": stat.f_frsize * stat.f_blocks,
+        "free_bytes": stat.f_frsize * stat.f_bavail,
+        "own_mount": bool(mount and mount["point"] == "/dev/shm"),
+        "type": mount["type"] if mount else "",
+        "leftovers": leftovers,
+    }
+
+
+# --- limits, memory, cgroups ---------------------------------------------------------------------------------------
+
+
+def limits() -> Dict[str, Dict[str, int]]:
+    """Soft and hard limits of this login (a job started otherwise may have others); -1 is unlimited."""
+    found = {}
+    for name in ("MEMLOCK", "NOFILE", "NPROC", "STACK", "CORE"):
+        soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
+        found[name.lower()] = {
+            "soft": UNLIMITED if soft == resource.RLIM_INFINITY else soft,
+            "hard": UNLIMITED if hard == resource.RLIM_INFINITY else hard,
+        }
+    return found
+
+
+def memory() -> Dict[str, int]:
+    """The lines of /proc/meminfo that matter, in bytes."""
+    wanted = ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree", "Shmem", "Hugetlb", "Mlocked")
+    found = {}
+    for line in _first_line("/proc/meminfo").splitlines():
+        match = re.match(r"(\w+):\s+(\d+) kB", line)
+        if match and match.group(1) in wanted:
+            found[match.group(1)] = int(match.group(2)) * 1024
+    return found
+
+
+def _cgroup_places() -> Dict[str, List[str]]:
+    """Controller -> directories from this process' own group up to the top that is visible; ``unified`` for v2."""
+    own = {}
+    for line in _first_line("/proc/self/cgroup").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(",") if parts[1] else ["unified"]:
+                own[controller] = parts[2]
+    places = {}
+    for mount in mounts():
+        if mount["type"] == "cgroup2":
+            names = ["unified"]
+        elif mount["type"] == "cgroup":
+            names = [name for name in mount["options"].split(",") if name in own]
+        else:
+            continue
+        for name in names:
+            relative = own.get(name, "/")
+            if mount["root"] != "/" and relative.startswith(mount["root"]):
+                relative = relative[len(mount["root"]) :] or "/"
+            place = os.path.normpath(mount["point"] + "/" + relative)
+            if not os.path.isdir(path(place)):
+                place = mount["point"]  # the path is the outer host's; what is mounted is the container's own
+            chain = [place]
+            while place != mount["point"] and len(chain) < 32:
+                place = os.path.dirname(place)
+                chain.append(place)
+            places[name] = chain
+    return places
+
+
+def _tightest(chain: List[str], file: str, nothing: Tuple[str, ...]) -> Tuple[Optional[int], str]:
+    """The smallest number in ``file`` on the way up, and where; None where every level says it is unlimited."""
+    best, where = None, ""  # type: Optional[int], str
+    for place in chain:
+        value = _first_line(place + "/" + file)
+        number = _int(value) if value not in nothing else None
+        if number is not None and number < (1 << 60) and (best is None or number < best):
+            best, where = number, place
+    return best, where
+
+
+def cgroup() -> Dict[str, Any]:
+    """Limits that a container, a Slurm step or a systemd slice sets on this process. None: unlimited."""
+    places = _cgroup_places()
+    unified = places.get("unified", [])
+    found = {"version": 2 if "memory" not in places else 1}  # type: Dict[str, Any]
+    group = places.get("memory", unified)
+    v2 = group is unified
+    found["memory_limit_bytes"], where = _tightest(group, "memory.max" if v2 else "memory.limit_in_bytes", ("max", ""))
+    if where:
+        found["memory_group"] = where
+        found["memory_used_bytes"] = _int(_first_line(where + ("/memory.current" if v2 else "/memory.usage_in_bytes")))
+        cache = re.search(r"^(?:total_)?inactive_file (\d+)", _first_line(where + "/memory.stat"), re.M)
+        found["memory_cache_bytes"] = int(cache.group(1)) if cache else 0
+    found["oom_kills"] = _oom_kills(group, v2)
+    group = places.get("pids", unified)
+    found["pids_limit"], where = _tightest(group, "pids.max", ("max", ""))
+    if where:
+        found["pids_group"] = where
+        found["pids_used"] = _int(_first_line(where + "/pids.current"))
+    found["cpu_limit"] = _cpu_limit(places.get("cpu", unified), "cpu" not in places)
+    return found
+
+
+def _oom_kills(chain: List[str], v2: bool) -> int:
+    counts = [0]
+    for place in chain:
+        text = _first_line(place + ("/memory.events" if v2 else "/memory.oom_control"))
+        match = re.search(r"^oom_kill (\d+)", text, re.M)
+        if match:
+            counts.append(int(match.group(1)))
+    return max(counts)
+
+
+def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:
+    """The tightest CPU quota on the way up, in CPUs; None for no quota."""
+    quotas = []
+    for place in chain:
+        if v2:
+            quota, _, period = _first_line(place + "/cpu.max").partition(" ")
+        else:
+            quota, period = _first_line(place + "/cpu.cfs_quota_us"), _first_line(place + "/cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / float(period))
+    return min(quotas) if quotas else None
+
+
+# --- what kind of machine ------------------------------------------------------------------------------------------
+
+
+def container() -> Dict[str, Any]:
+    """Hints that this is a container, each with where it was seen, and what its confinement is."""
+    hints = [
+        name for name in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container") if os.path.exists(path(name))
+    ]
+    hints += ["$" + name for name in CONTAINER_VARIABLES if os.environ.get(name)]
+    group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", _first_line("/proc/self/cgroup"))
+    if group:
+        hints.append("/proc/self/cgroup: " + group.group(1))
+    status = _first_line("/proc/self/status")
+
+    def field(name: str) -> str:
+        match = re.search(r"^%s:\s*(.*)$" % name, status, re.M)
+        return match.group(1).strip() if match else ""
+
+    return {
+        "hints": hints,
+        "seccomp": field("Seccomp"),
+        "no_new_privileges": field("NoNewPrivs"),
+        "capabilities": field("CapEff"),
+    }
+
+
+def processors() -> Dict[str, Any]:
+    """CPUs that are online and those this process may use; NUMA nodes with their CPUs and memory."""
+    nodes = []
+    for place in sorted(glob.glob(path("/sys/devices/system/node/node[0-9]*"))):
+        number = int(re.sub(r".*node", "", place))
+        base = "/sys/devices/system/node/node%d" % number
+        total = re.search(r"MemTotal:\s+(\d+) kB", _first_line(base + "/meminfo"))
+        nodes.append(
+            {
+                "node": number,
+                "cpus": _first_line(base + "/cpulist"),
+                "memory_bytes": int(total.group(1)) * 1024 if total else None,
+            }
+        )
+    model = re.search(r"^model name\s*:\s*(.*)$", _first_line("/proc/cpuinfo"), re.M)
+    return {
+        "online": _first_line("/sys/devices/system/cpu/online"),
+        "count": os.cpu_count(),
+        "allowed": len(os.sched_getaffinity(0)),
+        "model": model.group(1).strip() if model else "",
+        "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "nodes": nodes,
+    }
+
+
+def machine() -> Dict[str, Any]:
+    """Vendor, virtualisation, IOMMU and huge-page settings, uptime and load."""
+    uptime = _first_line("/proc/uptime").split()
+    load = _first_line("/proc/loadavg").split()
+    return {
+        "vendor": _first_line("/sys/class/dmi/id/sys_vendor"),
+        "product": _first_line("/sys/class/dmi/id/product_name"),
+        "virtual": bool(re.search(r"^flags\s*:.*\bhypervisor\b", _first_line("/proc/cpuinfo"), re.M)),
+        "iommu_devices": len(glob.glob(path("/sys/class/iommu/*"))),
+        "kernel_options": [word for word in _first_line("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
+        "transparent_hugepage": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "uptime_s": float(uptime[0]) if uptime else None,
+        "load": [float(value) for value in load[:3]],
+        "tasks": _int(load[3].split("/")[1]) if len(load) > 3 else None,
+        "oom_kills_since_boot": _vmstat("oom_kill"),
+    }
+
+
+def _vmstat(name: str) -> Optional[int]:
+    match = re.search(r"^%s (\d+)" % name, _first_line("/proc/vmstat"), re.M)
+    return int(match.group(1)) if match else None
+
+
+def sysctls() -> Dict[str, str]:
+    """The settings of :data:`SYSCTLS` that this kernel has, and rp_filter of every interface."""
+    found = {}
+    for name in SYSCTLS:
+        value = _first_line("/proc/sys/" + name.replace(".", "/"))
+        if value:
+            found[name] = " ".join(value.split())
+    for place in sorted(glob.glob(path("/proc/sys/net/ipv4/conf/*/rp_filter"))):
+        interface = place.split("/")[-2]
+        found["net.ipv4.conf.%s.rp_filter" % interface] = _first_line(
+            "/proc/sys/net/ipv4/conf/%s/rp_filter" % interface
+        )
+    return found
+
+
+# --- who holds the GPUs --------------------------------------------------------------------------------------------
+
+
+def gpu_processes() -> Dict[str, Any]:
+    """Processes with an open GPU device, other than this agent. ``not_permitted`` counts those that hid their files.
+
+    Command lines are not read: they carry secrets. A zombie whose threads live on still holds its devices.
+    """
+    found, hidden, seen = [], 0, 0
+    if not glob.glob(path("/dev/nvidia[0-9]*")):
+        return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
+    own = {os.getpid(), os.getppid()}
+    boot = _first_line("/proc/uptime").split()
+    for name in os.listdir(path("/proc")):
+        if not name.isdigit() or int(name) in own:
+            continue
+        seen += 1
+        try:
+            devices = _gpu_devices("/proc/%s/fd" % name)
+            if not devices and _is_zombie(name):  # its leader is gone, but a thread of it may live on
+                for thread in os.listdir(path("/proc/%s/task" % name)):
+                    devices |= _gpu_devices("/proc/%s/task/%s/fd" % (name, thread))
+        except PermissionError:
+            hidden += 1
+            continue
+        except OSError:
+            continue  # it ended while we looked
+        if devices:
+            found.append(_process(name, sorted(devices), float(boot[0]) if boot else None))
+    return {
+        "gpu_devices": len(glob.glob(path("/dev/nvidia[0-9]*"))),
+        "processes": sorted(found, key=lambda process: process["pid"])[:200],
+        "not_permitted": hidden,
+        "processes_seen": seen,
+    }
+
+
+def _gpu_devices(directory: str) -> Set[str]:
+    found = set()
+    for entry in os.listdir(path(directory)):
+        try:
+            target = os.readlink(path(directory + "/" + entry))
+        except OSError:
+            continue
+        if re.match(r"/dev/nvidia\d+$", target):
+            found.add(target)
+    return found
+
+
+def _is_zombie(name: str) -> bool:
+    stat = _first_line("/proc/%s/stat" % name)
+    return stat[stat.rfind(")") + 2 : stat.rfind(")") + 3] == "Z"
+
+
+def _process(name: str, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:
+    stat = _first_line("/proc/%s/stat" % name)
+    command = stat[stat.find("(") + 1 : stat.rfind(")")]
+    words = stat[stat.rfind(")") + 2 :].split()
+    owner = re.search(r"^Uid:\s+(\d+)", _first_line("/proc/%s/status" % name), re.M)
+    uid = int(owner.group(1)) if owner else None
+    try:
+        user = pwd.getpwuid(uid).pw_name if uid is not None else ""
+    except KeyError:
+        user = str(uid)
+    age = None
+    if uptime_s is not None and len(words) > 19:
+        age = max(0.0, uptime_s - int(words[19]) / float(os.sysconf("SC_CLK_TCK")))
+    return {
+        "pid": int(name),
+        "command": command,
+        "user": user,
+        "state": words[0] if words else "",
+        "parent": int(words[1]) if len(words) > 1 else None,
+        "age_s": age,
+        "devices": devices,
+    }
+
+
+@probe("system", stage="system", limit_s=20.0)
+def system(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Everything of the host itself that can stop or slow a job."""
+    return {
+        "shm": shared_memory(),
+        "limits": limits(),
+        "user": os.getuid(),
+        "filesystems": filesystems(),
+        "memory": memory(),
+        "cgroup": cgroup(),
+        "container": container(),
+        "processors": processors(),
+        "machine": machine(),
+        "sysctls": sysctls(),
+        "gpu_processes": gpu_processes(),
+        "rdma_devices": sorted(os.path.basename(name) for name in glob.glob(path("/sys/class/infiniband/*"))),
+    }

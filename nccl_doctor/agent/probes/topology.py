@@ -1,0 +1,214 @@
+"""Topology: nvidia-smi's matrix, and what sysfs says of PCI paths, NUMA nodes, ACS, the IOMMU and kernel modules."""
+
+import os
+import platform
+import struct
+from typing import Any, Dict, List, Optional, Set
+
+from nccl_doctor.agent.probing import ROOT, path, probe, read_text, run_command
+
+SMI_LIMIT_S = 15.0
+_MODULES = (
+    "nvidia",
+    "nvidia_uvm",
+    "nvidia_peermem",
+    "nv_peer_mem",
+    "gdrdrv",
+    "mlx5_core",
+    "mlx5_ib",
+    "ib_uverbs",
+    "ib_core",
+    "ib_umad",
+    "rdma_ucm",
+    "efa",
+    "nvidia_fs",
+)
+_ACS_CAPABILITY = 0x000D
+_ACS_REDIRECT = 0x000C  # P2P request redirect and completion redirect of the ACS control register
+
+
+@probe("topology", "topology", limit_s=25.0)
+def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """The matrix text with how it was got, and the PCI devices that matter to NCCL: GPUs, RDMA NICs, NVSwitches."""
+    devices = _devices()
+    data: Dict[str, Any] = {
+        "devices": devices,
+        "acs": _acs(),
+        "iommu": _iommu(devices),
+        "modules": {name: _loaded(name) for name in _MODULES},
+        "kernel": (read_text("/proc/sys/kernel/osrelease", 256) or platform.release()).strip(),
+        "boot_options": _boot_options(),
+        "hypervisor": _hypervisor(),
+        "cpu": _cpu(),
+        "numa_nodes": _numa_nodes(),
+    }
+    if not any(device["kind"] == "gpu" for device in devices) and not _listed("/proc/driver/nvidia/gpus"):
+        data["matrix"] = {"outcome": "not-run", "detail": "no NVIDIA GPU on this host", "text": ""}
+        return data
+    result = run_command(["nvidia-smi", "topo", "-m"], float(arguments.get("smi_limit_s", SMI_LIMIT_S)), 1 << 20)
+    data["matrix"] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
+    return data
+
+
+def _listed(absolute: str) -> List[str]:
+    try:
+        return sorted(os.listdir(path(absolute)))
+    except OSError:
+        return []
+
+
+def _line(absolute: str) -> Optional[str]:
+    lines = (read_text(absolute, 4096) or "").splitlines()
+    return lines[0].strip() if lines else None
+
+
+def pci_path(absolute: str) -> List[str]:
+    """The PCI addresses from the root complex down to a device, as sysfs nests them (``pci0000:15`` first)."""
+    real = os.path.realpath(path(absolute))
+    root = os.path.realpath(ROOT) if ROOT else ""
+    parts = real[len(root) :].split("/")
+    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), len(parts))
+    return [part for part in parts[start:] if part.startswith("pci") or part.count(":") == 2]
+
+
+def _verbs_names() -> Dict[str, List[str]]:
+    """PCI address -> names of its RDMA devices."""
+    names: Dict[str, List[str]] = {}
+    for name in _listed("/sys/class/infiniband"):
+        address = os.path.basename(os.path.realpath(path("/sys/class/infiniband/%s/device" % name)))
+        names.setdefault(address, []).append(name)
+    return names
+
+
+def _kind(vendor: Optional[str], kind: str, address: str, verbs: Dict[str, List[str]]) -> Optional[str]:
+    if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+        return "gpu"
+    if vendor == "0x10de" and kind.startswith("0x0680"):
+        return "nvswitch"
+    if address in verbs or (vendor == "0x15b3" and kind.startswith("0x02")):
+        return "nic"
+    return None
+
+
+def _devices() -> List[Dict[str, Any]]:
+    verbs = _verbs_names()
+    found = []
+    for address in _listed("/sys/bus/pci/devices"):
+        base = "/sys/bus/pci/devices/" + address
+        vendor = _line(base + "/vendor")
+        kind = _kind(vendor, _line(base + "/class") or "", address, verbs)
+        if kind is None:
+            continue
+        numa = _line(base + "/numa_node")
+        found.append(
+            {
+                "bus_id": address.lower(),
+                "kind": kind,
+                "vendor": vendor,
+                "device": _line(base + "/device"),
+                "verbs": verbs.get(address, []),
+                "netdevs": _listed(base + "/net"),
+                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+                "cpus": _line(base + "/local_cpulist"),
+                "path": pci_path(base),
+                "link_speed": _line(base + "/current_link_speed"),
+                "link_speed_max": _line(base + "/max_link_speed"),
+                "link_width": _line(base + "/current_link_width"),
+                "link_width_max": _line(base + "/max_link_width"),
+                "virtual_function": os.path.lexists(path(base + "/physfn")),
+            }
+        )
+    return found
+
+
+def _acs() -> Dict[str, Any]:
+    """PCI bridges whose ACS control redirects peer-to-peer requests to the root complex. Needs root to read."""
+    redirecting: List[Dict[str, str]] = []
+    bridges = readable = 0
+    for address in _listed("/sys/bus/pci/devices"):
+        base = "/sys/bus/pci/devices/" + address
+        if not (_line(base + "/class") or "").startswith("0x0604"):
+            continue
+        bridges += 1
+        control = acs_control(_config(base + "/config"))
+        if control is None:
+            continue
+        readable += 1
+        if control & _ACS_REDIRECT:
+            redirecting.append({"bus_id": address.lower(), "control": "0x%04x" % control})
+    outcome = "ok" if readable or not bridges else "not-permitted"
+    return {"outcome": outcome, "bridges": bridges, "readable": readable, "redirecting": redirecting}
+
+
+def _config(absolute: str) -> bytes:
+    try:
+        with open(path(absolute), "rb") as stream:
+            return stream.read(4096)
+    except OSError:
+        return b""
+
+
+def acs_control(config: bytes) -> Optional[int]:
+    """The ACS control register; 0 where the device has no ACS; None where extended configuration is not readable."""
+    if len(config) < 0x104:
+        return None
+    offset = 0x100
+    seen: Set[int] = set()
+    while offset >= 0x100 and offset + 8 <= len(config) and offset not in seen:
+        seen.add(offset)
+        header = struct.unpack_from("<I", config, offset)[0]
+        if header in (0, 0xFFFFFFFF):
+            break
+        if header & 0xFFFF == _ACS_CAPABILITY:
+            return int(struct.unpack_from("<H", config, offset + 6)[0])
+        offset = header >> 20 & 0xFFC
+    return 0
+
+
+def _iommu(devices: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """IOMMU groups: how many there are, and the type (identity, DMA, DMA-FQ) of those that hold a GPU or NIC."""
+    groups = _listed("/sys/kernel/iommu_groups")
+    types: Dict[str, str] = {}
+    for device in devices:
+        try:
+            group = os.path.basename(os.readlink(path("/sys/bus/pci/devices/%s/iommu_group" % device["bus_id"])))
+        except OSError:
+            continue
+        types[device["bus_id"]] = _line("/sys/kernel/iommu_groups/%s/type" % group) or "unknown"
+    return {"groups": len(groups), "types": types}
+
+
+def _boot_options() -> List[str]:
+    """The boot options about the IOMMU, PCI and NUMA; the rest of the command line is nobody's business."""
+    words = (read_text("/proc/cmdline", 8192) or "").split()
+    return [word for word in words if "iommu" in word or word.startswith(("pci", "numa", "vfio"))]
+
+
+def _loaded(module: str) -> bool:
+    return os.path.isdir(path("/sys/module/" + module))
+
+
+def _hypervisor() -> Optional[str]:
+    """The sign that this is a virtual machine: the CPU's hypervisor flag, with the vendor where DMI tells it."""
+    for line in (read_text("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("flags"):
+            if " hypervisor" not in line:
+                return None
+            return _line("/sys/class/dmi/id/sys_vendor") or "hypervisor"
+    return None
+
+
+def _cpu() -> Dict[str, Optional[str]]:
+    found: Dict[str, Optional[str]] = {"vendor": None, "model": None, "architecture": platform.machine()}
+    for line in (read_text("/proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "vendor_id" and found["vendor"] is None:
+            found["vendor"] = value.strip()
+        elif name.strip() == "model name" and found["model"] is None:
+            found["model"] = value.strip()
+    return found
+
+
+def _numa_nodes() -> Dict[str, str]:
+    nodes = [name for name in _listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdecimal()]
+    return {name[4:]: _line("/sys/devices/system/node/%s/cpulist" % name) or "" for name in nodes}

@@ -1,0 +1,51 @@
+"""What others measured on the same hardware: the table of expected bus bandwidths, with the source of each number."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.bench.sizes import parse_size
+
+TABLE = Path(__file__).parent / "data" / "expected_busbw.yaml"
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """One published number: bus bandwidth in GB/s on a kind of machine. ``kind`` is measured or threshold."""
+
+    gpu: str
+    fabric: str
+    hosts: int
+    gpus_per_host: int
+    collective: str
+    size: int
+    algorithm: str
+    kind: str
+    value: float
+    source: str
+    read: str
+
+
+@functools.cache
+def table() -> tuple[Expected, ...]:
+    """All entries; raises on a malformed table, which the tests forbid."""
+    import yaml
+
+    raw: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    entries = [dict(item, size=parse_size(str(item["size"])), read=str(item["read"])) for item in raw]
+    return tuple(msgspec.convert(item, Expected) for item in entries)
+
+
+def find(gpu: str, fabric: str, hosts: int, gpus_per_host: int, collective: str, size: int) -> tuple[Expected, ...]:
+    """Numbers measured on such machines, for sizes from half of ``size`` to ``size``; thresholds are left out."""
+    return tuple(
+        item
+        for item in table()
+        if item.kind == "measured"
+        and item.gpu.lower() in gpu.lower()
+        and (item.fabric, item.hosts, item.gpus_per_host, item.collective) == (fabric, hosts, gpus_per_host, collective)
+        and size // 2 <= item.size <= size
+    )

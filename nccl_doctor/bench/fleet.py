@@ -1,0 +1,196 @@
+"""Benchmark over hosts: connect, look, place, run, conclude. This machine is a fleet of one."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from nccl_doctor.bench.collectives import COLLECTIVES
+from nccl_doctor.bench.model import BenchPlan, Collector
+from nccl_doctor.bench.outcome import Outcome, conclude
+from nccl_doctor.bench.run import (
+    CannotRun,
+    Prepared,
+    Run,
+    World,
+    place,
+    prepare,
+    read_collectives,
+    read_prepared,
+    time_needed,
+)
+from nccl_doctor.facts.model import ProbeResult, Reach
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.rules.collectives import lost_hosts
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import close_all, connect_all
+from nccl_doctor.transport.session import Session
+
+LOCAL_RANKS = 2
+GEMM_CPU, GEMM_GPU = 1024, 8192
+
+
+class Refused(Exception):
+    """Nothing was measured; the message says why, for the user. ``code`` is the exit code."""
+
+    def __init__(self, text: str, code: ExitCode = ExitCode.NOTHING_CHECKED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Watcher(Protocol):
+    """Shows progress: a context manager that takes events."""
+
+    def __enter__(self) -> Watcher:
+        """Begin."""
+
+    def __exit__(self, *exc: object) -> None:
+        """End."""
+
+    def event(self, host: str, event: dict[str, Any]) -> None:
+        """An event came and has been collected."""
+
+
+MakeWatcher = Callable[[World, Collector, int], Watcher]
+
+
+def run_fleet(
+    entries: Sequence[HostEntry],
+    connect: ConnectOptions,
+    plan: BenchPlan,
+    *,
+    progress: MakeWatcher,
+    notice: Callable[[str], None],
+    master: str = "",
+    local: bool = False,
+    allow_busy: bool = False,
+    min_busbw: float = 0.0,
+    baseline: Outcome | None = None,
+    command: str = "",
+) -> Outcome:
+    """Run the plan over the hosts; raises :class:`Refused`. Ctrl-C gives what was measured until then.
+
+    All of it or nothing: a host that cannot take part is an error, for the world would not be what was asked for.
+    """
+    started = time.monotonic()
+    deadline = Deadline(time_needed(plan) + connect.connect_s + 60.0)
+    connected = connect_all(entries, connect, deadline)
+    sessions = {name: item for name, item in connected.items() if isinstance(item, Session)}
+    try:
+        _all_reached(connected)
+        prepared = _prepared(prepare(sessions, plan))
+        plan, world = _plan_world(plan, prepared, sessions, master, local)
+        if not allow_busy:
+            _not_busy(prepared, world)
+        for text in _differences(prepared):
+            notice(text)
+        collector = Collector(world.size)
+        answers, notes = _run(sessions, world, plan, deadline, collector, progress)
+    finally:
+        close_all(sessions.values())
+    return conclude(
+        plan=plan,
+        world=world,
+        results=collector.results(),
+        facts=read_collectives(answers),
+        prepared=prepared,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=time.monotonic() - started,
+        command=command,
+        min_busbw=min_busbw,
+        baseline=baseline,
+        notes=notes,
+        lost=lost_hosts(answers),
+    )
+
+
+def _all_reached(connected: dict[str, Session | Reach]) -> None:
+    bad = {name: item for name, item in connected.items() if isinstance(item, Reach)}
+    if bad:
+        lines = [f"{name}: {item.outcome.value}: {item.detail}" for name, item in sorted(bad.items())]
+        raise Refused(
+            f"{len(bad)} of {len(connected)} hosts cannot take part:\n  " + "\n  ".join(lines)
+            + "\nnccl-doctor check says what to do about each"
+        )  # fmt: skip
+
+
+def _prepared(answers: dict[str, ProbeResult]) -> dict[str, Prepared]:
+    found: dict[str, Prepared] = {}
+    bad: list[str] = []
+    for name, answer in answers.items():
+        prepared = read_prepared(answer)
+        if isinstance(prepared, str):
+            bad.append(f"{name}: {prepared}")
+        elif prepared.torch_trouble:
+            bad.append(f"{name}: {prepared.torch_trouble}")
+        else:
+            found[name] = prepared
+    if bad:
+        raise Refused("hosts that cannot take part:\n  " + "\n  ".join(bad))
+    return found
+
+
+def _plan_world(
+    plan: BenchPlan, prepared: dict[str, Prepared], sessions: dict[str, Session], master: str, local: bool
+) -> tuple[BenchPlan, World]:
+    if master and master not in prepared:
+        raise Refused(f"--master {master}: not among the hosts ({', '.join(list(prepared)[:8])})", ExitCode.USAGE)
+    reached_at = {name: session.reach.address for name, session in sessions.items()}
+    try:
+        world = place(prepared, plan, master, reached_at)
+        if local and not plan.ranks_per_host and world.backend == "gloo":
+            plan = msgspec.structs.replace(plan, ranks_per_host=LOCAL_RANKS)
+            world = place(prepared, plan, master, reached_at)
+    except CannotRun as reason:
+        raise Refused(str(reason)) from reason
+    if plan.gemm < 0:
+        gpu = all(host.gpus and host.torch.cuda for host in prepared.values())
+        plan = msgspec.structs.replace(plan, gemm=GEMM_GPU if gpu else GEMM_CPU)
+    return plan, world
+
+
+def _not_busy(prepared: dict[str, Prepared], world: World) -> None:
+    busy = [f"{name}: {line}" for name, host in prepared.items() for line in host.busy]
+    if busy:
+        raise Refused(
+            "other processes use the GPUs; a benchmark would disturb them and measure nothing of worth "
+            "(--allow-busy if you know better):\n  " + "\n  ".join(busy[:16])
+        )
+
+
+def _differences(prepared: dict[str, Prepared]) -> list[str]:
+    versions: dict[str, list[str]] = {}
+    for name, host in prepared.items():
+        versions.setdefault(host.torch.torch, []).append(name)
+    if len(versions) < 2:
+        return []
+    return ["different torch on the hosts: " + "; ".join(f"{v} on {', '.join(n)}" for v, n in sorted(versions.items()))]
+
+
+def _run(
+    sessions: dict[str, Session],
+    world: World,
+    plan: BenchPlan,
+    deadline: Deadline,
+    collector: Collector,
+    progress: MakeWatcher,
+) -> tuple[dict[str, ProbeResult], tuple[str, ...]]:
+    limit_s = deadline.left(time_needed(plan))
+    total = sum(name in COLLECTIVES for name in plan.collectives) * len(plan.sizes) * max(1, len(plan.modes))
+    with progress(world, collector, total) as watcher:
+
+        def take(host: str, event: dict[str, Any]) -> None:
+            with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):  # a broken event is no result
+                collector.take(event)
+            watcher.event(host, event)
+
+        try:
+            return Run(sessions, world, plan, limit_s, take).run(), ()
+        except KeyboardInterrupt:
+            return {}, ("interrupted by Ctrl-C",)

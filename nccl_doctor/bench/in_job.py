@@ -1,0 +1,209 @@
+"""Benchmark inside a job that torchrun, srun or mpirun started: this process is one rank; rank 0 tells the results."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from nccl_doctor.agent.collective import ranks
+from nccl_doctor.bench.model import BenchPlan, Collector
+from nccl_doctor.bench.outcome import Outcome, conclude
+from nccl_doctor.bench.run import Prepared, Share, World
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+
+REQUIRED = "NCCL_DOCTOR_IN_JOB"
+
+
+def identity_or_stop(stop: Callable[[str], NoReturn]) -> ranks.Identity | None:
+    """This process's rank, None outside any launcher; unclear or missing variables stop with their names."""
+    try:
+        identity = ranks.detect(os.environ)
+    except ranks.RankError as error:
+        stop(f"{error} (no benchmark of one rank is run in silence)")
+    if identity is None and os.environ.get(REQUIRED):
+        stop(
+            "python -m nccl_doctor.bench is for torchrun, srun and mpirun, and none of them started this process; "
+            "use nccl-doctor bench"
+        )
+    return identity
+
+
+class _Watch:
+    """Keeps what this rank reports; on rank 0 also the results of all."""
+
+    def __init__(self, identity: ranks.Identity) -> None:
+        self.identity = identity
+        self.collector = Collector(identity.world)
+        self.events: list[dict[str, Any]] = []
+        self.logs: dict[int, dict[str, Any]] = {}
+        self.where = Where()
+        self.error: RankError | None = None
+        self.finished = False
+        self.on_stuck: Callable[[], None] = lambda: None
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind in ("stage", "stuck", "error", "done"):
+            self.where = msgspec.convert({k: v for k, v in event.items() if k in Where.__struct_fields__}, Where)
+        if kind == "rank-log":
+            self.logs[int(event["of"])] = event
+        elif kind in ("error", "stuck"):
+            self.error = msgspec.convert(
+                {k: v for k, v in event.items() if k in RankError.__struct_fields__}, RankError
+            )
+            text = (self.error.text or f"no progress for {self.where.step_s:.0f} s").splitlines()[0]
+            who = f"rank {self.identity.rank} on {socket.gethostname()}"
+            print(f"nccl-doctor: {who}: {kind} in {self.where.words}: {text}", file=sys.stderr, flush=True)
+            if kind == "stuck":
+                self.on_stuck()
+        elif kind == "done":
+            self.finished = True
+        elif kind == "size" and self.identity.rank == 0:
+            print(f"nccl-doctor: {event['collective']} {event['size']} B done", file=sys.stderr, flush=True)
+        self.events.append(event)
+        with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
+            self.collector.take(event)
+
+
+def run(
+    identity: ranks.Identity, plan: BenchPlan, min_busbw: float, baseline: Outcome | None, command: str
+) -> Outcome | None:
+    """Run this rank to its end. Rank 0 gets the outcome; the others None, and leave with status 1 if they failed."""
+    from nccl_doctor.agent.collective.worker import Worker
+
+    started = time.monotonic()
+    backend, why = _backend(plan.backend)
+    log = _log_file()
+    os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name if log else "/dev/stderr"})
+    os.environ.pop("NCCL_DEBUG_SUBSYS", None)
+    watch = _Watch(identity)
+    gpu = backend == "nccl"
+    if plan.gemm < 0:
+        plan = msgspec.structs.replace(plan, gemm=8192 if gpu else 1024)
+    worker_plan = plan.for_worker(backend, identity.world)
+    worker_plan["log_file"] = log.name if log else ""
+
+    def outcome() -> Outcome:
+        return _conclude(watch, identity, plan, backend, why, min_busbw, baseline, command, time.monotonic() - started)
+
+    if identity.rank == 0:
+        watch.on_stuck = lambda: _print_and_leave(outcome())
+    status = Worker(worker_plan, identity, watch.take).run()
+    if log:
+        log.close()
+    if identity.rank == 0:
+        return outcome()
+    if status:
+        sys.exit(status)
+    return None
+
+
+def _print_and_leave(found: Outcome) -> None:
+    """The main thread hangs in a collective: tell what there is from the watchdog's thread, and end."""
+    from importlib import import_module
+
+    from rich.console import Console
+
+    import_module("nccl_doctor.report.bench_console").render(
+        found, Console(highlight=False, markup=False), exit_code=11
+    )
+    sys.stdout.flush()
+    os._exit(11)
+
+
+def _backend(wanted: str) -> tuple[str, str]:
+    if wanted != "auto":
+        return wanted, "asked for"
+    gpu = Path("/proc/driver/nvidia/gpus").is_dir() or Path("/dev/nvidia0").exists()
+    return ("nccl", "this host has GPUs") if gpu else ("gloo", "this host has no GPU")
+
+
+def _log_file() -> Any:
+    """A private file for NCCL's log, None where none can be made (a full disk): the log then goes to stderr."""
+    with contextlib.suppress(OSError):
+        found = tempfile.NamedTemporaryFile(prefix="nccl-doctor-", suffix=".log")  # noqa: SIM115 - lives as long as the run
+        try:
+            found.write(b"\n" * 4096)
+            found.flush()  # a full disk shows only here
+            os.ftruncate(found.fileno(), 0)
+            return found
+        except OSError:
+            found.close()
+    return None
+
+
+def _conclude(
+    watch: _Watch, identity: ranks.Identity, plan: BenchPlan, backend: str, why: str, min_busbw: float,
+    baseline: Outcome | None, command: str, seconds: float,
+) -> Outcome:  # fmt: skip
+    results = watch.collector.results()
+    records = sorted(results.ranks, key=lambda record: record.rank)
+    shares: list[Share] = []
+    for record in records:
+        if shares and shares[-1].name == record.host:
+            shares[-1] = msgspec.structs.replace(shares[-1], ranks=shares[-1].ranks + 1)
+        else:
+            shares.append(Share(record.host, record.rank, 1))
+    if not shares:
+        shares = [Share(socket.gethostname(), 0, identity.world)]
+    world = World(
+        backend, f"{why}; started by {identity.launcher}", tuple(shares), shares[0].name, identity.master_addr,
+        identity.master_port,
+    )  # fmt: skip
+    facts: dict[str, Collectives] = {}
+    for share in shares:
+        ends, events = [], []
+        for rank in range(share.first_rank, share.first_rank + share.ranks):
+            kept = watch.logs.get(rank, {})
+            own = rank == identity.rank
+            ends.append(
+                RankEnd(
+                    rank,
+                    where=watch.where if own else Where(stage="end" if kept else "unknown"),
+                    finished=watch.finished if own else bool(kept) and watch.finished,
+                    error=watch.error if own else None,
+                    output=str(kept.get("output", "")),
+                    output_cut=int(kept.get("output_cut", 0)),
+                )
+            )
+            if kept.get("path"):
+                events.append(dict(kept["path"], event="path", rank=rank))
+        if share is shares[0]:
+            events += [event for event in watch.events if event.get("event") in ("size", "link")]
+        facts[share.name] = Collectives(
+            share.name, sys.executable, ranks=tuple(ends), events=tuple(events), backend=backend, world=identity.world,
+            master=world.master, master_addr=world.master_addr, master_port=world.master_port,
+        )  # fmt: skip
+    return conclude(
+        plan=plan,
+        world=world,
+        results=results,
+        facts=facts,
+        prepared=_prepared(shares),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=seconds,
+        command=command,
+        min_busbw=min_busbw,
+        baseline=baseline,
+    )
+
+
+def _prepared(shares: list[Share]) -> dict[str, Prepared]:
+    """Hardware facts of this host; the other hosts' are not known here, so there is no ceiling over hosts."""
+    from nccl_doctor.agent.probes.bench import prepare
+
+    if len(shares) > 1:
+        return {}
+    with contextlib.suppress(Exception):
+        return {shares[0].name: msgspec.convert(prepare({"python": sys.executable}), Prepared)}
+    return {}

@@ -1,0 +1,336 @@
+"""Read from NCCL_DEBUG=INFO logs which path the data took. Formats of NCCL 2.4 to 2.32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+LINE_LIMIT = 8 << 10
+
+
+class Edge(msgspec.Struct, frozen=True, order=True):
+    """One connection of a channel between two ranks, as its log line says. ``kind`` is P2P, SHM, NET or COLLNET.
+
+    ``via`` is the transport's name without the suffixes: ``P2P/CUMEM``, ``SHM/direct``, ``NET/IB``, ``NET/AWS
+    Libfabric``; ``device`` the network device's index; ``side`` send or receive for NET.
+    """
+
+    source: int
+    target: int
+    channel: int
+    kind: str
+    via: str
+    side: str = ""
+    device: int = -1
+    gdr: bool = False
+    pxn: bool = False
+
+
+class Hca(msgspec.Struct, frozen=True, order=True):
+    """An HCA port that NCCL opened: ``link`` is IB or RoCE."""
+
+    name: str
+    port: int
+    link: str
+
+
+class Interface(msgspec.Struct, frozen=True, order=True):
+    """An IP interface with its address, as NCCL printed them."""
+
+    name: str
+    address: str
+
+
+class RankLog(msgspec.Struct, frozen=True):
+    """What one rank's log tells. Empty where the log does not say."""
+
+    version: str = ""
+    init_complete: bool = False
+    nranks: int = 0
+    network: str = ""
+    bootstrap: Interface | None = None
+    sockets: tuple[Interface, ...] = ()
+    hcas: tuple[Hca, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    rings: int = 0
+    trees: bool = False
+    coll_channels: int = 0
+    nvls_channels: int = 0
+    collnet_channels: int = 0
+    nvls: bool = False
+    net_plugin: str = ""
+    tuner: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+_HEAD = re.compile(r"NCCL (INFO|WARN) (.*)\Z", re.DOTALL)
+_BARE_VERSION = re.compile(r"NCCL version ([0-9][^\s+]{0,20})(?:\+cuda\S{0,10})?\s*\Z")
+_CHANNEL = re.compile(
+    r"(?:Channel|Ring) (\d{1,3})(?:/(\d{1,3}))? : "
+    r"(\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])? -> (\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])?"
+    r"(?: \[(send|receive)\])? via (.{1,200})\Z"
+)
+_COLLNET = re.compile(r"CollNet (\d{1,3})(?:/\d{1,3})? : (\d{1,6}) \[(send|receive)\] via COLLNET/(.{1,200})\Z")
+_NET = re.compile(r"NET/(.{1,80}?)/(\d{1,3})(\(\d{1,6}\))?((?:/[A-Za-z()]{1,20})*)\Z")
+_RING_ORDER = re.compile(r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? :(?:\s+\d{1,6})+\s*\Z")
+_HCA = re.compile(r"\[\d{1,3}\]([A-Za-z0-9_.+-]{1,64}):(\d{1,3})(?::[0-9-]{1,6}){0,2}/(IB|RoCE)")
+_INTERFACE = re.compile(r"(?:\[\d{1,3}\])?([^\s:\[\]]{1,32}):([0-9A-Fa-f.:%\w]{2,64})<\d{1,5}>")
+_CHANNELS = re.compile(
+    r"(\d{1,4}) coll channels, (?:(\d{1,4}) collnet channels, )?(?:(\d{1,4}) nvls channels, )?(\d{1,4}) p2p channels"
+)
+_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank (\d{1,6}) nranks (\d{1,6})\b.{0,200}?(?:- )?(?:Init )?COMPLETE")
+_SET = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{0,200}?)\.?\Z")
+_NETWORK = re.compile(r"Using (?:internal N|n)etwork (.{1,80}?)\s*\Z")
+_PLUGIN = re.compile(
+    r"(?:NET/Plugin ?: (?:Loaded net plugin|Using) (.{1,80})"
+    r"|Successfully loaded external net(?:work)? plugin (.{1,80}))\Z"
+)
+_TUNER = re.compile(
+    r"(?:TUNER/Plugin: Using (?:tuner plugin )?(.{1,80}?)(?: \(v\d{1,2}\))?|Using tuner plugin: '(.{1,80})'"
+    r"|Successfully loaded external tuner plugin (.{1,80}))\Z"
+)
+
+
+class _Reader:
+    """Takes the lines of one rank's log one by one."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.edges: set[Edge] = set()
+        self.env: dict[str, str] = {}
+        self.rings = 0
+        self.warnings: list[str] = []
+
+    def line(self, line: str) -> None:
+        if "NCCL" not in line:
+            return
+        line = line[:LINE_LIMIT].rstrip()
+        head = _HEAD.search(line)
+        if head is None:
+            bare = _BARE_VERSION.search(line)
+            if bare:
+                self.values["version"] = bare.group(1)
+            return
+        level, text = head.groups()
+        if level == "WARN":
+            self.warnings.append(text[:300])
+        else:
+            self._info(text)
+
+    def _info(self, text: str) -> None:
+        if text.startswith(("Channel ", "Ring ")):
+            self._channel(text)
+        elif text.startswith("CollNet "):
+            found = _COLLNET.match(text)
+            if found:
+                channel, rank, side, via = found.groups()
+                gdr = "/GDRDMA" in via
+                self.edges.add(
+                    Edge(int(rank), -1, int(channel), "COLLNET", "COLLNET/" + via.split("/")[0], side, -1, gdr)
+                )
+        elif text.startswith("NET/IB : Using"):
+            devices = text.partition("; OOB")[0]
+            self.values["hcas"] = tuple(Hca(name, int(port), link) for name, port, link in _HCA.findall(devices))
+        elif text.startswith("NET/Socket : Using"):
+            self.values["sockets"] = tuple(Interface(*pair) for pair in _INTERFACE.findall(text))
+        elif text.startswith(("Bootstrap : Using", "Bootstrap: Using")):
+            found = _INTERFACE.search(text)
+            if found:
+                self.values["bootstrap"] = Interface(*found.groups())
+        elif text.startswith("Trees"):
+            self.values["trees"] = True
+        elif text.startswith(("Connected NVLS tree", "NVLS comm ")):
+            self.values["nvls"] = True
+        else:
+            self._other(text)
+
+    def _other(self, text: str) -> None:
+        bare = _BARE_VERSION.search(text)
+        if bare:
+            self.values["version"] = bare.group(1)
+            return
+        found = _NETWORK.match(text)
+        if found:
+            self.values["network"] = found.group(1)
+            return
+        found = _SET.match(text)
+        if found:
+            self.env[found.group(1)] = found.group(2)
+            return
+        found = _CHANNELS.match(text)
+        if found:
+            coll, collnet, nvls, _ = found.groups()
+            self.values.update(
+                coll_channels=int(coll), collnet_channels=int(collnet or 0), nvls_channels=int(nvls or 0)
+            )
+            return
+        found = _COMPLETE.search(text)
+        if found:
+            self.values.update(init_complete=True, nranks=int(found.group(2)))
+            return
+        found = _PLUGIN.match(text)
+        if found and "internal" not in text:
+            self.values["net_plugin"] = next(filter(None, found.groups()))
+            return
+        found = _TUNER.match(text)
+        if found and "internal" not in text:
+            self.values["tuner"] = next(filter(None, found.groups()))
+
+    def _channel(self, text: str) -> None:
+        found = _CHANNEL.match(text)
+        if found is None:
+            if _RING_ORDER.match(text):
+                self.rings += 1
+            return
+        channel, _, source, target, side, via = found.groups()
+        edge = _edge(int(source), int(target), int(channel), side or "", via)
+        if edge is not None:
+            self.edges.add(edge)
+
+    def done(self) -> RankLog:
+        return RankLog(
+            **self.values,  # type: ignore[arg-type]
+            edges=tuple(sorted(self.edges)),
+            rings=self.rings,
+            env=tuple(sorted(self.env.items())),
+            warnings=tuple(self.warnings[-20:]),
+        )
+
+
+def _edge(source: int, target: int, channel: int, side: str, via: str) -> Edge | None:
+    if via.startswith("P2P/"):
+        name = via.split("/")[1]
+        return Edge(source, target, channel, "P2P", "P2P/" + name)
+    if via == "direct shared memory":
+        return Edge(source, target, channel, "SHM", "SHM/direct")
+    if via.startswith("SHM/"):
+        return Edge(source, target, channel, "SHM", via[:40])
+    net = _NET.match(via)
+    if net is None:
+        return None
+    name, device, proxy, suffixes = net.groups()
+    return Edge(source, target, channel, "NET", "NET/" + name, side, int(device), "/GDRDMA" in suffixes, bool(proxy))
+
+
+def read(text: str) -> RankLog:
+    """Read one rank's output. Lines that are not NCCL's are ignored, whatever they are."""
+    reader = _Reader()
+    for line in text.splitlines():
+        reader.line(line)
+    return reader.done()
+
+
+class NcclPath(msgspec.Struct, frozen=True):
+    """The path of all ranks together. ``incomplete`` says what is not proved, and why; empty: all of it is.
+
+    ``net_edges``, ``gdr_edges`` count network connections and those with GPUDirect RDMA; ``transports`` the connections
+    by transport; ``devices`` the network devices used by host.
+    """
+
+    versions: tuple[str, ...]
+    networks: tuple[str, ...]
+    transports: dict[str, int]
+    net_edges: int
+    gdr_edges: int
+    pxn_edges: int
+    channels: int
+    algorithms: tuple[str, ...]
+    hcas: dict[str, tuple[str, ...]]
+    devices: dict[str, int]
+    interfaces: dict[str, tuple[str, ...]]
+    plugins: tuple[str, ...]
+    env: dict[str, str]
+    incomplete: tuple[str, ...]
+
+    @property
+    def proved(self) -> bool:
+        """Every rank's log was complete, and shows how the rank is connected."""
+        return not self.incomplete
+
+    @property
+    def words(self) -> str:
+        """What was used, for people."""
+        parts = [f"NCCL {' and '.join(self.versions) or 'of unknown version'}"]
+        for name, count in sorted(self.transports.items(), key=lambda item: -item[1]):
+            parts.append(f"{name} ({count} connections)")
+        if self.net_edges:
+            parts.append(f"GPUDirect on {self.gdr_edges} of {self.net_edges} network connections")
+        if self.devices:
+            most = max(self.devices.values())
+            parts.append(f"{most} network device{'s' if most > 1 else ''} per host")
+        if self.algorithms:
+            parts.append("+".join(self.algorithms) + " set up")
+        if self.channels:
+            parts.append(f"{self.channels} channels")
+        return ", ".join(parts)
+
+
+def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int, cut: Iterable[int] = ()) -> NcclPath:
+    """Put the ranks' logs together. ``cut`` are ranks whose log was not kept whole."""
+    edges = {edge for log in logs.values() for edge in log.edges}
+    incomplete = []
+    silent = [rank for rank in range(world) if rank not in logs or not logs[rank].init_complete]
+    if silent:
+        incomplete.append(f"no complete init in the NCCL log of rank {_list(silent)}")
+    cut_ranks = sorted(set(cut))
+    if cut_ranks:
+        incomplete.append(f"the log of rank {_list(cut_ranks)} was cut")
+    ends = {edge.source for edge in edges} | {edge.target for edge in edges}
+    unconnected = [rank for rank in range(world) if rank not in ends] if world > 1 else []
+    if unconnected:
+        incomplete.append(f"no connection of rank {_list(unconnected)} in any log")
+    transports: dict[str, int] = {}
+    for edge in edges:
+        if edge.kind != "NET" or edge.side != "receive":  # both sides of a network connection print a line
+            transports[edge.via] = transports.get(edge.via, 0) + 1
+    sends = [edge for edge in edges if edge.kind == "NET" and edge.side != "receive"]
+    devices: dict[str, set[int]] = {}
+    for edge in edges:
+        if edge.kind == "NET":
+            rank = edge.target if edge.side == "receive" else edge.source
+            devices.setdefault(host_of.get(rank, "?"), set()).add(edge.device)
+    return NcclPath(
+        versions=tuple(sorted({log.version for log in logs.values() if log.version})),
+        networks=tuple(sorted({log.network for log in logs.values() if log.network})),
+        transports=dict(sorted(transports.items())),
+        net_edges=len(sends),
+        gdr_edges=sum(edge.gdr for edge in sends),
+        pxn_edges=sum(edge.pxn for edge in sends),
+        channels=max((log.coll_channels for log in logs.values()), default=0),
+        algorithms=_algorithms(logs),
+        hcas=_by_host(logs, host_of, lambda log: (f"{hca.name}:{hca.port}/{hca.link}" for hca in log.hcas)),
+        devices={host: len(found) for host, found in sorted(devices.items())},
+        interfaces=_by_host(logs, host_of, lambda log: (f"{item.name} {item.address}" for item in log.sockets)),
+        plugins=tuple(sorted({name for log in logs.values() for name in (log.net_plugin, log.tuner) if name})),
+        env={name: value for log in logs.values() for name, value in log.env},
+        incomplete=tuple(incomplete),
+    )
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _algorithms(logs: Mapping[int, RankLog]) -> tuple[str, ...]:
+    found = []
+    if any(log.rings or log.coll_channels for log in logs.values()):
+        found.append("Ring")
+    if any(log.trees for log in logs.values()):
+        found.append("Tree")
+    if any(log.nvls for log in logs.values()):
+        found.append("NVLS")
+    if any(edge.kind == "COLLNET" for log in logs.values() for edge in log.edges):
+        found.append("CollNet")
+    return tuple(found)
+
+
+def _by_host(
+    logs: Mapping[int, RankLog], host_of: Mapping[int, str], values: Callable[[RankLog], Iterable[str]]
+) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = {}
+    for rank, log in logs.items():
+        found.setdefault(host_of.get(rank, "?"), set()).update(values(log))
+    return {host: tuple(sorted(names)) for host, names in sorted(found.items()) if names}

@@ -1,0 +1,180 @@
+"""A finished (or broken off) benchmark as one document: what ``--format json`` prints and ``--save`` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+
+import msgspec
+
+from nccl_doctor import __version__
+from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
+from nccl_doctor.bench.model import BenchPlan, Measurement, Results
+from nccl_doctor.bench.path import Path, find_path, path_findings
+from nccl_doctor.bench.run import Prepared, World
+from nccl_doctor.bench.statistics import Fit, fit
+from nccl_doctor.bench.verdict import Ground, SizeChange, Verdict, changes, verdict_findings, verdicts
+from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.findings.model import Finding
+from nccl_doctor.rules import collectives as rules
+
+SCHEMA = "nccl-doctor/bench/1"
+
+
+class FitOf(msgspec.Struct, frozen=True):
+    """The latency and bandwidth fit of one collective in one mode."""
+
+    collective: str
+    mode: str
+    fit: Fit
+
+
+class RankTail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of a rank that did not finish."""
+
+    rank: int
+    host: str
+    where: str
+    exit: int | None
+    signal: str
+    killed: str
+    output: str
+    stack: str
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The document. Bandwidths GB/s (1e9 bytes), times microseconds unless the name says seconds, sizes bytes."""
+
+    schema: str
+    tool: str
+    created: str
+    seconds: float
+    command: str
+    complete: bool  # every rank finished
+    plan: BenchPlan
+    world: World
+    results: Results
+    path: Path
+    ceiling: Ceiling | None
+    fits: tuple[FitOf, ...]
+    changes: tuple[SizeChange, ...]
+    verdicts: tuple[Verdict, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+    ranks: tuple[RankTail, ...] = ()
+    min_busbw: float = 0.0
+
+
+class BaselineError(ValueError):
+    """A baseline that cannot be read; the message says which file and why."""
+
+
+def read(path: FilePath) -> Outcome:
+    """Read a saved run; raises :class:`BaselineError`."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Outcome)
+    except OSError as error:
+        raise BaselineError(f"{path}: {error.strerror or error}") from error
+    except msgspec.DecodeError as error:
+        raise BaselineError(f"{path}: not a run that bench saved: {error}") from error
+    if found.schema != SCHEMA:
+        raise BaselineError(f"{path}: schema {found.schema!r}, expected {SCHEMA!r}")
+    return found
+
+
+def write(outcome: Outcome, path: FilePath) -> None:
+    """Keep a run; ``OSError`` passes through."""
+    path.write_bytes(encode(outcome))
+
+
+def encode(outcome: Outcome) -> bytes:
+    """JSON with sorted keys; the same outcome gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(outcome, order="sorted"), indent=1) + b"\n"
+
+
+def misfit(now: World, results: Results, plan: BenchPlan, before: Outcome) -> str:
+    """Why two runs cannot be compared, or empty: another world, backend, data type, operation or GPU."""
+    pairs = (
+        ("ranks", now.size, before.world.size),
+        ("hosts", len(now.shares), len(before.world.shares)),
+        ("backend", now.backend, before.world.backend),
+        ("data type", plan.dtype, before.plan.dtype),
+        ("operation", plan.op, before.plan.op),
+        ("GPU", _devices(results), _devices(before.results)),
+    )
+    return "; ".join(f"{what} {mine}, in the baseline {theirs}" for what, mine, theirs in pairs if mine != theirs)
+
+
+def _devices(results: Results) -> str:
+    return ", ".join(sorted({record.device_name or "CPU" for record in results.ranks})) or "unknown"
+
+
+def fits(results: Results) -> tuple[FitOf, ...]:
+    """A fit for every collective and mode that has three sizes or more; medians, so that outliers count little."""
+    found = []
+    for collective, mode in dict.fromkeys((item.collective, item.mode) for item in results.measurements):
+        own = [item for item in results.measurements if (item.collective, item.mode) == (collective, mode)]
+        line = fit([item.size for item in own], [item.spread.median_us for item in own])
+        if line is not None:
+            found.append(FitOf(collective, mode, line))
+    return tuple(found)
+
+
+def conclude(
+    *,
+    plan: BenchPlan,
+    world: World,
+    results: Results,
+    facts: Mapping[str, Collectives],
+    prepared: Mapping[str, Prepared],
+    created: str,
+    seconds: float,
+    command: str = "",
+    min_busbw: float = 0.0,
+    baseline: Outcome | None = None,
+    notes: tuple[str, ...] = (),
+    lost: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Put a run's results together and judge them. Pure."""
+    path = find_path(world, facts)
+    ceiling = find_ceiling(world, path, results, prepared)
+    before: tuple[Measurement, ...] | None = baseline.results.measurements if baseline else None
+    trouble = misfit(world, results, plan, baseline) if baseline else ""
+    ground = Ground(results, world, path, ceiling, prepared, min_busbw, before, trouble)
+    found = verdicts(ground, plan.collectives)
+    hosts = tuple(sorted(share.name for share in world.shares))
+    findings = [
+        *rules.failures(facts, lost or {}),
+        *rules.wrong_results(facts),
+        *rules.slow_hosts(facts),
+        *(path_findings(path, world, prepared) if path.proved else ()),
+        *verdict_findings(found, hosts),
+    ]
+    ranks = rules.ranks_of(facts)
+    return Outcome(
+        schema=SCHEMA,
+        tool=__version__,
+        created=created,
+        seconds=round(seconds, 3),
+        command=command,
+        complete=len(ranks) == world.size and all(rank.end.finished for rank in ranks),
+        plan=plan,
+        world=world,
+        results=results,
+        path=path,
+        ceiling=ceiling,
+        fits=fits(results),
+        changes=changes(results.measurements, before) if before is not None and not trouble else (),
+        verdicts=found,
+        findings=tuple(findings),
+        notes=notes,
+        ranks=tuple(_tail(rank) for rank in ranks if not rank.end.finished),
+        min_busbw=min_busbw,
+    )
+
+
+def _tail(rank: rules.RankOnHost) -> RankTail:
+    end = rank.end
+    return RankTail(
+        end.rank, rank.host, end.where.words, end.exit, end.signal, end.killed, end.output[-20000:], end.stack
+    )

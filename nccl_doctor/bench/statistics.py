@@ -1,0 +1,116 @@
+"""Statistics of iteration times, and the latency + size/bandwidth fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Times of one size over its iterations, in microseconds; ``cv`` is standard deviation over mean."""
+
+    n: int
+    min_us: float
+    median_us: float
+    mean_us: float
+    p95_us: float
+    p99_us: float
+    max_us: float
+    cv: float
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """Linear interpolation between the closest ranks of an ascending sequence; ``fraction`` from 0 to 1."""
+    if not ordered:
+        raise ValueError("no values")
+    place = fraction * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values_us: Sequence[float]) -> Spread:
+    """The spread of a series of times; ``ValueError`` if it is empty."""
+    ordered = sorted(values_us)
+    if not ordered:
+        raise ValueError("no iteration was timed")
+    mean = sum(ordered) / len(ordered)
+    variance = sum((value - mean) ** 2 for value in ordered) / (len(ordered) - 1) if len(ordered) > 1 else 0.0
+    return Spread(
+        n=len(ordered),
+        min_us=ordered[0],
+        median_us=percentile(ordered, 0.5),
+        mean_us=mean,
+        p95_us=percentile(ordered, 0.95),
+        p99_us=percentile(ordered, 0.99),
+        max_us=ordered[-1],
+        cv=math.sqrt(variance) / mean if mean else 0.0,
+    )
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """``time = alpha + size / beta``: latency in microseconds, bandwidth in GB/s (1e9 bytes), and how well it holds.
+
+    ``error`` is the root mean square of the relative deviation; ``half_size`` the bytes at which half of ``beta`` is
+    reached. ``alpha_us`` can come out as 0 where the smallest size is no longer bound by latency.
+    """
+
+    alpha_us: float
+    beta_gbs: float
+    error: float
+    half_size: int
+    points: int
+
+
+def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
+    """Least squares on relative errors (each size counts alike, not only the largest); None below three sizes.
+
+    Minimises sum(((a + b*size) / time - 1)^2) over a >= 0, b > 0.
+    """
+    if len(sizes) < 3 or len(sizes) != len(times_us) or min(times_us) <= 0:
+        return None
+    # With u = 1/t and v = s/t: minimise sum((a*u + b*v - 1)^2), a linear problem of two unknowns.
+    u = [1.0 / time for time in times_us]
+    v = [size / time for size, time in zip(sizes, times_us, strict=True)]
+    uu, vv = sum(x * x for x in u), sum(x * x for x in v)
+    uv, u1, v1 = sum(x * y for x, y in zip(u, v, strict=True)), sum(u), sum(v)
+    determinant = uu * vv - uv * uv
+    if determinant <= 0 or vv == 0:
+        return None
+    a, b = (u1 * vv - v1 * uv) / determinant, (v1 * uu - u1 * uv) / determinant
+    if a < 0:
+        a, b = 0.0, v1 / vv
+    if b <= 0:
+        return None  # time does not grow with size: nothing to fit
+    squares = [(a * x + b * y - 1.0) ** 2 for x, y in zip(u, v, strict=True)]
+    error = math.sqrt(sum(squares) / len(squares))
+    return Fit(alpha_us=a, beta_gbs=1.0 / b / 1e3, error=error, half_size=round(a / b), points=len(sizes))
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A change against a baseline: ``change`` is the relative difference of bandwidth (-0.12: 12 % slower),
+    ``margin`` its uncertainty (95 %), ``decided`` whether the change is larger than the noise allows to doubt."""
+
+    change: float
+    margin: float
+    decided: bool
+    noise: float  # the larger coefficient of variation of the two runs
+
+
+NOISY = 0.25  # above this coefficient of variation, and with few iterations, nothing is decided
+
+
+def compare(now: Spread, before: Spread) -> Comparison:
+    """Compare medians of two runs of one size.
+
+    The margin is that of the medians (1.2533 standard errors of the mean each, times 1.96), and never less than 2 %:
+    two runs of the same machine differ by that without any cause.
+    """
+    change = before.median_us / now.median_us - 1.0
+    errors = [1.2533 * item.cv / math.sqrt(item.n) for item in (now, before)]
+    margin = max(0.02, 1.96 * math.sqrt(sum(error * error for error in errors)) * (1.0 + change))
+    noise = max(now.cv, before.cv)
+    enough = min(now.n, before.n) >= 5
+    return Comparison(change, margin, enough and (noise < NOISY or abs(change) > 3 * margin), noise)

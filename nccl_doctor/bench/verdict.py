@@ -1,0 +1,233 @@
+"""Good, slow, or cannot judge: one answer per collective, against what, and how sure.
+
+Order of authority: wrong results, the user's ``--min-busbw``, the user's baseline, the table of published numbers.
+Never "good" without a proved path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from nccl_doctor.bench import expected
+from nccl_doctor.bench.ceiling import Ceiling
+from nccl_doctor.bench.collectives import COLLECTIVES
+from nccl_doctor.bench.model import Measurement, Results
+from nccl_doctor.bench.path import Path
+from nccl_doctor.bench.run import Prepared, World
+from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.statistics import Comparison, compare
+from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+
+Kind = Literal["good", "slow", "cannot-judge", "wrong"]
+
+ENOUGH = 0.90  # of the lowest number that others measured on such machines
+SLOWER = 0.05  # relative change against a baseline below which nobody should be woken
+NOISY_CV = 0.25
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The verdict on one collective. ``against`` says what it was compared with, ``text`` is the whole sentence."""
+
+    collective: str
+    kind: Kind
+    text: str
+    against: str = ""
+    peak_gbs: float = 0.0
+    size: int = 0
+
+
+class SizeChange(msgspec.Struct, frozen=True):
+    """One size against the baseline."""
+
+    collective: str
+    mode: str
+    size: int
+    now_gbs: float
+    before_gbs: float
+    comparison: Comparison
+
+    @property
+    def words(self) -> str:
+        """``slower by 12 % +- 3 %`` or ``cannot tell: cv 30 %``."""
+        return change_words(self.comparison)
+
+
+def change_words(comparison: Comparison) -> str:
+    """A comparison in words; never a bare number where the noise does not allow one."""
+    percent, margin = abs(comparison.change) * 100, comparison.margin * 100
+    if not comparison.decided:
+        return f"cannot tell: cv {comparison.noise * 100:.0f} %"
+    if abs(comparison.change) <= comparison.margin:
+        return f"same (within {margin:.0f} %)"
+    return f"{'slower' if comparison.change < 0 else 'faster'} by {percent:.0f} % +- {margin:.0f} %"
+
+
+def peak(measurements: Iterable[Measurement]) -> Measurement | None:
+    """The measurement that is judged: the largest size, in the way that torch does natively."""
+    found = list(measurements)
+    if not found:
+        return None
+    largest = max(item.size for item in found)
+    return next(item for item in found if item.size == largest)
+
+
+def changes(now: Iterable[Measurement], before: Iterable[Measurement]) -> tuple[SizeChange, ...]:
+    """All sizes that both runs have."""
+    old = {(item.collective, item.mode, item.size): item for item in before}
+    found = []
+    for item in now:
+        past = old.get((item.collective, item.mode, item.size))
+        if past is not None:
+            comparison = compare(item.spread, past.spread)
+            found.append(SizeChange(item.collective, item.mode, item.size, item.busbw_gbs, past.busbw_gbs, comparison))
+    return tuple(found)
+
+
+class Ground(msgspec.Struct, frozen=True):
+    """Everything a verdict is made from."""
+
+    results: Results
+    world: World
+    path: Path
+    ceiling: Ceiling | None
+    prepared: Mapping[str, Prepared]
+    min_busbw: float = 0.0
+    baseline: tuple[Measurement, ...] | None = None
+    baseline_trouble: str = ""  # why the baseline is of another kind of run
+
+
+def verdicts(ground: Ground, collectives: Iterable[str]) -> tuple[Verdict, ...]:
+    """One verdict per collective, in order."""
+    return tuple(_one(ground, name) for name in collectives if name in COLLECTIVES)
+
+
+def _one(ground: Ground, name: str) -> Verdict:
+    own = [item for item in ground.results.measurements if item.collective == name]
+    best = peak(own)
+    if best is None:
+        return Verdict(name, "cannot-judge", f"{name}: nothing was measured")
+    wrong = sum(item.wrong or 0 for item in own)
+    if wrong:
+        return Verdict(name, "wrong", f"{wrong} wrong elements: the numbers mean nothing", size=best.size)
+    said = f"{rate(best.busbw_gbs)} at {format_size(best.size)}"
+
+    def verdict(kind: Kind, text: str, against: str = "") -> Verdict:
+        return Verdict(name, kind, text, against, best.busbw_gbs, best.size)
+
+    if ground.world.size < 2:
+        return verdict("cannot-judge", f"{said}; one rank alone communicates with nobody")
+    share = f", {best.busbw_gbs / ground.ceiling.gbs * 100:.0f} % of {ground.ceiling.words}" if ground.ceiling else ""
+    if ground.min_busbw and best.busbw_gbs < ground.min_busbw:
+        return verdict("slow", f"{said}, and --min-busbw asks for {rate(ground.min_busbw)}{share}", "--min-busbw")
+    if not ground.path.proved:
+        return verdict("cannot-judge", f"{said}; the path is not proved: {'; '.join(ground.path.unproved)}")
+    if ground.baseline is not None:
+        return _by_baseline(ground, name, own, said, share, verdict)
+    if ground.min_busbw:
+        return verdict("good", f"{said}, at least the {rate(ground.min_busbw)} asked for{share}", "--min-busbw")
+    return _by_table(ground, best, said, share, verdict)
+
+
+def _by_baseline(
+    ground: Ground, name: str, own: list[Measurement], said: str, share: str, verdict: Callable[..., Verdict]
+) -> Verdict:
+    if ground.baseline_trouble:
+        return verdict("cannot-judge", f"{said}{share}; the baseline does not fit: {ground.baseline_trouble}")
+    found = changes(own, ground.baseline or ())
+    if not found:
+        return verdict("cannot-judge", f"{said}{share}; the baseline has none of these sizes of {name}")
+    largest = max(found, key=lambda item: item.size)
+    slower = [item for item in found if _is_slower(item.comparison)]
+    undecided = [item for item in found if not item.comparison.decided]
+    at = f"{largest.words} at {format_size(largest.size)}"
+    if slower:
+        worst = min(slower, key=lambda item: item.comparison.change)
+        text = f"{said}, {worst.words} than the baseline at {format_size(worst.size)}"
+        return verdict("slow", f"{text} ({len(slower)} of {len(found)} sizes slower){share}", "baseline")
+    if len(undecided) * 2 > len(found) or not largest.comparison.decided:
+        return verdict("cannot-judge", f"{said}; against the baseline: {at}", "baseline")
+    return verdict("good", f"{said}; against the baseline: {at}{share}", "baseline")
+
+
+def _is_slower(comparison: Comparison) -> bool:
+    return comparison.decided and comparison.change < -max(SLOWER, comparison.margin)
+
+
+def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict: Callable[..., Verdict]) -> Verdict:
+    fabric = fabric_of(ground.world, ground.path)
+    names = {record.device_name for record in ground.results.ranks if record.device_name}
+    per_host = {item.ranks for item in ground.world.shares}
+    if ground.world.backend != "nccl":
+        return verdict(
+            "cannot-judge",
+            f"{said}{share}; nobody publishes numbers for gloo on such hosts; keep this run with --save and compare "
+            "the next one with --baseline, or give --min-busbw",
+        )
+    found: tuple[expected.Expected, ...] = ()
+    if len(names) == 1 and len(per_host) == 1 and fabric:
+        hosts = len(ground.world.shares)
+        found = expected.find(next(iter(names)), fabric, hosts, next(iter(per_host)), best.collective, best.size)
+    if not found:
+        kind = f"{len(ground.world.shares)} host(s) x {'/'.join(map(str, sorted(per_host)))} {', '.join(sorted(names))}"
+        kind += f" over {fabric}" if fabric else ""
+        return verdict(
+            "cannot-judge",
+            f"{said}{share}; no published number for {best.collective} on {kind} at this size: "
+            "use --baseline or --min-busbw",
+        )
+    low, high = min(item.value for item in found), max(item.value for item in found)
+    range_ = f"{low:g}" if low == high else f"{low:g}-{high:g}"
+    sources = f"{len({item.source for item in found})} source(s): {'; '.join(sorted({item.source for item in found}))}"
+    against = f"expected {range_} GB/s ({sources})"
+    if best.spread.cv > NOISY_CV:
+        return verdict("cannot-judge", f"{said}; cannot tell: cv {best.spread.cv * 100:.0f} %; {against}", "table")
+    if best.busbw_gbs >= ENOUGH * low:
+        return verdict("good", f"{said}{share}; {against}", "table")
+    below = (1 - best.busbw_gbs / low) * 100
+    return verdict("slow", f"{said}, {below:.0f} % below what others measured{share}; {against}", "table")
+
+
+def fabric_of(world: World, path: Path) -> str:
+    """The fabric class of the expectation table, from the proved path; empty if it is none of the table's."""
+    if path.nccl is None:
+        return ""
+    names = path.nccl.transports
+    if len(world.shares) == 1:
+        return "nvlink" if names and all(name.startswith("P2P") for name in names) else ""
+    if any(name == "P2P/MNNVL" for name in names):
+        return "mnnvl"
+    nets = [name for name in names if name.startswith("NET/")]
+    if nets == ["NET/IB"]:
+        links = {hca.rsplit("/", 1)[-1] for hcas in path.nccl.hcas.values() for hca in hcas}
+        return {"IB": "ib", "RoCE": "roce"}.get(next(iter(links), ""), "") if len(links) == 1 else ""
+    if len(nets) == 1 and "Libfabric" in nets[0]:
+        return "efa"
+    if len(nets) == 1 and "FasTrak" in nets[0]:
+        return "tcpxo"
+    return ""
+
+
+def rate(gbs: float) -> str:
+    """A bandwidth with three digits and its unit."""
+    if gbs >= 0.0995:
+        return f"{gbs:.3g} GB/s" if gbs < 999.5 else f"{gbs:.0f} GB/s"
+    return f"{gbs * 1e3:.3g} MB/s"
+
+
+def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[Finding, ...]:
+    """Slow collectives as findings."""
+    return tuple(
+        finding(
+            "bench.slow",
+            Severity.WARN,
+            f"{item.collective} is slow: {item.text}",
+            Evidence(item.text, source="measurement"),
+            hosts=hosts,
+            confidence=0.9,
+        )
+        for item in found
+        if item.kind == "slow"
+    )

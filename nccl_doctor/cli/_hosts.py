@@ -1,0 +1,127 @@
+"""Options that every command with hosts shares, and what they become."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
+    from nccl_doctor.inventory import Inventory
+    from nccl_doctor.rules.gate import Gate
+    from nccl_doctor.rules.judge import Report
+    from nccl_doctor.rules.policy import Policy
+    from nccl_doctor.rules.thresholds import Overrides
+    from nccl_doctor.transport.base import ConnectOptions
+
+HostsFile = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="FILE", help="Hostfile in any usual format, or - for standard input."),
+]
+HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
+Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
+Transport = Annotated[
+    str,
+    typer.Option(
+        metavar="ssh|local|command=TEMPLATE",
+        help="How to reach hosts. A template is a command with {host}, such as command='kubectl exec -i {host} --'.",
+    ),
+]
+Python = Annotated[
+    str, typer.Option(metavar="PATH", help="Python on the hosts: the training job's own, as that is what is examined.")
+]
+EnvSetup = Annotated[
+    str, typer.Option(metavar="COMMAND", help="Shell command before it, such as 'source /opt/train/bin/activate'.")
+]
+ConnectTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Limit for connecting to one host.")]
+FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
+
+
+def stop(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
+    """End with a message on stderr."""
+    typer.echo(f"nccl-doctor: {message}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def bad_input_stops() -> Iterator[None]:
+    """Turn the typed errors of bad input into a usage error."""
+    from nccl_doctor.facts.bundle import BundleError
+    from nccl_doctor.inventory import InventoryError
+
+    try:
+        yield
+    except (InventoryError, BundleError) as error:
+        stop(str(error))
+
+
+def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -> Inventory:
+    """The inventory these options name; notices go to stderr."""
+    from nccl_doctor import inventory
+
+    with bad_input_stops():
+        found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
+    for notice in found.notices:
+        typer.echo(f"nccl-doctor: {notice}", err=True)
+    return found
+
+
+def is_this_machine(hosts_file: str | None, host_list: str | None, slurm: bool) -> bool:
+    """Whether no hosts were named: then this machine is examined, without ssh."""
+    return hosts_file is None and host_list is None and not slurm
+
+
+def connect_options(
+    transport: str, python: str, env_setup: str, connect_timeout: float, fan_out: int, local: bool
+) -> ConnectOptions:
+    """What the transport room needs to know; without hosts it is this machine, reached without ssh."""
+    from nccl_doctor.transport.base import ConnectOptions
+
+    if transport not in ("ssh", "local") and not transport.startswith("command="):
+        stop(f"--transport {transport!r}: expected ssh, local or command=TEMPLATE (with {{host}} in it)")
+    return ConnectOptions(
+        transport="local" if local else transport,
+        python=python,
+        env_setup=env_setup,
+        connect_s=connect_timeout,
+        fan_out=fan_out,
+    )
+
+
+def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
+    """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
+    from nccl_doctor.rules import thresholds
+
+    try:
+        if file is not None:
+            return thresholds.load(file)
+        return thresholds.with_values(values, "policy file") if values else None
+    except (thresholds.ThresholdError, OSError) as error:
+        stop(str(error))
+
+
+def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:
+    """The report of a bundle under a site's policy, today."""
+    from nccl_doctor.rules.judge import judge
+    from nccl_doctor.rules.policy import apply
+
+    return apply(judge(bundle, rows), policy, datetime.date.today())
+
+
+def step_summary(report: Report, gate: Gate) -> None:
+    """Inside a GitHub job, append the summary to the file that the runner names."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if path and os.environ.get("GITHUB_ACTIONS") == "true":
+        from nccl_doctor.report.formats.github import summary
+
+        with contextlib.suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(summary(report, gate))

@@ -1,0 +1,142 @@
+"""Running the job after a go: environment shown and exported, output passed through and kept, explained if it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from nccl_doctor.findings.model import EnvAdvice
+    from nccl_doctor.inventory import Inventory
+    from nccl_doctor.rules.gate import Gate
+
+KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+
+
+def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventory, gate: Gate) -> int:
+    """Run the command; its exit status (128 + signal where it was killed by one), or 127 where it cannot be run.
+
+    The job finds the chosen hosts in NCCL_DOCTOR_HOSTS (comma list), NCCL_DOCTOR_HOSTFILE (the input's own format) and
+    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them.
+    """
+    from nccl_doctor.inventory import render
+
+    with tempfile.TemporaryDirectory(prefix="nccl-doctor-") as directory:
+        hostfile = Path(directory) / "hostfile"
+        chosen = [entry for entry in inventory.entries if entry.name in gate.chosen]
+        hostfile.write_text(render(chosen, inventory.format), encoding="utf-8")
+        words = {"hosts": ",".join(gate.chosen), "hostfile": str(hostfile), "nnodes": str(len(gate.chosen))}
+        environment = dict(os.environ)
+        for name, value in words.items():
+            environment[f"NCCL_DOCTOR_{name.upper()}"] = value
+        for item in advice.values():
+            if item.unset:
+                environment.pop(item.name, None)
+            else:
+                environment[item.name] = item.value
+            told = f"unset {item.name}" if item.unset else f"export {item.name}={shlex.quote(item.value)}"
+            typer.echo(f"nccl-doctor: {told}   # {item.reason}", err=True)
+        argv = [_filled(word, words) for word in command]
+        typer.echo(f"nccl-doctor: go: {shlex.join(argv)}", err=True)
+        kept = _Kept(Path(directory))
+        status = _pass_through(argv, environment, kept)
+        if status not in (0, 127, 130):
+            _explain(kept)
+        return status
+
+
+class _Kept:
+    """The end of the job's output, in two files of half the size: when one is full, the older one goes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.older, self.newer = directory / "output.1.log", directory / "output.2.log"
+        self._stream: IO[bytes] = self.newer.open("wb")
+        self._lock = threading.Lock()
+
+    def write(self, block: bytes) -> None:
+        """Append; a full disk loses the copy, never the job's own output."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._stream.tell() > KEPT_BYTES // 2:
+                self._stream.close()
+                self.newer.replace(self.older)
+                self._stream = self.newer.open("wb")
+            self._stream.write(block)
+
+    def files(self) -> list[str]:
+        """The files that hold something, older first."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+        return [str(path) for path in (self.older, self.newer) if path.exists() and path.stat().st_size]
+
+
+def _filled(word: str, words: dict[str, str]) -> str:
+    for name, value in words.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> int:
+    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job."""
+    try:
+        child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
+        return 127
+    passed_on = (signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, lambda got, _: child.send_signal(got)) for number in passed_on}
+    try:
+        assert child.stdout is not None and child.stderr is not None
+        copies = [
+            threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
+            for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+        ]
+        for copy in copies:
+            copy.start()
+        while True:
+            try:
+                status = child.wait()
+                break
+            except KeyboardInterrupt:
+                continue  # the job got it as well, and ends in its own way
+        for copy in copies:
+            copy.join(5.0)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return 128 - status if status < 0 else status
+
+
+def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
+    for block in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
+        kept.write(block)
+        with contextlib.suppress(OSError):  # our own reader went away: the job and its log go on
+            sink.write(block)
+            sink.flush()
+
+
+def _explain(kept: _Kept) -> None:
+    from rich.console import Console
+
+    from nccl_doctor.explain.files import explain_paths
+    from nccl_doctor.report.explanation import print_explanation
+
+    files = kept.files()
+    if not files:
+        typer.echo("nccl-doctor: the job failed and printed nothing: there is nothing to explain", err=True)
+        return
+    typer.echo("nccl-doctor: the job failed; its output says:", err=True)
+    started = time.monotonic()
+    found = explain_paths(files, None)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    print_explanation(found, console, time.monotonic() - started)

@@ -1,0 +1,266 @@
+"""``nccl-doctor bench``: collective benchmarks with a proved path and a verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.bench.model import BenchPlan
+    from nccl_doctor.bench.outcome import Outcome
+
+FORMATS = ("table", "json", "csv", "nccl-tests")
+
+
+@app.command()
+def bench(
+    collective: Annotated[
+        str,
+        typer.Argument(
+            help="allreduce, allgather, reducescatter, broadcast, reduce, alltoall, sendrecv, gather, scatter, all, "
+            "or gemm (compute speed); several with commas."
+        ),
+    ],
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    sizes: Annotated[
+        str,
+        typer.Option(metavar="A:B[:xN|:+N]", help="Sizes in bytes; K, M, G, T are 1024-based; doubling by default."),
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
+    ] = "float32",
+    op: Annotated[str, typer.Option(help="Reduction: sum, prod, min, max, avg.")] = "sum",
+    backend: Annotated[
+        str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
+    ] = "auto",
+    gpus_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host with nccl [default: all GPUs].")] = 0,
+    ranks_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host with gloo [default: 1, locally 2].")] = 0,
+    iters: Annotated[int, typer.Option(min=0, max=1000000, help="Timed calls per size [default: by the budget].")] = 0,
+    warmup: Annotated[int, typer.Option(min=1, max=10000, help="Calls before timing.")] = 3,
+    time_budget: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Time to aim at for all sizes.")
+    ] = 30.0,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Compare results with the right answer.")] = True,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Measure in place.")] = False,
+    out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Measure out of place.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Measure both ways.")] = False,
+    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay the call from a CUDA graph.")] = False,
+    gemm_edge: Annotated[
+        int,
+        typer.Option(min=0, max=65536, help="gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU]."),
+    ] = 0,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the ranks (repeat).")
+    ] = None,
+    same_gpu: Annotated[
+        bool, typer.Option("--test-same-gpu", hidden=True, help="Test device: several ranks on one GPU (NCCL_HOSTID).")
+    ] = False,
+    allow_busy: Annotated[
+        bool, typer.Option("--allow-busy", help="Measure although other processes use the GPUs.")
+    ] = False,
+    master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
+    master_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the store [default: a free one].")] = 0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    format: Annotated[
+        str, typer.Option(metavar="table|json|csv|nccl-tests", help="What standard output gets.")
+    ] = "table",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep this run, as a baseline for later ones.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare with a saved run.")] = None,
+    min_busbw: Annotated[float, typer.Option(metavar="GB/S", min=0.0, help="Less at the largest size is slow.")] = 0.0,
+    fail_on: Annotated[
+        str, typer.Option(metavar="slow|never", help="slow: exit 11 if slow, 4 if it cannot be judged.")
+    ] = "never",
+) -> None:
+    """Measure collectives over torch.distributed, prove which path the data took, and judge the result.
+
+    Without hosts, this machine. Inside torchrun, srun or mpirun, the ranks that these started. Wrong answers and
+    failures give exit code 11, whatever --fail-on says.
+    """
+    from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
+    from nccl_doctor.bench.model import DTYPES, OPS, BenchPlan
+    from nccl_doctor.bench.sizes import SizeError, parse_sizes
+
+    for value, known, name in (
+        (format, FORMATS, "--format"), (dtype, DTYPES, "--dtype"), (op, OPS, "--op"),
+        (backend, ("auto", "nccl", "gloo"), "--backend"), (fail_on, ("slow", "never"), "--fail-on"),
+    ):  # fmt: skip
+        if value not in known:
+            _hosts.stop(f"{name} {value!r}: expected one of {', '.join(known)}")
+    if plot is not None and plot.suffix.lower() not in (".svg", ".html"):
+        _hosts.stop(f"--plot {plot}: the name must end in .svg or .html")
+    try:
+        names = parse_collectives(collective)
+        wanted = parse_sizes(sizes or "1K:64M:x4")
+    except (UnknownCollective, SizeError) as error:
+        _hosts.stop(str(error))
+    modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
+    if format == "nccl-tests" and not modes:
+        modes = ("out", "in")  # scripts expect both blocks
+    per_host = gpus_per_host or ranks_per_host
+    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    plan = BenchPlan(
+        collectives=names,
+        sizes=wanted if names != (GEMM,) else (),
+        dtype=dtype,
+        op=op,
+        backend=backend,
+        modes=modes,
+        ranks_per_host=per_host,
+        warmup=warmup,
+        iters=iters,
+        budget_s=time_budget,
+        limit_s=timeout,
+        check=check,
+        cuda_graph=cuda_graph,
+        gemm=(gemm_edge or -1) if GEMM in names else 0,
+        python=python,
+        env=_environment(env or []),
+        env_per_rank={"NCCL_HOSTID": "rank{rank}"} if same_gpu else {},
+        master_port=master_port,
+        same_gpu=same_gpu,
+        links=8 << 20 if names != (GEMM,) else 0,
+    )
+    before = _baseline(baseline)
+    from nccl_doctor.bench import in_job
+
+    identity = in_job.identity_or_stop(_hosts.stop)
+    if identity is not None:
+        if not local:
+            _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
+        outcome = in_job.run(identity, plan, min_busbw, before, _command())
+        if outcome is None:  # not rank 0
+            raise typer.Exit(ExitCode.HEALTHY)
+    else:
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+        outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, before)
+    _tell(outcome, format, save, plot, before, fail_on)
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    import re
+
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
+            _hosts.stop(f"--env {pair!r}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _baseline(path: Path | None) -> Outcome | None:
+    if path is None:
+        return None
+    from nccl_doctor.bench.outcome import BaselineError, read
+
+    try:
+        return read(path)
+    except BaselineError as error:
+        _hosts.stop(f"--baseline {error}")
+
+
+def _command() -> str:
+    return " ".join(["nccl-doctor", *sys.argv[1:]])
+
+
+def _over_sessions(
+    entries: object, connect: object, plan: BenchPlan, master: str, local: bool, allow_busy: bool,
+    min_busbw: float, before: Outcome | None,
+) -> Outcome:  # fmt: skip
+    from rich.console import Console
+
+    from nccl_doctor.bench.fleet import Refused, run_fleet
+    from nccl_doctor.report.bench_progress import BenchProgress
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    try:
+        return run_fleet(
+            entries,  # type: ignore[arg-type]
+            connect,  # type: ignore[arg-type]
+            plan,
+            master=master,
+            local=local,
+            allow_busy=allow_busy,
+            min_busbw=min_busbw,
+            baseline=before,
+            command=_command(),
+            progress=lambda world, collector, total: BenchProgress(console, world, collector, total),
+            notice=lambda text: console.print(text),
+        )
+    except Refused as refusal:
+        _hosts.stop(str(refusal), refusal.code)
+
+
+def _tell(
+    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str
+) -> None:
+    from nccl_doctor.bench.outcome import encode, write
+
+    code = exit_code(outcome, fail_on)
+    saved = ""
+    trouble = False
+    if save is not None:
+        try:
+            write(outcome, save)
+            saved = str(save)
+        except OSError as error:  # the result is still told
+            typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
+            trouble = True
+    if plot is not None:
+        from nccl_doctor.report.bench_plot import write_plot
+
+        try:
+            write_plot(plot, [("this run", outcome)] + ([("baseline", before)] if before else []))
+        except OSError as error:
+            typer.echo(f"nccl-doctor: --plot {plot}: {error.strerror or error}", err=True)
+            trouble = True
+    if trouble and code is ExitCode.HEALTHY:
+        code = ExitCode.INTERNAL_ERROR
+    if format == "json":
+        sys.stdout.buffer.write(encode(outcome))
+    elif format == "table":
+        from rich.console import Console
+
+        from nccl_doctor.report.bench_console import render
+
+        render(outcome, Console(highlight=False, markup=False, emoji=False), saved=saved, exit_code=code)
+    else:
+        from nccl_doctor.report import bench_formats
+
+        sys.stdout.write(bench_formats.csv_text(outcome) if format == "csv" else bench_formats.nccl_tests(outcome))
+    sys.stdout.flush()
+    raise typer.Exit(code)
+
+
+def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
+    """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it."""
+    if any(note.startswith("interrupted") for note in outcome.notes):
+        return ExitCode.INTERRUPTED
+    if not outcome.complete or any(item.kind == "wrong" for item in outcome.verdicts):
+        return ExitCode.FINDINGS
+    if any(item.severity.value == "fail" for item in outcome.findings):
+        return ExitCode.FINDINGS
+    if fail_on == "slow" and any(item.kind == "slow" for item in outcome.verdicts):
+        return ExitCode.FINDINGS
+    if fail_on == "slow" and any(item.kind == "cannot-judge" for item in outcome.verdicts):
+        return ExitCode.INCOMPLETE
+    return ExitCode.HEALTHY

@@ -1,0 +1,144 @@
+"""``nccl-doctor check``: examine hosts stage by stage, and name what would break a job on them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
+    from nccl_doctor.rules.judge import Report
+    from nccl_doctor.rules.thresholds import Overrides
+
+FORMATS = ("console", "json")
+
+
+@app.command()
+def check(
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage (repeat for several).")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave this stage out (repeat for several).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
+    mesh: Annotated[
+        str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
+    ] = "sparse",
+    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    nccl_version: Annotated[
+        str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
+    ] = "",
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
+    format: Annotated[
+        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
+    ] = "console",
+    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
+    ] = False,
+) -> None:
+    """Check hosts: ssh, names, ports, interfaces, limits, software, GPUs, topology, InfiniBand, collectives.
+
+    Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
+    """
+    if format not in FORMATS:
+        _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    rows = _hosts.load_thresholds(thresholds)
+    if mesh not in ("sparse", "full"):
+        _hosts.stop(f"--mesh {mesh!r}: expected sparse or full")
+    if from_ is not None:
+        if hosts or host_list or slurm:
+            _hosts.stop("--from judges a saved bundle: it takes no hosts")
+        from nccl_doctor.facts import bundle as bundles
+
+        with _hosts.bad_input_stops():
+            bundle = bundles.read(from_)
+    else:
+        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.facts.model import Plan
+
+        local = _hosts.is_this_machine(hosts, host_list, slurm)
+        stages = _stages(stage or [], skip or [], quick)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        found = _hosts.load_inventory(hosts, host_list, slurm)
+        names = [entry.name for entry in found.entries]
+        if master and master not in names:
+            _hosts.stop(
+                f"--master {master}: not among the hosts ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"
+            )
+        plan = Plan(
+            stages=stages,
+            master=master or (names[0] if names else ""),
+            master_port=master_port,
+            mesh=mesh,
+            quick=quick,
+            nccl_version=nccl_version,
+        )
+        bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline))
+    _tell(bundle, rows, format, save, strict, verbose)
+
+
+def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:
+    from nccl_doctor.rules.engine import STAGES
+
+    for name in [*only, *without]:
+        if name not in STAGES:
+            _hosts.stop(f"no stage {name!r}; the stages are: {', '.join(STAGES)}")
+    left_out = {*without, *(("collectives",) if quick and "collectives" not in only else ())}
+    stages = tuple(name for name in STAGES if (not only or name in only) and name not in left_out)
+    if not stages:
+        _hosts.stop("--stage and --skip leave no stage to run")
+    return stages
+
+
+def _collect(entries: tuple[object, ...], options: object) -> Bundle:
+    from rich.console import Console
+
+    from nccl_doctor.collect.check import collect
+    from nccl_doctor.report.progress import ConsoleProgress
+
+    with ConsoleProgress(Console(stderr=True)) as progress:
+        return collect(entries, options, progress)  # type: ignore[arg-type]
+
+
+def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None, strict: bool, verbose: bool) -> None:
+    from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.rules.judge import judge, to_json
+
+    saved = ""
+    if save is not None:
+        try:
+            bundles.write(bundle, save)
+            saved = str(save)
+        except OSError as error:  # the result is still told
+            typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
+    report: Report = judge(bundle, rows)
+    code = report.exit_code(strict=strict)
+    if save is not None and not saved and code is ExitCode.HEALTHY:
+        code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
+    if format == "json":
+        sys.stdout.buffer.write(to_json(report) + b"\n")
+    else:
+        from rich.console import Console
+
+        from nccl_doctor.report.console import render
+
+        render(
+            report, Console(highlight=False, markup=False, emoji=False), verbose=verbose, saved=saved, exit_code=code
+        )
+    raise typer.Exit(code)

@@ -1,0 +1,309 @@
+"""``nccl-doctor preflight``: go or no-go before a training job, within a time budget."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle, Plan
+    from nccl_doctor.inventory import Inventory
+    from nccl_doctor.rules.gate import Gate
+    from nccl_doctor.rules.judge import Report
+    from nccl_doctor.rules.policy import Policy
+    from nccl_doctor.rules.thresholds import Overrides
+
+# Profile -> stages left out, and how the rest is run.
+PROFILES = ("quick", "standard", "full")
+# The files a run leaves behind, and how they are written.
+EXCLUDE = "exclude"
+
+
+@app.command(context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False})
+def preflight(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND ...]", help="Run this, only on go, and pass on its exit code."),
+    ] = None,
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for all of it, such as 90s or 3m. [default: 120s]")
+    ] = "",
+    profile: Annotated[
+        str, typer.Option(metavar="|".join(PROFILES), help="How much is measured. [default: standard]")
+    ] = "",
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIST", help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,same=torch,nccl,driver."
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Policy file [default: nccl-doctor.toml or pyproject.toml here]."),
+    ] = None,
+    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
+    min_hosts: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Go with N good hosts [default: all].")
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Choose exactly --min-hosts, keep N spares.")
+    ] = None,
+    good_hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the chosen hosts here, in the input's own format.")
+    ] = None,
+    bad_hosts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every other host here, as a node set (for Slurm --exclude)."),
+    ] = None,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMAT=FILE", help="Also write a report: junit=out.xml, json=out.json, ... (repeatable)."
+        ),
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="What is printed: console, or a report format.")
+    ] = "console",
+    no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
+    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence.")] = False,
+) -> None:
+    """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
+
+    What does not fit the budget is left out and counts as unknown; unknown is never healthy.
+    """
+    rules = _policy(policy)
+    outputs = _outputs(report or [], format)
+    _writable([path for path in (good_hosts, bad_hosts, save, *outputs.values()) if path is not None])
+    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    if from_ is not None and not local:
+        _hosts.stop("--from decides from a saved bundle: it takes no hosts")
+    rows = _hosts.load_thresholds(thresholds, rules.thresholds)
+    needs = _requirements(require or [], rules)
+    if from_ is not None:
+        from nccl_doctor.facts import bundle as bundles
+
+        with _hosts.bad_input_stops():
+            bundle = bundles.read(from_)
+        bundle = _with_requirements(bundle, needs)
+        inventory = _inventory_of(bundle)
+    else:
+        inventory = _hosts.load_inventory(hosts, host_list, slurm)
+        plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
+    gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
+    _write_bundle(bundle, save)
+    _write_hosts(inventory, gate, good_hosts, bad_hosts)
+    _write_reports(outputs, judged, gate)
+    _hosts.step_summary(judged, gate)
+    _print(format, judged, gate, verbose, str(save or ""))
+    if not gate.go:
+        raise typer.Exit(_no_go(judged, gate))
+    if command:
+        raise typer.Exit(_run(command, judged, inventory, gate, no_env))
+    raise typer.Exit(ExitCode.HEALTHY)
+
+
+def _policy(path: Path | None) -> Policy:
+    from nccl_doctor.rules import policy as policies
+
+    found = path or policies.find(Path.cwd())
+    if found is None:
+        return policies.Policy()
+    try:
+        return policies.load(found)
+    except policies.PolicyError as error:
+        _hosts.stop(str(error))
+
+
+def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
+    from nccl_doctor.report import formats
+
+    outputs: dict[str, Path] = {}
+    for text in wanted:
+        name, equals, path = text.partition("=")
+        if not equals or not path or name not in formats.names():
+            _hosts.stop(f"--report {text!r}: expected FORMAT=FILE with one of {', '.join(formats.names())}")
+        outputs[name] = Path(path)
+    if format not in ("console", *formats.names()):
+        _hosts.stop(f"--format {format!r}: expected one of console, {', '.join(formats.names())}")
+    return outputs
+
+
+def _writable(paths: list[Path]) -> None:
+    """Say at the start what cannot be written at the end; the run goes on, its result is printed all the same."""
+    for path in paths:
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK) or path.is_dir():
+            why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
+            typer.echo(f"nccl-doctor: {path}: cannot be written ({place} {why})", err=True)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 86400:
+        _hosts.stop(f"--budget {text!r}: expected a time such as 90s, 3m or 1h")
+    return seconds
+
+
+def _requirements(options: list[str], rules: Policy) -> tuple[str, ...]:
+    from nccl_doctor.rules import requirements
+
+    found = [part for text in options or list(rules.require) for part in requirements.split(text)]
+    try:
+        for part in found:
+            requirements.parse(part)
+    except requirements.RequirementError as error:
+        _hosts.stop(str(error))
+    return tuple(found)
+
+
+def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: str, master_port: int) -> Plan:
+    from nccl_doctor.facts.model import Plan
+    from nccl_doctor.rules.engine import STAGES
+
+    if profile not in PROFILES:
+        _hosts.stop(f"--profile {profile!r}: expected one of {', '.join(PROFILES)}")
+    names = [entry.name for entry in inventory.entries]
+    if master and master not in names:
+        _hosts.stop(f"--master {master}: not among the hosts")
+    return Plan(
+        stages=tuple(stage for stage in STAGES if profile != "quick" or stage != "collectives"),
+        master=master or names[0],
+        master_port=master_port,
+        mesh="full" if profile == "full" else "sparse",
+        quick=profile == "quick",
+        require=needs,
+    )
+
+
+def _collect(
+    inventory: Inventory, plan: Plan, connect: object, budget_s: float, rules: Policy, rows: Overrides | None
+) -> Bundle:
+    from rich.console import Console
+
+    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
+
+    def fit(bundle: Bundle) -> list[str]:
+        judged = _hosts.judged(bundle, rules, rows)
+        return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
+
+    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)  # type: ignore[arg-type]
+    with ConsoleProgress(Console(stderr=True)) as progress:
+        return collect(inventory.entries, options, progress, fit)
+
+
+def _with_requirements(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
+    import msgspec
+
+    if not needs:
+        return bundle
+    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+
+
+def _inventory_of(bundle: Bundle) -> Inventory:
+    from nccl_doctor.inventory import HostEntry, Inventory
+
+    entries = tuple(HostEntry(facts.name, slots=facts.slots) for facts in bundle.hosts)
+    return Inventory(entries, format="openmpi" if any(entry.slots for entry in entries) else "plain")
+
+
+def _decide(
+    bundle: Bundle, rules: Policy, rows: Overrides | None, min_hosts: int | None, spares: int | None, strict: bool
+) -> tuple[Gate, Report]:
+    from nccl_doctor.rules.gate import decide
+    from nccl_doctor.rules.groups import groups
+
+    judged = _hosts.judged(bundle, rules, rows)
+    if min_hosts is not None and min_hosts > len(bundle.hosts):
+        _hosts.stop(f"--min-hosts {min_hosts}: there are only {len(bundle.hosts)} hosts")
+    return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
+
+
+def _write_bundle(bundle: Bundle, path: Path | None) -> None:
+    from nccl_doctor.facts import bundle as bundles
+
+    if path is not None:
+        try:
+            bundles.write(bundle, path)
+        except OSError as error:
+            typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
+
+
+def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> None:
+    from nccl_doctor.inventory import render
+    from nccl_doctor.report.fold import fold
+
+    if good is not None:
+        text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
+        _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares))
+    if bad is not None:
+        left_out = [item.host for item in gate.decisions if item.host not in (*gate.chosen, *gate.spares)]
+        _write(bad, f"{fold(left_out)}\n" if left_out else "")
+
+
+def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate) -> None:
+    from nccl_doctor.report import formats
+
+    for name, path in outputs.items():
+        _write(path, formats.render(name, judged, gate))
+
+
+def _print(format: str, judged: Report, gate: Gate, verbose: bool, saved: str) -> None:
+    from nccl_doctor.report import formats
+
+    if format != "console":
+        sys.stdout.write(formats.render(format, judged, gate))
+        return
+    from nccl_doctor.report.console import render_gate, stdout_console
+
+    render_gate(
+        judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=0 if gate.go else _no_go(judged, gate)
+    )
+
+
+def _no_go(judged: Report, gate: Gate) -> ExitCode:
+    if not judged.reached:
+        return ExitCode.NOTHING_CHECKED
+    code = judged.exit_code(strict=True)
+    return ExitCode.INCOMPLETE if code is ExitCode.HEALTHY else code
+
+
+def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:
+    from nccl_doctor.cli._launch import launch
+
+    return launch(command, {} if no_env else {advice.name: advice for advice in judged.env}, inventory, gate)

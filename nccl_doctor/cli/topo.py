@@ -1,0 +1,158 @@
+"""``nccl-doctor topo``: draw how GPUs and NICs hang together, and say what is uneven."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
+    from nccl_doctor.facts.topology_matrix import Matrix
+
+READ_LIMIT = 2 << 20  # bytes of a FILE that are looked at
+
+Found = tuple[str, "Matrix", list[tuple[str, str]]]
+
+
+@app.command()
+def topo(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]", help="Output of `nvidia-smi topo -m` (or -mp, -p2p), or - for standard input."
+        ),
+    ] = None,
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="BUNDLE", help="Take it from a saved bundle.")] = None,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
+    format: Annotated[
+        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
+    ] = "console",
+) -> None:
+    """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
+
+    Without FILE, hosts or bundle, this machine is asked.
+    """
+    if format not in ("console", "json"):
+        _hosts.stop(f"--format {format!r}: expected console or json")
+    named = hosts is not None or host_list is not None or slurm
+    if sum((file is not None, from_ is not None, named)) > 1:
+        _hosts.stop("give one of FILE, --from and hosts")
+    missing: dict[str, str] = {}
+    if file is not None:
+        found = _from_file(file)
+    else:
+        bundle = _bundle(
+            from_, hosts, host_list, slurm, transport, python, env_setup, connect_timeout, fan_out, deadline
+        )
+        found, missing = _from_bundle(bundle)
+    _tell(found, missing, format, file is not None)
+
+
+def _from_file(file: str) -> list[Found]:
+    from nccl_doctor.facts import topology_matrix
+
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(READ_LIMIT)
+        else:
+            with Path(file).open("rb") as stream:
+                data = stream.read(READ_LIMIT)
+    except OSError as error:
+        _hosts.stop(f"{file}: {error.strerror or error}")
+    try:
+        matrix = topology_matrix.parse(data.decode("utf-8", "replace"))
+    except topology_matrix.TopologyError as error:
+        _hosts.stop(f"{'standard input' if file == '-' else file}: {error}", ExitCode.NOTHING_CHECKED)
+    return [("standard input" if file == "-" else file, matrix, [])]
+
+
+def _bundle(
+    from_: Path | None,
+    hosts: str | None,
+    host_list: str | None,
+    slurm: bool,
+    transport: str,
+    python: str,
+    env_setup: str,
+    connect_timeout: float,
+    fan_out: int,
+    deadline: float,
+) -> Bundle:
+    if from_ is not None:
+        from nccl_doctor.facts import bundle as bundles
+
+        with _hosts.bad_input_stops():
+            return bundles.read(from_)
+    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.facts.model import Plan
+
+    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+    entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+    options = CheckOptions(plan=Plan(stages=("gpu", "topology", "infiniband")), connect=connect, deadline_s=deadline)
+    return collect(entries, options)
+
+
+def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
+    """The hosts whose matrix is there, and host -> why not for the others."""
+    from nccl_doctor.facts import topology_matrix
+    from nccl_doctor.facts.topology import TopologyFact
+    from nccl_doctor.rules.engine import Host, MissingFact
+    from nccl_doctor.rules.gpudirect import sentences
+
+    found: list[Found] = []
+    missing: dict[str, str] = {}
+    for facts in bundle.hosts:
+        host = Host(facts)
+        if facts.reach.outcome.value != "ok":
+            missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
+            continue
+        try:
+            topology = host.need(TopologyFact)
+            if topology.matrix.outcome != "ok" and not topology.matrix.text:
+                missing[facts.name] = topology.matrix.detail or topology.matrix.outcome
+                continue
+            matrix = topology_matrix.parse(topology.matrix.text)
+        except (MissingFact, topology_matrix.TopologyError) as error:
+            missing[facts.name] = str(error)
+            continue
+        found.append((facts.name, matrix, sentences(host, matrix)))
+    return found, missing
+
+
+def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
+    from nccl_doctor.report import topology
+    from nccl_doctor.report.console import stdout_console
+    from nccl_doctor.report.safe_text import visible
+
+    if format == "json":
+        documents = {title: topology.to_json(matrix) for title, matrix, _ in found}
+        data: object = next(iter(documents.values())) if one_file else {"hosts": documents, "missing": missing}
+        typer.echo(json.dumps(data, indent=2, sort_keys=True))
+    else:
+        console = stdout_console()
+        for index, (title, matrix, facts) in enumerate(found):
+            if index:
+                console.print()
+            topology.render(matrix, console, title=title, facts=facts)
+        for host, why in missing.items():
+            typer.echo(f"{visible(host)}: no topology: {visible(why)}", err=True)
+    if not found:
+        raise typer.Exit(ExitCode.NOTHING_CHECKED)
+    if missing:
+        raise typer.Exit(ExitCode.INCOMPLETE)

@@ -1,0 +1,351 @@
+"""`check`'s road from hosts to a bundle: connect, probe each host, let the hosts measure each other, collect."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import pkgutil
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+import nccl_doctor.agent.probes
+from nccl_doctor import __version__
+from nccl_doctor.agent.probing import PROBES
+from nccl_doctor.collect import mesh_plan
+from nccl_doctor.collect.progress import Progress, Silent
+from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.mesh import Links, Listening, Names
+from nccl_doctor.facts.model import (
+    BUNDLE_SCHEMA,
+    Bundle,
+    Fact,
+    HostFacts,
+    Outcome,
+    Plan,
+    ProbeResult,
+    Reach,
+)
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.rules.engine import Host, MissingFact
+from nccl_doctor.rules.interfaces import view
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import connect_all
+from nccl_doctor.transport.session import Session
+
+F = TypeVar("F", bound=Fact)
+
+# Probes that are not asked of every host by itself: the mesh plan decides who measures whom.
+MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
+# What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
+PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+COLLECTIVES_LIMIT_S = 90.0
+CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
+PARALLEL_CALLS = 128
+
+
+class CheckOptions(msgspec.Struct, frozen=True):
+    """What the user asked of ``check``."""
+
+    plan: Plan
+    connect: ConnectOptions
+    deadline_s: float = 180.0
+    host_limit_s: float = 60.0
+
+
+def local_probes(stages: Sequence[str]) -> dict[str, float]:
+    """Probe name -> time limit in seconds, of the probes that these stages ask of each host by itself."""
+    for module in pkgutil.iter_modules(nccl_doctor.agent.probes.__path__):
+        importlib.import_module(f"{nccl_doctor.agent.probes.__name__}.{module.name}")
+    return {
+        name: declared.limit_s
+        for name, declared in sorted(PROBES.items())
+        if name not in MESH_PROBES and declared.stage in stages
+    }
+
+
+class _Run:
+    """One run's state: the live sessions and what they have told so far."""
+
+    def __init__(self, sessions: Mapping[str, Session], options: CheckOptions, deadline: Deadline, progress: Progress):
+        self.sessions = dict(sessions)
+        self.options = options
+        self.deadline = deadline
+        self.progress = progress
+        self.results: dict[str, dict[str, ProbeResult]] = {name: {} for name in sessions}
+        self.lock = threading.Lock()
+
+    def left(self, limit_s: float) -> float:
+        """Seconds a call may take: its own limit, or what the run has left."""
+        return max(0.1, self.deadline.left(limit_s))
+
+    def keep(self, host: str, probe: str, result: ProbeResult) -> None:
+        with self.lock:
+            self.results[host][probe] = result
+
+    def facts(self, kind: type[F]) -> dict[str, F]:
+        """The hosts' facts of this kind, as far as they were collected."""
+        found: dict[str, F] = {}
+        for host, results in self.results.items():
+            result = results.get(kind.PROBE)
+            if result is not None and result.outcome is Outcome.OK:
+                try:
+                    found[host] = msgspec.convert(result.data, kind)
+                except msgspec.ValidationError:
+                    continue  # the rule that needs it will say so
+        return found
+
+    def each(self, work: Callable[[str, Session], None]) -> None:
+        """``work`` on every session, many at a time."""
+        with ThreadPoolExecutor(min(PARALLEL_CALLS, max(1, len(self.sessions)))) as pool:
+            for future in [pool.submit(work, name, session) for name, session in self.sessions.items()]:
+                future.result()
+
+    def ask_all(self, host: str, session: Session, probes: Mapping[str, float]) -> str:
+        """Several probes at once, kept; the names of those that ended badly."""
+        requests: dict[str, tuple[dict[str, Any], float]] = {
+            name: ({}, self.left(min(limit, self.options.host_limit_s))) for name, limit in probes.items()
+        }
+        results = session.probes(requests)
+        for name, result in results.items():
+            self.keep(host, name, result)
+        return ", ".join(
+            name for name, result in results.items() if result.outcome in (Outcome.TIMED_OUT, Outcome.FAILED)
+        )
+
+    def ask(self, host: str, session: Session, probe: str, arguments: dict[str, Any], limit_s: float) -> None:
+        """One probe on one host, kept; past the deadline it is not run, and said so."""
+        if self.deadline.passed:
+            self.keep(host, probe, ProbeResult(Outcome.NOT_RUN, None, "the run's deadline had passed"))
+            return
+        self.keep(host, probe, session.probe(probe, arguments, self.left(limit_s)))
+
+
+Choose = Callable[[Bundle], Collection[str]]
+
+
+def collect(
+    entries: Sequence[HostEntry], options: CheckOptions, progress: Progress | None = None, choose: Choose | None = None
+) -> Bundle:
+    """Run the planned stages over the hosts. Never raises for a host's trouble: that is what the bundle is for.
+
+    ``choose`` says, from what is known before the collectives, which hosts these run on (default: all reached). A
+    sick host would make them fail everywhere, and the others' result would then be unknown.
+    """
+    progress = progress or Silent()
+    started = time.monotonic()
+    deadline = Deadline(options.deadline_s)
+    progress.begin("connect", len(entries))
+    connected = connect_all(
+        entries,
+        options.connect,
+        deadline,
+        lambda name, found: progress.advance("connect", name, found.outcome.value if isinstance(found, Reach) else ""),
+    )
+    progress.end("connect")
+    sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
+    run = _Run(sessions, options, deadline, progress)
+
+    def bundle(plan: Plan) -> Bundle:
+        hosts = tuple(
+            _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda one: one.name)
+        )
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return Bundle(BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3))
+
+    try:
+        if sessions:
+            _examine(run)
+        if sessions and "collectives" in options.plan.stages:
+            before = tuple(stage for stage in options.plan.stages if stage != "collectives")
+            partial = bundle(msgspec.structs.replace(options.plan, stages=before))
+            _collectives(run, choose(partial) if choose else sessions)
+    finally:
+        for session in sessions.values():
+            session.close()
+    return bundle(options.plan)
+
+
+def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
+    reach = found.reach if isinstance(found, Session) else found
+    return HostFacts(entry.name, reach, dict(sorted(run.results.get(entry.name, {}).items())), entry.slots)
+
+
+def _examine(run: _Run) -> None:
+    """All stages but the collectives. Each host's own probes run while the mesh is measured."""
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
+            future.result()
+
+
+def _host_stages(run: _Run) -> None:
+    """What can hang in a driver (GPUs, InfiniBand): asked beside the mesh, so that it holds nobody up."""
+    probes = {
+        name: limit for name, limit in local_probes(run.options.plan.stages).items() if name not in PROBES_BEFORE_MESH
+    }
+    if not probes:
+        return
+    run.progress.begin("hardware", len(run.sessions))
+
+    def work(host: str, session: Session) -> None:
+        run.progress.advance("hardware", host, run.ask_all(host, session, probes))
+
+    run.each(work)
+    run.progress.end("hardware")
+
+
+def _mesh_stages(run: _Run) -> None:
+    plan = run.options.plan
+    token = secrets.token_hex(16)
+    run.progress.begin("host facts", len(run.sessions))
+    names = sorted(run.sessions)
+    master = plan.master if plan.master in run.sessions else ""
+    first = {name: limit for name, limit in local_probes(plan.stages).items() if name in PROBES_BEFORE_MESH}
+    reference = master or names[0]
+    run.ask(reference, run.sessions[reference], "names", {"names": names}, 20.0)
+    told = run.facts(Names).get(reference)
+    same_as = {name: answer.addresses for name, answer in told.resolved.items()} if told else {}
+
+    def prepare(host: str, session: Session) -> None:
+        _measure_clock(run, host, session)
+        trouble = run.ask_all(host, session, first)
+        if host != reference:
+            run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
+        port = plan.master_port if host == master else None
+        run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
+        run.progress.advance("host facts", host, trouble)
+
+    run.each(prepare)
+    run.progress.end("host facts")
+    if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
+        _measure_each_other(run, token, master)
+
+
+def _measure_clock(run: _Run, host: str, session: Session) -> None:
+    """Offset against this machine's clock, by the exchange with the shortest round trip of three."""
+    best: tuple[float, float] | None = None
+    for _ in range(3):
+        before = time.time()
+        result = session.probe("time", {}, run.left(5.0))
+        after = time.time()
+        if result.outcome is not Outcome.OK:
+            run.keep(host, "clock", result)
+            return
+        trip = after - before
+        if best is None or trip / 2 < best[1]:
+            best = (float(result.data["time"]) - (before + after) / 2, trip / 2)
+    assert best is not None
+    data = {"offset": round(best[0], 6), "uncertainty": round(best[1], 6)}
+    run.keep(host, "clock", ProbeResult(Outcome.OK, data))
+
+
+def _measure_each_other(run: _Run, token: str, master: str) -> None:
+    plan = run.options.plan
+    names, listening = run.facts(Names), run.facts(Listening)
+    reached_at = {host: session.reach.address for host, session in run.sessions.items()}
+    addresses = {host: mesh_plan.data_address(host, names, reached_at) for host in run.sessions}
+    planned = mesh_plan.pairs(sorted(run.sessions), plan.mesh)
+    peers = {host: [peer for source, peer in planned if source == host] for host in run.sessions}
+
+    chosen = _nccl_addresses(run)
+
+    def connect(host: str, session: Session) -> None:
+        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
+        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
+        run.ask(host, session, "links", arguments, 10.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        run.progress.advance("ports", host)
+
+    run.progress.begin("ports", len(run.sessions))
+    run.each(connect)
+    run.progress.end("ports")
+    if "connectivity" not in plan.stages:
+        return
+    links = run.facts(Links)
+
+    def measure_paths(host: str, session: Session) -> None:
+        def target(peer: str, port: int) -> dict[str, Any]:
+            return {"peer": peer, "address": mesh_plan.best_address(host, peer, links, addresses), "port": port}
+
+        small = [target(peer, listening[peer].udp) for peer in peers[host] if peer in listening and listening[peer].udp]
+        run.ask(host, session, "path-mtu", {"token": token, "targets": small}, 20.0)
+        run.progress.advance("paths", host)
+
+    run.progress.begin("paths", len(run.sessions))
+    run.each(measure_paths)
+    run.progress.end("paths")
+    if not plan.quick:
+        _measure_throughput(run, token, listening, links, addresses)
+
+
+def _nccl_addresses(run: _Run) -> dict[str, tuple[str, ...]]:
+    """The addresses that NCCL on each host would hand to its peers; hosts where that cannot be told are left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, session in run.sessions.items():
+        host = Host(HostFacts(name, session.reach, dict(run.results[name])))
+        try:
+            used = view(host, run.options.plan).used
+        except MissingFact:
+            continue  # the interface rules will say so
+        found[name] = tuple(address.address for address in used if not address.link_local)
+    return found
+
+
+def _measure_throughput(
+    run: _Run,
+    token: str,
+    listening: Mapping[str, Listening],
+    links: Mapping[str, Links],
+    addresses: Mapping[str, str],
+) -> None:
+    open_pairs = {(host, link.peer) for host, fact in links.items() for link in fact.links if link.outcome == "ok"}
+    flows = [pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs]
+
+    def transfer(host: str, session: Session) -> None:
+        targets = [
+            {
+                "peer": peer,
+                "address": mesh_plan.best_address(host, peer, links, addresses),
+                "port": listening[peer].ephemeral[0],
+            }
+            for source, peer in flows
+            if source == host and peer in listening
+        ]
+        if targets:
+            arguments = {"token": token, "targets": targets, "seconds": 0.3, "limit_bytes": 64 << 20}
+            run.ask(host, session, "throughput", arguments, 10.0 * (1 + len(targets)))
+        else:
+            run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
+        run.progress.advance("throughput", host)
+
+    run.progress.begin("throughput", len(run.sessions))
+    run.each(transfer)
+    run.progress.end("throughput")
+
+
+def _collectives(run: _Run, chosen: Collection[str]) -> None:
+    """The short all-reduce and all-gather; the bench room knows how."""
+    from nccl_doctor.bench.short import run_short
+
+    for host in run.sessions:
+        if host not in chosen:
+            left_out = "left out: already known to be unfit"
+            run.keep(host, Collectives.PROBE, ProbeResult(Outcome.NOT_RUN, None, left_out))
+    sessions = {host: session for host, session in run.sessions.items() if host in chosen}
+    if not sessions:
+        return
+    plan = run.options.plan
+    run.progress.begin("collectives", len(sessions))
+    for host, result in run_short(
+        sessions,
+        deadline_s=run.left(COLLECTIVES_LIMIT_S),
+        master=plan.master if plan.master in sessions else "",
+        reached_at={host: session.reach.address for host, session in sessions.items()},
+    ).items():
+        run.keep(host, Collectives.PROBE, result)
+        run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)
+    run.progress.end("collectives")

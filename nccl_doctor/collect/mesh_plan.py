@@ -1,0 +1,102 @@
+"""Who measures whom, and at which address: pure planning, the same plan for the same hosts whatever their order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver
+
+Pair = tuple[str, str]
+
+# Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
+FULL_UP_TO = 12
+MESSAGES = 100  # small paced messages per pair: 0.2 s, and a loss of 5 % is missed once in 170 times per pair
+
+
+def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:
+    """The ordered pairs to measure: all of them, or for a large fleet a ring both ways and two random rings more.
+
+    The random rings are drawn from the host names, so that the same fleet is measured the same way each time.
+    """
+    names = sorted(hosts)
+    if mesh == "full" or len(names) <= FULL_UP_TO:
+        return [(one, other) for one in names for other in names if one != other]
+    chosen: set[Pair] = set()
+    order = list(names)
+    for _ in range(3):
+        for one, other in zip(order, order[1:] + order[:1], strict=True):
+            chosen |= {(one, other), (other, one)}
+        random.Random(",".join(order)).shuffle(order)
+    return sorted(chosen)
+
+
+def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:
+    """Ordered pairs for throughput: in each of ``count`` rounds every host sends to one peer and receives from one."""
+    names = sorted(hosts)
+    steps = range(1, min(count, len(names) - 1) + 1)
+    return [(name, names[(index + step) % len(names)]) for step in steps for index, name in enumerate(names)]
+
+
+def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str, str]) -> str:
+    """The address at which ``host`` is tested: the one most hosts resolve its name to and that it has; else ssh's."""
+    own = names.get(host)
+    votes: dict[str, int] = {}
+    for addresses, resolvers in Resolver(dict(names)).answers(host).items():
+        if addresses and own and addresses[0] in own.addresses and resolvers != [host]:
+            votes[addresses[0]] = votes.get(addresses[0], 0) + len(resolvers)
+    if votes:
+        return max(sorted(votes), key=lambda address: votes[address])
+    return reached_at.get(host, "")
+
+
+def link_targets(
+    host: str,
+    peers: Sequence[str],
+    names: Mapping[str, Names],
+    listening: Mapping[str, Listening],
+    addresses: Mapping[str, str],
+    chosen: Mapping[str, Sequence[str]],
+    master: str,
+) -> list[dict[str, Any]]:
+    """What ``host`` connects to: its peers' ephemeral ports, the address its own resolver gives for them where that is
+    another, the addresses of the interfaces NCCL would choose where those are others, and the master port."""
+    targets: list[dict[str, Any]] = []
+
+    def add(peer: str, address: str, port: int, purpose: str, messages: int = 0) -> None:
+        if address and port:
+            entry = {"peer": peer, "address": address, "port": port, "purpose": purpose, "messages": messages}
+            targets.append(entry)
+
+    resolver = Resolver(dict(names))
+    for peer in peers:
+        if peer not in listening:
+            continue
+        ports = listening[peer].ephemeral
+        for index, port in enumerate(ports):
+            add(peer, addresses[peer], port, "ephemeral", MESSAGES if index == 0 else 0)
+        by_name = _resolved(resolver, host, peer)
+        if by_name and by_name != addresses[peer]:
+            add(peer, by_name, ports[0], "name")
+        for address in chosen.get(peer, ()):
+            if address != addresses[peer]:
+                add(peer, address, ports[0], "chosen-interface")
+    if host != master and master in listening:
+        opened = listening[master].master
+        if opened is not None and opened.outcome == "ok":
+            add(master, _resolved(resolver, host, master) or addresses[master], opened.port, "master")
+    return targets
+
+
+def _resolved(resolver: Resolver, host: str, peer: str) -> str:
+    answer = resolver.answer(host, peer)
+    return answer.addresses[0] if answer and answer.addresses else ""
+
+
+def best_address(host: str, peer: str, links: Mapping[str, Links], addresses: Mapping[str, str]) -> str:
+    """Where bulk data to ``peer`` is measured: NCCL's interface if a connect to it worked, else the tested address."""
+    for link in links[host].links if host in links else ():
+        if link.peer == peer and link.purpose == "chosen-interface" and link.outcome == "ok":
+            return link.address
+    return addresses[peer]

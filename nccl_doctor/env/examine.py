@@ -1,0 +1,147 @@
+"""One lint run: gather assignments from files, logs, a bundle or this process, settle the versions, lint, judge."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from nccl_doctor.env import files, hosts, knowledge, sources, versions
+from nccl_doctor.env.assignments import Assignment
+from nccl_doctor.env.extract import log as log_reader
+from nccl_doctor.env.files import Problem
+from nccl_doctor.env.lint import Devices, Remark, remark, remarks
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Severity
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """The result of a lint run. ``judged_for`` says for which versions, and where they come from."""
+
+    remarks: tuple[Remark, ...]
+    assignments: tuple[Assignment, ...]
+    looked_at: tuple[str, ...]  # what was read: files, logs, hosts, "environment"
+    problems: tuple[Problem, ...]
+    judged_for: str
+
+    def count(self, severity: Severity) -> int:
+        """How many findings of this severity."""
+        return sum(item.finding.severity is severity for item in self.remarks)
+
+    def exit_code(self, strict: bool) -> ExitCode:
+        """The exit code of the published table."""
+        if self.count(Severity.FAIL):
+            return ExitCode.FINDINGS
+        if not self.looked_at:
+            return ExitCode.NOTHING_CHECKED
+        if self.problems:
+            return ExitCode.INCOMPLETE
+        if strict and self.count(Severity.WARN):
+            return ExitCode.WARNINGS
+        return ExitCode.HEALTHY
+
+
+def examine(
+    paths: Sequence[str] = (),
+    logs: Sequence[str] = (),
+    bundle: str = "",
+    nccl_version: str = "",
+    torch_version: str = "",
+) -> Examination:
+    """Lint what is named; this process's environment if nothing is. ``ValueError`` for a bad version or bundle."""
+    for version in (nccl_version, torch_version):
+        if version:
+            versions.parse(version)
+    assignments: list[Assignment] = []
+    looked_at: list[str] = []
+    problems: list[Problem] = []
+    extra: list[Remark] = []
+    devices: dict[str, Devices] = {}
+    said = "given" if nccl_version else ""
+    if paths:
+        reading = files.read(paths)
+        assignments += reading.assignments
+        looked_at += reading.looked_at
+        problems += reading.problems
+    for path in logs:
+        found, refused, version = _log(path, problems)
+        if version and not nccl_version:
+            nccl_version, said = version, f"from {path}"
+        assignments += found
+        extra += refused
+        if found or version or not problems or problems[-1].file != path:
+            looked_at.append(path)
+    if bundle:
+        fleet = hosts.of_bundle(bundle)
+        if fleet.nccl_version and not nccl_version:
+            nccl_version, said = fleet.nccl_version, "from the bundle"
+        torch_version = torch_version or fleet.torch_version
+        devices = fleet.devices
+        assignments += fleet.assignments
+        extra += fleet.remarks
+        looked_at += fleet.hosts
+        problems += fleet.problems
+    if not paths and not logs and not bundle:
+        here = sources.of_this_process(nccl_version)
+        assignments += here.all
+        extra += sources.source_order(here.layers)
+        looked_at += [name for name, _ in here.layers]
+        problems += here.problems
+        installed = torch_version or _installed_torch()
+        torch_version = installed
+    found_remarks = hosts.fold((*remarks(assignments, nccl_version, torch_version, devices), *extra))
+    return Examination(
+        tuple(sorted(found_remarks, key=_order)),
+        tuple(assignments),
+        tuple(looked_at),
+        tuple(problems),
+        _judged(nccl_version, said, torch_version),
+    )
+
+
+def _order(item: Remark) -> tuple[str, str, int, str]:
+    return item.assignment.host, item.assignment.file, item.assignment.line or 0, item.finding.id
+
+
+def _judged(nccl: str, said: str, torch: str) -> str:
+    first = f"NCCL {nccl} ({said})" if nccl else f"NCCL {knowledge.NEWEST_NCCL} (no version named: the newest known)"
+    second = f"PyTorch {torch}" if torch else f"PyTorch {knowledge.NEWEST_TORCH} (the newest known)"
+    return f"{first}, {second}"
+
+
+def _installed_torch() -> str:
+    """The version of PyTorch in this Python, without importing it; empty if there is none."""
+    try:
+        return importlib.metadata.version("torch").split("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list[Remark], str]:
+    """(assignments, remarks on refused values, NCCL version) of one log, read in bounded memory."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as stream:
+            reading = log_reader.read(_lines(stream), path)
+    except OSError as error:
+        problems.append(Problem(path, f"cannot be read: {error.strerror}"))
+        return (), [], ""
+    refused = [
+        remark("invalid-value", Severity.FAIL, f"NCCL refused {item.name}={item.value} and used its default", item)
+        for item in reading.refused
+    ]
+    return reading.assignments, refused, reading.nccl_version
+
+
+def _lines(stream: object) -> Iterable[str]:
+    """Lines, the over-long ones in pieces, so that a line of 100 MB needs no 100 MB."""
+    readline = stream.readline  # type: ignore[attr-defined]
+    started = False
+    while True:
+        piece = readline(log_reader.LINE_LIMIT)
+        if not piece:
+            return
+        if not started:
+            yield piece
+        started = not piece.endswith("\n")

@@ -1,0 +1,1 @@
+"""One extractor per file format: text -> the variables it sets, with file and line."""

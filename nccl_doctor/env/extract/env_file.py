@@ -1,0 +1,24 @@
+"""Files of ``NAME=value`` lines: .env, --env-file, .deepspeed_env, /etc/environment, systemd's Environment=."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.env.assignments import Assignment, How, is_ours
+
+_LINE = re.compile(r"\s*(?:export\s+|Environment=)?[\"']?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*\Z")
+
+
+def read(text: str, file: str = "") -> list[Assignment]:
+    """What the file sets. Quotes around a value and a comment after a blank are dropped, as most readers do."""
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        match = None if line.lstrip().startswith("#") else _LINE.match(line)
+        if match is None or not is_ours(match[1]):
+            continue
+        value = match[2].strip("\r")
+        quoted = re.match(r"(['\"])(.*?)\1", value)
+        value = quoted[2] if quoted else re.split(r"\s#", value)[0].rstrip("\"'").rstrip()
+        dynamic = "$" in value and not (quoted and quoted[1] == "'")
+        found.append(Assignment(match[1], None if dynamic else value, file, number, How.ENV_FILE, line.strip(), file))
+    return found

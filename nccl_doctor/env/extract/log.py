@@ -1,0 +1,53 @@
+"""What NCCL itself says was set: ``NCCL_X set by environment to Y`` lines, its version, and refused values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.env.assignments import Assignment, How
+
+# Lines are cut here before matching: no line NCCL writes about a variable is longer.
+LINE_LIMIT = 4096
+
+# rank prefix "host:pid:tid [dev] NCCL INFO", an optional time stamp before it
+_SET = re.compile(
+    r"(?:([A-Za-z0-9_.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,5}\] )?NCCL INFO ([A-Z][A-Z0-9_]{2,80})"
+    r" set (?:by environment )?to (.{0,1024})\Z"
+)
+_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_INVALID = re.compile(r"Invalid value (.{0,256}) for ([A-Z][A-Z0-9_]{2,80}), using default (-?\d{1,20})\.?\s*\Z")
+
+
+class LogReading(msgspec.Struct, frozen=True):
+    """What a log says: assignments in order (one per host, name and value), the NCCL version, refused values."""
+
+    assignments: tuple[Assignment, ...]
+    nccl_version: str = ""
+    refused: tuple[Assignment, ...] = ()
+
+
+def read(lines: Iterable[str], file: str = "") -> LogReading:
+    """Read a log line by line, in bounded memory."""
+    found: dict[tuple[str, str, str], Assignment] = {}
+    refused: dict[tuple[str, str], Assignment] = {}
+    version = ""
+    for number, line in enumerate(lines, start=1):
+        if "NCCL" not in line and "Invalid value" not in line:
+            continue
+        line = line[:LINE_LIMIT].rstrip()
+        if not version and (match := _VERSION.search(line)):
+            version = match[1]
+        if " set " in line and (match := _SET.search(line)):
+            host, name, value = match[1] or "", match[2], match[3].strip()
+            value = value[:-1] if re.fullmatch(r"-?\d+\.", value) else value
+            if (host, name, value) not in found and len(found) < 10_000:
+                item = Assignment(name, value, file, number, How.LOG, line, f"{file}#{host}", host=host)
+                found[(host, name, value)] = item
+        elif "Invalid value" in line and (match := _INVALID.search(line)):
+            key = (match[2], match[1])
+            if key not in refused and len(refused) < 1000:
+                refused[key] = Assignment(match[2], match[1], file, number, How.LOG, line, file)
+    return LogReading(tuple(found.values()), version, tuple(refused.values()))

@@ -1,0 +1,231 @@
+"""Finding and reading the files to lint: which kind each is, limits, and a clear word on what cannot be read."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import glob
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from nccl_doctor.env.assignments import INTEREST, Assignment
+
+# A launch script is a few KiB; what is larger than this is something else.
+SIZE_LIMIT = 8 << 20
+# No line of a script that a person wrote is longer.
+LINE_LIMIT = 1 << 20
+# A directory is searched up to this many files, then it is said that there were more.
+FILE_LIMIT = 100_000
+
+_SKIP_DIRECTORIES = frozenset(
+    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", "site-packages"}
+)
+
+
+class Kind(enum.Enum):
+    """The formats that are understood."""
+
+    SHELL = "shell script"
+    ENV_FILE = "env file"
+    CONF = "nccl.conf"
+    DOCKER = "Dockerfile"
+    YAML = "YAML"
+    PYTHON = "Python"
+
+
+_ENDINGS = {
+    ".sh": Kind.SHELL,
+    ".bash": Kind.SHELL,
+    ".zsh": Kind.SHELL,
+    ".ksh": Kind.SHELL,
+    ".csh": Kind.SHELL,
+    ".fish": Kind.SHELL,
+    ".sbatch": Kind.SHELL,
+    ".slurm": Kind.SHELL,
+    ".sub": Kind.SHELL,
+    ".job": Kind.SHELL,
+    ".pbs": Kind.SHELL,
+    ".lsf": Kind.SHELL,
+    ".qsub": Kind.SHELL,
+    ".envrc": Kind.SHELL,
+    ".env": Kind.ENV_FILE,
+    ".service": Kind.ENV_FILE,
+    ".yaml": Kind.YAML,
+    ".yml": Kind.YAML,
+    ".json": Kind.YAML,
+    ".py": Kind.PYTHON,
+    ".dockerfile": Kind.DOCKER,
+}
+_NAMES = {
+    "Dockerfile": Kind.DOCKER,
+    "Containerfile": Kind.DOCKER,
+    ".env": Kind.ENV_FILE,
+    ".deepspeed_env": Kind.ENV_FILE,
+    "environment": Kind.ENV_FILE,
+    ".bashrc": Kind.SHELL,
+    ".bash_profile": Kind.SHELL,
+    ".profile": Kind.SHELL,
+    ".zshrc": Kind.SHELL,
+    ".envrc": Kind.SHELL,
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A file that could not be read or understood, and why, in one sentence."""
+
+    file: str
+    why: str
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read: assignments, the files that held any, the files looked at, and those that could not be."""
+
+    assignments: tuple[Assignment, ...]
+    looked_at: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+class Unreadable(Exception):
+    """A file that cannot be read; the message says why."""
+
+
+def kind_of_name(name: str) -> Kind | None:
+    """The kind a file's name tells; None where it tells nothing."""
+    base = name.rsplit("/", 1)[-1]
+    if base in _NAMES:
+        return _NAMES[base]
+    if base.endswith("nccl.conf"):
+        return Kind.CONF
+    if base.startswith(("Dockerfile.", "Containerfile.")):
+        return Kind.DOCKER
+    if base.startswith(".env."):
+        return Kind.ENV_FILE
+    return _ENDINGS.get(Path(base).suffix.lower())
+
+
+def kind_of_text(text: str) -> Kind:
+    """The kind a text looks like; a shell script if nothing else."""
+    head = text[:2000]
+    if head.startswith("#!"):
+        return Kind.PYTHON if "python" in head.split("\n", 1)[0] else Kind.SHELL
+    if re.search(r"(?m)^(?:apiVersion|services|defaults):", head):
+        return Kind.YAML
+    if re.search(r"(?m)^FROM \S+", head):
+        return Kind.DOCKER
+    lines = [line for line in head.split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    if lines and all(re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line) for line in lines):
+        return Kind.ENV_FILE
+    return Kind.SHELL
+
+
+def read_text(path: str) -> str:
+    """A file's text; ``Unreadable`` says why not (missing, no permission, a loop, too large, binary, a device)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unreadable(_why(error)) from None
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable("is no regular file")
+        if status.st_size > SIZE_LIMIT:
+            raise Unreadable(
+                f"is {status.st_size / 1e6:.0f} MB: no launch script is larger than {SIZE_LIMIT >> 20} MiB"
+            )
+        try:
+            data = stream.read(SIZE_LIMIT + 1)
+        except OSError as error:
+            raise Unreadable(_why(error)) from None
+    if b"\0" in data[:8192]:
+        raise Unreadable("is binary (a null byte in its first 8 KiB)")
+    longest = max((len(line) for line in data.split(b"\n")), default=0)
+    if longest > LINE_LIMIT:
+        raise Unreadable(f"has a line of {longest / 1e6:.1f} MB: no person wrote that")
+    return data.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "is a symbolic link that leads back to itself"
+    return {errno.ENOENT: "is not there", errno.EACCES: "cannot be read: permission denied"}.get(
+        error.errno or 0, f"cannot be read: {error.strerror}"
+    )
+
+
+def extract(text: str, file: str, kind: Kind) -> list[Assignment]:
+    """What a text of this kind sets; ``Unreadable`` where it is not of that kind."""
+    from nccl_doctor.env.extract import conf, docker, env_file, python_source, shell, yaml_file
+
+    readers: dict[Kind, Callable[[str, str], list[Assignment]]] = {
+        Kind.SHELL: shell.read,
+        Kind.ENV_FILE: env_file.read,
+        Kind.CONF: conf.read,
+        Kind.DOCKER: docker.read,
+        Kind.YAML: yaml_file.read,
+        Kind.PYTHON: python_source.read,
+    }
+    try:
+        return readers[kind](text, file)
+    except SyntaxError as error:
+        place = f" at line {error.lineno}" if error.lineno else ""
+        raise Unreadable(f"is no valid Python{place}: {error.msg}") from None
+    except yaml_file.BadYaml as error:
+        raise Unreadable(f"is no valid YAML: {error}") from None
+    except RecursionError:
+        raise Unreadable(f"is nested too deep for {kind.value}") from None
+
+
+def find(names: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """(path, whether it was named itself) for files, directories and globs, in a fixed order, each once."""
+    seen: set[str] = set()
+    for name in names:
+        paths = [name]
+        if not os.path.lexists(name) and glob.has_magic(name):
+            paths = sorted(glob.glob(name, recursive=True)) or [name]  # noqa: PTH207 - the user's pattern may be absolute
+        for path in paths:
+            inside = _walk(path) if Path(path).is_dir() else iter([(path, True)])
+            for found, named in inside:
+                if found not in seen:
+                    seen.add(found)
+                    yield found, named
+
+
+def _walk(top: str) -> Iterator[tuple[str, bool]]:
+    """The files of a directory whose names tell what they are, or have no ending; directory links are not followed."""
+    count = 0
+    for directory, folders, files in os.walk(top, followlinks=False):
+        folders[:] = sorted(name for name in folders if name not in _SKIP_DIRECTORIES)
+        for name in sorted(files):
+            path = str(Path(directory, name))
+            if kind_of_name(name) is None and "." in name:
+                continue
+            count += 1
+            if count > FILE_LIMIT:
+                return
+            yield path, False
+
+
+def read(names: Iterable[str]) -> Reading:
+    """Read every file, directory and glob named; what goes wrong with one file keeps no other from being read."""
+    assignments: list[Assignment] = []
+    looked_at: list[str] = []
+    problems: list[Problem] = []
+    for path, named in find(names):
+        try:
+            text = read_text(path)
+            if not named and not INTEREST.search(text):
+                looked_at.append(path)
+                continue
+            kind = kind_of_name(path) or kind_of_text(text)
+            assignments += extract(text, path, kind)
+            looked_at.append(path)
+        except Unreadable as error:
+            # In a directory full of other things only what claims to be ours is worth a word.
+            if named or kind_of_name(Path(path).name) is not None:
+                problems.append(Problem(path, str(error)))
+    return Reading(tuple(assignments), tuple(looked_at), tuple(problems))

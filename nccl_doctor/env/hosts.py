@@ -1,0 +1,206 @@
+"""Lint of whole hosts from a bundle: each host's environment and nccl.conf files, and where hosts disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from nccl_doctor.env import nccl_conf, sources, versions
+from nccl_doctor.env.assignments import Assignment
+from nccl_doctor.env.extract import conf
+from nccl_doctor.env.files import Problem
+from nccl_doctor.env.lint import Devices, Remark, remark
+from nccl_doctor.facts.bundle import read as read_bundle
+from nccl_doctor.facts.environment import Environment
+from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
+from nccl_doctor.facts.software import Software
+from nccl_doctor.findings.model import Severity
+
+F = TypeVar("F", bound=Fact)
+
+# All ranks must agree on these, or they wait for each other in different collectives or different buffers.
+MUST_AGREE = frozenset(
+    {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_SOCKET_MAGIC", "NCCL_NET", "NCCL_COMM_ID"}
+)
+# These may well differ between hosts.
+MAY_DIFFER = frozenset(
+    {
+        "NCCL_HOSTID",
+        "NCCL_DEBUG_FILE",
+        "NCCL_TOPO_DUMP_FILE",
+        "NCCL_TOPO_FILE",
+        "NCCL_CONF_FILE",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "GLOO_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "MASTER_ADDR",
+    }
+)
+
+
+class FleetReading(msgspec.Struct, frozen=True):
+    """What a bundle says of its hosts' variables."""
+
+    assignments: tuple[Assignment, ...]
+    remarks: tuple[Remark, ...]
+    hosts: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    devices: dict[str, Devices]
+    nccl_version: str = ""
+    torch_version: str = ""
+
+
+def fact(host: HostFacts, kind: type[F]) -> F | None:
+    """A host's fact of this kind, or None if its probe did not end well or its data cannot be read."""
+    result = host.probes.get(kind.PROBE)
+    if result is None or result.outcome is not Outcome.OK:
+        return None
+    try:
+        return msgspec.convert(result.data, kind)
+    except msgspec.ValidationError:
+        return None
+
+
+def of_bundle(path: str) -> FleetReading:
+    """Read a saved bundle; ``ValueError`` (a BundleError) if it is none."""
+    return of_facts(read_bundle(Path(path)))
+
+
+def of_facts(bundle: Bundle) -> FleetReading:
+    """The variables of every reached host of a bundle, which source wins on each, and where hosts disagree."""
+    assignments: list[Assignment] = []
+    remarks: list[Remark] = []
+    problems: list[Problem] = []
+    devices: dict[str, Devices] = {}
+    winners: dict[str, dict[str, Assignment]] = {}
+    for host in bundle.hosts:
+        if host.reach.outcome is not ReachOutcome.OK:
+            problems.append(Problem(host.name, f"was not reached: {host.reach.detail or host.reach.outcome.value}"))
+            continue
+        environment = fact(host, Environment)
+        if environment is None:
+            result = host.probes.get(Environment.PROBE)
+            why = f"{result.outcome.value}: {result.detail}" if result else "not collected"
+            problems.append(Problem(host.name, f"its environment is not known ({why})"))
+            continue
+        layers = layers_of(host.name, environment, fact(host, Interfaces), version_of(host))
+        assignments += [item for _, layer in layers for item in layer]
+        remarks += sources.source_order(layers)
+        winners[host.name] = sources.effective(layers)
+        devices[host.name] = devices_of(host)
+    remarks += disagreements(winners)
+    releases = {version_of(host) for host in bundle.hosts} - {""}
+    torches = {torch_of(host) for host in bundle.hosts} - {""}
+    return FleetReading(
+        tuple(assignments),
+        tuple(remarks),
+        tuple(sorted(winners)),
+        tuple(problems),
+        devices,
+        bundle.plan.nccl_version or _oldest(releases),
+        _oldest(torches),
+    )
+
+
+def _oldest(releases: Iterable[str]) -> str:
+    """The lowest of several releases: what it does not know has no effect somewhere. Empty if there is none."""
+    found = sorted(releases, key=versions.parse)
+    return found[0] if found else ""
+
+
+def version_of(host: HostFacts) -> str:
+    """The NCCL release torch on this host would load; empty if not known."""
+    software = fact(host, Software)
+    return software.nccl_version if software else ""
+
+
+def torch_of(host: HostFacts) -> str:
+    """The PyTorch release of this host; empty if there is none or it is not known."""
+    software = fact(host, Software)
+    found = software.torch.version.split("+")[0] if software and software.torch else ""
+    try:
+        versions.parse(found)
+    except ValueError:
+        return ""
+    return found
+
+
+def devices_of(host: HostFacts) -> Devices:
+    """The names NCCL's filters are matched against, in kernel order; empty where they were not collected."""
+    interfaces = fact(host, Interfaces)
+    names = dict.fromkeys(address.name for address in interfaces.addresses) if interfaces else {}
+    result = host.probes.get("infiniband")
+    hcas: list[str] = []
+    if result is not None and result.outcome is Outcome.OK and isinstance(result.data, dict):
+        found = result.data.get("devices")
+        hcas = [str(item["name"]) for item in found or () if isinstance(item, dict) and item.get("name")]
+    return Devices(tuple(names), tuple(hcas))
+
+
+def layers_of(
+    host: str, environment: Environment, interfaces: Interfaces | None, nccl_version: str
+) -> list[tuple[str, tuple[Assignment, ...]]]:
+    """The host's sources, highest precedence first."""
+    layers = [("environment", sources.of_environment(environment.variables, host))]
+    version = versions.parse(nccl_version or "2.30.7")
+    release = (*version, 0, 0)[:3]
+    for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), (release[0], release[1], release[2])):
+        found: list[Assignment] = []
+        for line in file.lines:
+            for item in conf.read(line.text, file.path, f"host {host}", file.path, line.line):
+                found.append(msgspec.structs.replace(item, host=host))
+        layers.append((file.path, tuple(found)))
+    return layers
+
+
+def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[Remark]:
+    """Variables that hosts set differently, or that only some set: {host: {name: the assignment that wins}}."""
+    names = sorted({name for found in winners.values() for name in found})
+    for name in names:
+        by_value: dict[str | None, list[str]] = {}
+        for host in sorted(winners):
+            item = winners[host].get(name)
+            by_value.setdefault(item.value if item else None, []).append(host)
+        if len(by_value) < 2 or name in MAY_DIFFER:
+            continue
+        groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), str(group[0])))
+        said = "; ".join(f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups)
+        shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
+        severity = Severity.FAIL if name in MUST_AGREE and len(shown) > 1 else Severity.WARN
+        made = remark(
+            "disagreement",
+            severity,
+            f"{name} differs between hosts: {said}",
+            shown[0],
+            others=shown[1:4],
+            fix=f"Set {name} to one value on all hosts, or nowhere.",
+            confidence=0.9,
+        )
+        odd = tuple(host for _, hosts in groups[1:] for host in hosts)
+        yield msgspec.structs.replace(made, finding=msgspec.structs.replace(made.finding, hosts=tuple(sorted(odd))))
+
+
+def _hosts(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def fold(remarks: Iterable[Remark]) -> list[Remark]:
+    """The same remark on many hosts as one, with all hosts in it and at most three of them quoted."""
+    folded: dict[tuple[str, str, int], Remark] = {}
+    for place, item in enumerate(remarks):
+        # Only remarks on hosts fold; each line of a file stands for itself.
+        key = item.finding.id, item.finding.title, 0 if item.assignment.host else place + 1
+        first = folded.get(key)
+        if first is None:
+            folded[key] = item
+            continue
+        hosts = tuple(sorted({*first.finding.hosts, *item.finding.hosts}))
+        evidence = (*first.finding.evidence, *item.finding.evidence)[:3]
+        finding = msgspec.structs.replace(first.finding, hosts=hosts, evidence=evidence)
+        folded[key] = msgspec.structs.replace(first, finding=finding)
+    return list(folded.values())

@@ -1,0 +1,195 @@
+"""From every host's interfaces to the smallest setting of NCCL_SOCKET_IFNAME that works on all of them, or to none."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from nccl_doctor.env.nccl_version import Version
+from nccl_doctor.env.socket_interface import Choice, nccl_interfaces
+from nccl_doctor.facts.interfaces import Address, Interfaces
+from nccl_doctor.findings.model import EnvAdvice
+
+
+class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of interface that a job should not use between hosts. ``name``: a regular expression for its name."""
+
+    name: str
+    reach: Literal["local", "tunnel"]
+    what: str
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One connection that was tried for real: from ``source`` to ``peer`` at ``address``."""
+
+    source: str
+    peer: str
+    address: str
+    ok: bool
+    detail: str = ""  # what happened, as it is quoted: "connect 10.0.0.3:41233: timed out after 3.0 s"
+
+
+class Recommendation(msgspec.Struct, frozen=True):
+    """What to set. Without ``advice``, ``works`` tells "nothing needs setting" (True) from "nothing known works"."""
+
+    works: bool
+    reason: str
+    advice: EnvAdvice | None = None
+
+
+@functools.cache
+def traps() -> tuple[Trap, ...]:
+    """The known traps."""
+    import yaml
+
+    raw: Any = yaml.safe_load((Path(__file__).parent / "interface_traps.yaml").read_text(encoding="utf-8"))
+    return msgspec.convert(raw, tuple[Trap, ...])
+
+
+@functools.lru_cache(maxsize=4096)
+def _named_trap(name: str) -> Trap | None:
+    return next((item for item in traps() if re.fullmatch(item.name, name)), None)
+
+
+def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
+    """Why this interface is a trap, or None. sysfs decides where the name does not (a tun device named ``corp``)."""
+    if address.loopback:
+        return Trap(address.name, "local", "the loopback interface")
+    named = _named_trap(address.name)
+    if named is not None:
+        return named
+    if address.family == "inet" and address.link_local:
+        return Trap(address.name, "local", "a link-local network, such as a management controller's USB network")
+    device = facts.device(address.name) if facts else None
+    if device is not None and device.kind in ("tun", "wireguard"):
+        return Trap(address.name, "tunnel", "a VPN tunnel")
+    return None
+
+
+def reachable(attempts: Iterable[Attempt]) -> dict[tuple[str, str], bool]:
+    """(host, address) -> whether every peer that tried it got there. What nobody tried is not in it."""
+    found: dict[tuple[str, str], bool] = {}
+    for attempt in attempts:
+        key = attempt.peer, attempt.address
+        found[key] = found.get(key, True) and attempt.ok
+    return found
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """All hosts' interfaces, what was measured, and which hosts have an address in which network."""
+
+    everyone: dict[str, Interfaces]
+    reached: dict[tuple[str, str], bool]
+    networks: dict[str, set[str]]
+
+    def good(self, host: str, address: Address) -> bool:
+        """Whether peers can use this address: measured where it was, else no trap and a network that all hosts have."""
+        found = trap(address, self.everyone[host])
+        if not address.running or (found is not None and found.reach == "local"):
+            return False
+        measured = self.reached.get((host, address.address))
+        if measured is not None:
+            return measured
+        return len(self.networks[str(address.network)]) == len(self.everyone)
+
+    def all_good(self, chosen: Mapping[str, Sequence[Address]]) -> bool:
+        """Every host has something, all of it good, and no address stands twice."""
+        numbers = [address.address for addresses in chosen.values() for address in addresses]
+        return (
+            all(chosen.values())
+            and len(set(numbers)) == len(numbers)
+            and all(self.good(host, address) for host, addresses in chosen.items() for address in addresses)
+        )
+
+
+def _fleet(everyone: Mapping[str, Interfaces], attempts: Iterable[Attempt]) -> Fleet:
+    networks: dict[str, set[str]] = {}
+    for host, facts in everyone.items():
+        for address in facts.addresses:
+            networks.setdefault(str(address.network), set()).add(host)
+    return Fleet(dict(everyone), reachable(attempts), networks)
+
+
+def _speed(facts: Interfaces, name: str) -> int:
+    device = facts.device(name)
+    return (device.speed_mbps or 0) if device else 0
+
+
+def _default_route(facts: Interfaces, name: str) -> bool:
+    return any(route.interface == name and route.prefix == 0 for route in facts.routes)
+
+
+def _ways(fleet: Fleet) -> list[dict[str, str]]:
+    """Ways to pick one interface per host: one name for all where possible, else one network. Best first."""
+    usable = {
+        host: {
+            address.name: address
+            for address in reversed(facts.addresses)
+            if address.family == "inet" and fleet.good(host, address)
+        }
+        for host, facts in fleet.everyone.items()
+    }
+    first = next(iter(usable.values()))
+    ways = [dict.fromkeys(usable, name) for name in first if all(name in names for names in usable.values())]
+    for network in {str(address.network) for address in first.values()}:
+        same = {
+            host: next((name for name, address in sorted(names.items()) if str(address.network) == network), "")
+            for host, names in usable.items()
+        }
+        if all(same.values()) and same not in ways:
+            ways.append(same)
+
+    def rank(way: Mapping[str, str]) -> tuple[bool, int, bool, int, list[str]]:
+        tunnelled = any(trap(usable[host][name], fleet.everyone[host]) for host, name in way.items())
+        slowest = min(_speed(fleet.everyone[host], name) for host, name in way.items())
+        routed = all(_default_route(fleet.everyone[host], name) for host, name in way.items())
+        names = sorted(set(way.values()))
+        return tunnelled, -slowest, not routed, len(names), names
+
+    return sorted(ways, key=rank)
+
+
+def recommend_interface(
+    everyone: Mapping[str, Interfaces],
+    choices: Mapping[str, Choice],
+    versions: Mapping[str, Version],
+    attempts: Sequence[Attempt] = (),
+) -> Recommendation:
+    """The smallest NCCL_SOCKET_IFNAME that works on all hosts; none if what NCCL would choose already works.
+
+    ``choices``: what each host's NCCL would use now (:func:`nccl_interfaces`). A proposed value is run through the
+    same model on every host before it is recommended.
+    """
+    names = sorted({address.name for choice in choices.values() for address in choice.addresses})
+    if len(everyone) < 2:
+        return Recommendation(True, "one host needs no network")
+    fleet = _fleet(everyone, attempts)
+    chosen = {host: choice.addresses for host, choice in choices.items()}
+    tunnelled = any(trap(address, everyone[host]) for host, addresses in chosen.items() for address in addresses)
+    works = fleet.all_good(chosen)
+    if works and not tunnelled:
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+    for way in _ways(fleet):
+        value = "=" + ",".join(sorted(set(way.values())))
+        tried = {
+            host: nccl_interfaces(facts.addresses, {"NCCL_SOCKET_IFNAME": value}, versions[host]).addresses
+            for host, facts in everyone.items()
+        }
+        if not fleet.all_good(tried):
+            continue
+        if works and any(trap(address, everyone[host]) for host, addresses in tried.items() for address in addresses):
+            break  # nothing but tunnels: what NCCL takes by itself is as good
+        reason = f"on all hosts it is an interface of one network, {_proof(fleet)}"
+        return Recommendation(True, reason, EnvAdvice("NCCL_SOCKET_IFNAME", value, reason, versions=">=2.5.6"))
+    if works:
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+    return Recommendation(False, "no setting of NCCL_SOCKET_IFNAME is known to work: no network is common to all hosts")
+
+
+def _proof(fleet: Fleet) -> str:
+    return "and peers reached it" if fleet.reached else "not yet proved by connections"

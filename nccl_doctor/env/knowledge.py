@@ -1,0 +1,321 @@
+"""What every environment variable of NCCL, PyTorch's distributed part and the network plugins really does.
+
+The facts are data (``data/``): ``nccl.json``, ``torch.json`` and ``nobody.json`` come from every release's sources and
+binaries (tests/tools/import_env_facts.py), ``plugins.yaml`` and ``curated.yaml`` are written by people and win.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib.resources
+import re
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.env import versions
+from nccl_doctor.env.versions import Version
+
+# The newest releases whose variables are known; assumed, and said so, where nothing names a version.
+NEWEST_NCCL = "2.32.3"
+NEWEST_TORCH = "2.15.0"
+
+
+class Status(enum.Enum):
+    """What becomes of a variable that is set, at one version of its reader."""
+
+    CURRENT = "current"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    READ_BY_NOBODY = "read-by-nobody"
+    UNKNOWN = "unknown"
+
+
+class Risk(enum.Enum):
+    """What setting a variable can cost: nothing, speed while debugging, NCCL's own tuning, or the job."""
+
+    SAFE = "safe"
+    DEBUGGING = "debugging"
+    PIN = "pin"
+    DANGEROUS = "dangerous"
+
+
+class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which values are valid, and what the reader does with the others."""
+
+    kind: str
+    words: tuple[str, ...] = ()
+    folds_case: bool = False
+    numbers: bool = False  # the old numbers are read besides the words
+    least: int | None = None
+    most: int | None = None
+    also: tuple[int, ...] = ()  # integers outside the range, meaning "automatic"
+    multiple: int = 1
+    pattern: str = ""
+    otherwise: str = ""
+    fatal: bool = False
+    fatal_since: str = ""  # the release since which a bad value ends the job
+
+    def describe(self) -> str:
+        """The valid values in one phrase; empty where anything goes."""
+        if self.words:
+            joint = ", ".join(self.words)
+            return f"{joint} ({'case does not matter' if self.folds_case else 'exactly so'})"
+        if self.kind == "integer" and (self.least is not None or self.most is not None):
+            span = f"{'' if self.least is None else self.least}..{'' if self.most is None else self.most}"
+            return f"integer {span}" + "".join(f", {number} for automatic" for number in self.also)
+        return {
+            "integer": "an integer (suffixes such as K or M are not understood)",
+            "boolean": "0 or 1",
+            "interface-list": "name prefixes, comma-separated; leading = exact names, leading ^ exclude, ^= both",
+            "gloo-interface-list": "one exact interface name, or several, comma-separated (no ^, =, or prefixes)",
+            "path": "a path (no ~ expansion)",
+            "pattern": self.pattern,
+        }.get(self.kind, "")
+
+
+class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One variable that some program reads.
+
+    ``first`` and ``last`` are the reader's releases (last empty: still read by the newest known); ``history`` lists
+    (release, default from then on) where the default changed. ``meaning``, ``set_when`` and ``never`` are sentences.
+    """
+
+    name: str
+    reader: str
+    meaning: str = ""
+    source: str = ""
+    first: str = ""
+    last: str = ""
+    type: str = "string"
+    default: str = "unset"
+    history: tuple[tuple[str, str], ...] = ()
+    documented: bool = False
+    category: str = ""
+    harm: str = ""
+    risk: Risk = Risk.SAFE
+    values: Values | None = None
+    replaced_by: str = ""
+    replaced_in: str = ""
+    renamed: bool = False  # the same thing under a new name
+    set_when: str = ""
+    never: str = ""
+    leftover: dict[str, str] = {}
+    neutral: tuple[str, ...] = ()
+    pin: str = ""
+    quiet: bool = False  # everywhere and harmless: lint says nothing about it
+    family: str = ""
+    vendor: str = ""  # a cloud's plugin whose profile prescribes other variables
+
+    @property
+    def of_torch(self) -> bool:
+        """Whether its versions are PyTorch's."""
+        return self.reader == "PyTorch"
+
+    @property
+    def of_nccl(self) -> bool:
+        """Whether its versions are NCCL's."""
+        return "NCCL" in self.reader and not self.family
+
+    def default_at(self, version: Version) -> str:
+        """The default at one release of the reader."""
+        known = [value for since, value in self.history if versions.at_least(version, since)]
+        return known[-1] if known else (self.history[0][1] if self.history else self.default)
+
+    def status_at(self, version: Version) -> Status:
+        """What becomes of it at one release of the reader. Before its first release nobody reads it."""
+        if not versions.at_most(version, self.last):
+            return Status.RENAMED if self.renamed else Status.REMOVED
+        if not versions.at_least(version, self.first):
+            return Status.READ_BY_NOBODY
+        if self.renamed and versions.at_least(version, self.replaced_in or self.first):
+            return Status.RENAMED
+        return Status.CURRENT
+
+
+class Nobody(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A name that is widely set and that no known program reads: the truth about it."""
+
+    name: str
+    truth: str = ""
+    instead: str = ""
+    timeout: bool = False  # set in the hope of a longer time-out
+    quiet: bool = False
+    source: str = ""
+
+
+class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names that belong to one other program by their prefix. ``complete``: all of its names are known."""
+
+    prefix: str
+    reader: str
+    source: str
+    complete: bool = False
+    vendor: str = ""
+
+
+class Knowledge(msgspec.Struct, frozen=True):
+    """Everything known, by name."""
+
+    variables: dict[str, Variable]
+    nobody: dict[str, Nobody]
+    families: tuple[Family, ...]
+
+
+def _read(name: str) -> Any:
+    data = importlib.resources.files("nccl_doctor.env") / "data" / name
+    text = data.read_bytes()
+    if name.endswith(".json"):
+        return msgspec.json.decode(text)
+    import yaml
+
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _risk(row: dict[str, Any], system: frozenset[str]) -> str:
+    """The risk where curated.yaml names none, from the user guide's two sections and the reference facts."""
+    harm = str(row.get("harm", ""))
+    if harm.startswith(("unsafe", "breaks")):
+        return "dangerous"
+    if row["reader"] != "NCCL" or row["name"] in system or row.get("category") in ("plugin", "inspector"):
+        return "debugging" if harm.startswith("perf") else "safe"
+    if row.get("documented") or harm == "debug" or row.get("category") in ("debug", "topology"):
+        return "debugging"
+    return "pin"
+
+
+@functools.cache
+def load() -> Knowledge:
+    """The whole knowledge base (read once, about 30 ms)."""
+    curated, plugins = _read("curated.yaml"), _read("plugins.yaml")
+    system = frozenset(curated["system_configuration"])
+    rows: dict[str, dict[str, Any]] = {}
+    for row in [*_read("torch.json"), *_read("nccl.json")]:
+        # A name both read keeps NCCL's row, except the old PyTorch names that begin with NCCL_.
+        rows[row["name"]] = row | curated["variables"].get(row["name"], {})
+    for name, row in plugins["variables"].items():
+        family = plugins["families"][row["family"]]
+        inherited = {"reader": family["reader"], "source": family["source"], "vendor": family.get("vendor", "")}
+        rows[name] = {"name": name, **inherited, **row}
+    for row in rows.values():
+        row.setdefault("risk", _risk(row, system))
+    silent = {row["name"]: row for row in _read("nobody.json")}
+    for name, extra in curated["nobody"].items():
+        row = silent.pop(name, {"name": name}) | extra
+        if not row.get("drop"):
+            silent[name] = row
+    return Knowledge(
+        variables={name: msgspec.convert(row, Variable) for name, row in sorted(rows.items())},
+        nobody={name: msgspec.convert(row, Nobody) for name, row in sorted(silent.items())},
+        families=tuple(msgspec.convert(row, Family) for row in plugins["families"].values()),
+    )
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of one name at one version: exactly one of variable, nobody and family is set, or none."""
+
+    name: str
+    status: Status
+    version: str = ""  # the reader's release this holds for; empty where versions do not matter
+    assumed: bool = False  # no version was given: the newest known one
+    variable: Variable | None = None
+    nobody: Nobody | None = None
+    family: Family | None = None
+    near: tuple[str, ...] = ()  # did you mean
+
+    @property
+    def default(self) -> str:
+        """The default at that version; empty where there is none to speak of."""
+        if self.variable is None:
+            return ""
+        return self.variable.default_at(versions.parse(self.version)) if self.version else self.variable.default
+
+    @property
+    def replaced_by(self) -> str:
+        """The name to use instead; empty if none."""
+        if self.variable is not None:
+            return self.variable.replaced_by
+        return self.nobody.instead if self.nobody else ""
+
+
+def lookup(name: str, nccl_version: str = "", torch_version: str = "") -> Answer:
+    """What is known of ``name`` at these releases of NCCL and PyTorch (empty: the newest known).
+
+    ``ValueError`` for a version that is none.
+    """
+    known = load()
+    variable = known.variables.get(name)
+    if variable is not None:
+        given = torch_version if variable.of_torch else nccl_version if variable.of_nccl else ""
+        if not (variable.of_torch or variable.of_nccl):
+            status = Status.CURRENT if not variable.last else Status.REMOVED
+            return Answer(name, status, variable=variable)
+        version = versions.parse(given or (NEWEST_TORCH if variable.of_torch else NEWEST_NCCL))
+        return Answer(name, variable.status_at(version), versions.show(version), not given, variable)
+    if name in known.nobody:
+        return Answer(name, Status.READ_BY_NOBODY, nobody=known.nobody[name])
+    family = family_of(name)
+    if family is not None and not family.complete:
+        return Answer(name, Status.CURRENT, family=family)
+    return Answer(name, Status.UNKNOWN, family=family, near=near(name))
+
+
+def advice_is_live(name: str, nccl_version: str = "", torch_version: str = "") -> bool:
+    """Whether setting ``name`` has any effect at these versions: what ``explain`` asks before it gives advice."""
+    answer = lookup(name, nccl_version, torch_version)
+    if answer.status is Status.RENAMED and answer.variable is not None:
+        # A renamed variable is alive as long as its reader still accepts the old name.
+        return versions.at_most(versions.parse(answer.version), answer.variable.last)
+    return answer.status is Status.CURRENT
+
+
+def family_of(name: str) -> Family | None:
+    """The plugin family a name belongs to by its prefix."""
+    return next((family for family in load().families if name.startswith(family.prefix)), None)
+
+
+# ----------------------------------------------------------------------------------------------------- did you mean
+
+
+@functools.lru_cache(maxsize=4096)
+def near(name: str, limit: int = 3) -> tuple[str, ...]:
+    """Known names that ``name`` may be a slip of the pen for, best first: at most a third of it mistyped."""
+    wanted = name.upper()
+    allowed = max(1, min(3, len(wanted) // 6))
+    found: list[tuple[int, str]] = []
+    for candidate in (*load().variables, *load().nobody):
+        if abs(len(candidate) - len(wanted)) > allowed or candidate == name:
+            continue
+        distance = edits(wanted, candidate, allowed)
+        if distance <= allowed:
+            found.append((distance, candidate))
+    words = _words(wanted)
+    if not found and len(words) > 2:  # the same words in another order, or one of them left out
+        for candidate in load().variables:
+            if _words(candidate) == words or (len(words) > 3 and _words(candidate) >= words):
+                found.append((allowed, candidate))
+    # A name that is read comes before one that nobody reads.
+    found.sort(key=lambda item: (item[0], item[1] in load().nobody, item[1]))
+    return tuple(candidate for _, candidate in found[:limit])
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(part for part in re.split(r"_+", name) if part)
+
+
+def edits(one: str, two: str, limit: int) -> int:
+    """Damerau-Levenshtein distance (insert, delete, replace, swap neighbours), or ``limit + 1`` when it is above."""
+    before: list[int] = []
+    row = list(range(len(two) + 1))
+    for place, letter in enumerate(one, start=1):
+        current = [place]
+        for column, other in enumerate(two, start=1):
+            cost = min(row[column] + 1, current[column - 1] + 1, row[column - 1] + (letter != other))
+            if place > 1 and column > 1 and letter == two[column - 2] and one[place - 2] == other:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        if min(current) > limit:
+            return limit + 1
+        before, row = row, current
+    return row[-1]

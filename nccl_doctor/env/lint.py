@@ -1,0 +1,197 @@
+"""Lint: what is wrong with the variables that are set. Pure: assignments in, findings out.
+
+FAIL: what is written is not what happens, or it breaks the job. WARN: it has no effect or may cost speed or safety.
+INFO: harmless. Every finding quotes the line and has a playbook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from nccl_doctor.env import knowledge, versions
+from nccl_doctor.env.assignments import Assignment
+from nccl_doctor.env.knowledge import Answer
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+
+AREA = "env.bad-nccl-var"
+
+# Findings that say "this has no effect": on a running cluster they are worth a warning, not a verdict.
+WITHOUT_EFFECT = frozenset(
+    f"{AREA}.{name}"
+    for name in (
+        "misspelled",
+        "timeout-does-nothing",
+        "read-by-nobody",
+        "removed",
+        "renamed",
+        "too-new",
+        "unknown-name",
+        "not-exported",
+        "conf-syntax",
+    )
+)
+
+
+# In a comment on a line: the findings there are known and accepted.
+IGNORE = "nccl-doctor: ignore"
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """How a line can be mended: another name, another value, or without this assignment (both empty)."""
+
+    name: str = ""
+    value: str | None = None
+
+    @property
+    def removes(self) -> bool:
+        """Whether the assignment goes."""
+        return not self.name and self.value is None
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """A finding, the assignment it is about, and the edit that would mend it."""
+
+    finding: Finding
+    assignment: Assignment
+    edit: Edit | None = None
+
+
+class Devices(msgspec.Struct, frozen=True):
+    """Names that exist on a host, in kernel (or verbs) order. Empty: not known."""
+
+    interfaces: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What the rules may know besides the assignments. Empty versions: the newest known release is assumed."""
+
+    nccl_version: str = ""
+    torch_version: str = ""
+    devices: Mapping[str, Devices] = {}  # host -> devices; "" stands for every host
+    vendors: Mapping[str, str] = {}  # scope -> the cloud plugin whose profile prescribes variables there
+
+    def answer(self, name: str) -> Answer:
+        """What is known of a name at these versions."""
+        return knowledge.lookup(name, self.nccl_version, self.torch_version)
+
+    def devices_of(self, item: Assignment) -> Devices | None:
+        """The devices of the host an assignment holds on, if they are known."""
+        return self.devices.get(item.host) or self.devices.get("")
+
+    def nccl_at_least(self, first: str) -> bool:
+        """Whether the judged NCCL is this release or later."""
+        return versions.at_least(versions.parse(self.nccl_version or knowledge.NEWEST_NCCL), first)
+
+
+SingleRule = Callable[[Assignment, Answer, Context], Iterator[Remark]]
+ScopeRule = Callable[[Sequence[Assignment], Context], Iterator[Remark]]
+
+
+def lint(
+    assignments: Iterable[Assignment],
+    nccl_version: str = "",
+    torch_version: str = "",
+    devices: Mapping[str, Devices] | None = None,
+) -> list[Finding]:
+    """The findings on these assignments, in file and line order. ``ValueError`` for a version that is none."""
+    return [remark.finding for remark in remarks(assignments, nccl_version, torch_version, devices)]
+
+
+def remarks(
+    assignments: Iterable[Assignment],
+    nccl_version: str = "",
+    torch_version: str = "",
+    devices: Mapping[str, Devices] | None = None,
+) -> list[Remark]:
+    """As :func:`lint`, with the assignment and the edit behind each finding."""
+    from nccl_doctor.env import lint_devices, lint_names, lint_together, lint_values
+
+    items = list(assignments)
+    context = Context(nccl_version, torch_version, devices or {}, _vendors(items))
+    found: list[Remark] = []
+    syntax: tuple[SingleRule, ...] = (*lint_values.SYNTAX_RULES, *lint_devices.RULES)
+    meaning: tuple[SingleRule, ...] = lint_values.RULES
+    for item in items:
+        answer = context.answer(item.name)
+        named = list(lint_names.judge(item, answer, context))
+        found += named
+        if any(remark.finding.severity is not Severity.INFO for remark in named) or item.lost:
+            continue  # of a variable nobody reads the value does not matter
+        broken = [made for rule in syntax for made in rule(item, answer, context)]
+        found += broken
+        if not any(made.finding.id == f"{AREA}.invalid-value" for made in broken):
+            found += [made for rule in meaning for made in rule(item, answer, context)]
+    scopes: dict[str, list[Assignment]] = {}
+    for item in items:
+        if not item.lost:
+            scopes.setdefault(item.scope, []).append(item)
+    for members in scopes.values():
+        for together in lint_together.RULES:
+            found += together(members, context)
+    found = [made for made in found if not ignored(made)]
+    order = {id(item): place for place, item in enumerate(items)}
+    found.sort(key=lambda remark: (order.get(id(remark.assignment), len(order)), remark.finding.id))
+    return found
+
+
+def ignored(made: Remark) -> bool:
+    """Whether the line says so: ``# nccl-doctor: ignore`` or ``# nccl-doctor: ignore[pinned, contradiction]``."""
+    text = made.assignment.text
+    if IGNORE not in text:
+        return False
+    rest = text.split(IGNORE, 1)[1]
+    names = rest[1:].split("]", 1)[0].split(",") if rest.startswith("[") else []
+    return not names or any(name.strip() and made.finding.id.endswith(name.strip()) for name in names)
+
+
+def _vendors(items: Iterable[Assignment]) -> dict[str, str]:
+    """Scopes in which a cloud's plugin is configured: its maker prescribes what would else be a pin."""
+    vendors: dict[str, str] = {}
+    for item in items:
+        variable = knowledge.load().variables.get(item.name)
+        family = knowledge.family_of(item.name)
+        vendor = (variable.vendor if variable else "") or (family.vendor if family else "")
+        if vendor:
+            vendors.setdefault(item.scope, vendor)
+    return vendors
+
+
+def remark(
+    name: str,
+    severity: Severity,
+    title: str,
+    item: Assignment,
+    *,
+    fix: str = "",
+    code: str = "",
+    edit: Edit | None = None,
+    confidence: float = 1.0,
+    others: Iterable[Assignment] = (),
+    advice: EnvAdvice | None = None,
+) -> Remark:
+    """Build one remark; ``name`` is the last part of the finding's id."""
+    fixes = (Fix(fix, command=code),) if fix or code else ()
+    evidence = [quote(item), *(quote(other) for other in others)]
+    hosts = sorted({one.host for one in (item, *others) if one.host})
+    if advice is None and edit is not None and edit.removes:
+        advice = EnvAdvice(item.name, item.value or "", title, unset=True)
+    made = finding(
+        f"{AREA}.{name}",
+        severity,
+        title,
+        evidence,
+        hosts=hosts,
+        confidence=confidence,
+        fixes=fixes,
+        env=(advice,) if advice else (),
+    )
+    return Remark(made, item, edit)
+
+
+def quote(item: Assignment) -> Evidence:
+    """The line an assignment stands on."""
+    text = item.text or f"{item.written or item.name}={'' if item.value is None else item.value}"
+    return Evidence(text, source=item.file or item.how.value, line=item.line, host=item.host)

@@ -1,0 +1,336 @@
+"""Lint of single values: invalid, default restated, leftover debugging, pins, dangerous ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nccl_doctor.env import number, versions
+from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.knowledge import Answer, Risk, Variable
+from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.findings.model import Severity
+
+# PyTorch's own words for yes and no (2.2 and later); anything else raises.
+_YES_NO = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
+
+# What people take for the name of a network: NCCL_NET wants the name a network gives itself.
+_NOT_A_NETWORK = frozenset(
+    {"ofi", "efa", "aws", "aws-ofi", "aws-ofi-nccl", "rdma", "roce", "infiniband", "tcp", "eth", "ethernet", "verbs"}
+)
+
+
+def is_default(item: Assignment, answer: Answer) -> bool:
+    """Whether the value only says what holds anyway at this version."""
+    variable, value = answer.variable, item.value
+    if variable is None or value is None:
+        return False
+    if value in variable.neutral:
+        return True
+    default = answer.default
+    if number.is_number(default) and number.is_number(value):
+        return number.as_read(default) == number.as_read(value)
+    return default not in ("", "unset") and default.split(" ")[0].casefold() == value.casefold()
+
+
+def shown(item: Assignment) -> str:
+    """``NAME=value``, or the name where the value is computed."""
+    return item.name if item.value is None else f"{item.name}={item.value}"
+
+
+def _integers(variable: Variable) -> bool:
+    kind = variable.values.kind if variable.values else variable.type
+    return kind in ("integer", "int", "size")
+
+
+def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """A value that must be a string and is not."""
+    if not item.not_text:
+        return
+    if item.how is How.PYTHON:
+        what = f"os.environ takes strings only: this line raises TypeError ({item.not_text} found)"
+    else:
+        who = "Kubernetes and compose refuse" if item.not_text == "boolean" else "Kubernetes refuses"
+        what = f"the value is read as {item.not_text}, not as a string: {who} it"
+    quoted = f'"{item.value}"'
+    yield remark(
+        "not-a-string", Severity.FAIL, f"{item.name}: {what}", item, fix=f"Quote it: {quoted}", edit=Edit(value=quoted)
+    )
+
+
+def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """nccl.conf takes everything after the equals sign as it is."""
+    value = item.value
+    if item.how is not How.CONF or value is None:
+        return
+    plain = re.split(r"\s+#", value.strip())[0].strip().strip("\"'")
+    trouble = ""
+    if value.endswith("\r"):
+        trouble = "" if context.nccl_at_least("2.30.3") else "the Windows line end becomes"
+    elif value.strip()[:1] in ("'", '"'):
+        trouble = "the quotes become"
+    elif re.search(r"\s#", value):
+        trouble = "the comment becomes"
+    elif value != value.strip():
+        trouble = "the blanks become"
+    if trouble:
+        yield remark(
+            "conf-syntax",
+            Severity.FAIL,
+            f"{item.name}: in nccl.conf {trouble} part of the value ({value!r})",
+            item,
+            fix=f"Write {item.name}={plain}",
+            edit=Edit(value=plain),
+        )
+    variable = answer.variable
+    if variable is not None and (variable.of_torch or item.name in ("NCCL_CONF_FILE", "HOME")):
+        who = "PyTorch has read its variables" if variable.of_torch else "NCCL has decided which file to read"
+        yield remark(
+            "conf-too-late",
+            Severity.FAIL,
+            f"{item.name} has no effect in nccl.conf: by the time NCCL reads the file, {who}",
+            item,
+            fix="Set it in the environment of the job.",
+            confidence=0.9,
+        )
+
+
+def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """A value the reader does not understand, or understands otherwise than it looks."""
+    variable, value = answer.variable, item.value
+    if variable is None or value is None or item.not_text or (item.how is How.CONF and value != value.strip()):
+        return
+    if item.how is How.LOG:
+        return  # NCCL has printed what it made of it
+    kind = variable.values.kind if variable.values else variable.type
+    if kind in ("word", "word-list", "tuning-list", "pattern"):
+        trouble = _words(variable, value, kind)
+    elif kind in ("boolean", "bool"):
+        trouble = _boolean(variable, value)
+    elif _integers(variable):
+        trouble = _integer(variable, value)
+    elif kind == "path" and value.startswith("~") and item.how not in (How.EXPORT, How.PREFIX):
+        trouble = "~ is not expanded here"
+    else:
+        trouble = ""
+    if item.name == "NCCL_NET" and value.casefold() in _NOT_A_NETWORK:
+        trouble = "is no network's name, so initialisation fails: IB, Socket, or what a plugin calls itself"
+    if trouble:
+        yield remark(
+            "invalid-value",
+            Severity.FAIL,
+            f"{item.name}={value}: {trouble}",
+            item,
+            fix=_valid(variable),
+            edit=Edit() if not variable.replaced_by and kind == "word" and value == "" else None,
+        )
+
+
+def _valid(variable: Variable) -> str:
+    said = variable.values.describe() if variable.values else "an integer (no suffixes)"
+    return f"Valid: {said}." if said else (variable.never or "Remove it.")
+
+
+def _words(variable: Variable, value: str, kind: str) -> str:
+    values = variable.values
+    if values is None:
+        return ""
+    if kind == "pattern":
+        flags = re.IGNORECASE if values.folds_case else 0
+        return "" if re.fullmatch(values.pattern, value, flags) else f"{values.otherwise}"
+    if variable.name == "NCCL_DEBUG_SUBSYS" and value in ("", "^ALL", "^all"):
+        return "an empty set of subsystems silences everything, WARN lines too"
+    if not value:
+        return ""  # set but empty: the same as not set
+    entries = [value]
+    if kind == "word-list":
+        entries = value.removeprefix("^").split(",")
+    elif kind == "tuning-list":
+        lists = [part.rsplit(":", 1)[-1] for part in value.split(";")]
+        entries = [entry for part in lists for entry in part.removeprefix("^").split(",")]
+    known = {word.casefold() if values.folds_case else word for word in values.words}
+    if variable.name == "NCCL_ALGO":
+        known.add("collnet")
+    bad = [entry for entry in entries if (entry.casefold() if values.folds_case else entry) not in known]
+    if values.numbers:
+        bad = [entry for entry in bad if not re.match(r"[0-9]", entry)]
+    if not bad:
+        return ""
+    shown = " and ".join(repr(entry) for entry in bad[:3])
+    return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; {item_otherwise(values.otherwise)}"
+
+
+def item_otherwise(otherwise: str) -> str:
+    """The consequence as the second half of a sentence."""
+    return f"it {otherwise}" if otherwise else "it is not understood"
+
+
+def _boolean(variable: Variable, value: str) -> str:
+    if not variable.of_torch or not value or value.lower() in _YES_NO:
+        return ""
+    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+
+
+def _integer(variable: Variable, value: str) -> str:
+    if not value:
+        return ""
+    if not number.is_number(value):
+        if variable.of_torch:
+            return _torch_integer(variable, value)
+        read = number.as_read(value)
+        return f"read as {read}: NCCL takes the digits at the start and ignores the rest"
+    values, count = variable.values, number.as_read(value)
+    if values is None or count in values.also:
+        return ""
+    consequence = f"; it {values.otherwise}" if values.otherwise else ""
+    if values.least is not None and count < values.least:
+        return f"below the least value {values.least}{consequence}"
+    if values.most is not None and count > values.most:
+        return f"above the greatest value {values.most}{consequence}"
+    if count % values.multiple:
+        return f"no multiple of {values.multiple}{consequence}"
+    if re.match(r"\s*[+-]?0[0-9]+\s*\Z", value):
+        return f"a leading 0 makes it octal: {count}"
+    return ""
+
+
+def _torch_integer(variable: Variable, value: str) -> str:
+    """PyTorch uses std::stoi: decimal digits at the start, and an error without any."""
+    if variable.category == "torchrun":
+        return ""
+    digits = re.match(r"\s*[+-]?[0-9]+", value)
+    if digits:
+        return f"read as {int(digits[0])}: PyTorch takes the digits at the start and ignores the rest"
+    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+
+
+def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """Debugging settings that were forgotten."""
+    variable, value = answer.variable, item.value
+    if variable is None or value is None:
+        return
+    why = next((said for known, said in variable.leftover.items() if _same(known, value, variable)), "")
+    if why:
+        yield remark(
+            "leftover-debugging",
+            Severity.WARN,
+            f"{item.name}={value} is a debugging setting: {why}",
+            item,
+            fix=f"Remove it. {variable.set_when}".strip(),
+            edit=Edit(),
+        )
+
+
+def _same(known: str, value: str, variable: Variable) -> bool:
+    if known == "1" and variable.values and variable.values.kind == "boolean":
+        return value.lower() in ("1", "y", "yes", "t", "true")
+    if known == "0" and variable.values and variable.values.kind == "boolean":
+        return value.lower() in ("0", "n", "no", "f", "false")
+    if number.is_number(known) and number.is_number(value):
+        return number.as_read(known) == number.as_read(value)
+    return known.casefold() == value.casefold()
+
+
+def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """Settings that fix by hand what NCCL tunes itself."""
+    variable = answer.variable
+    if variable is None or variable.risk is not Risk.PIN or is_default(item, answer) or item.value == "":
+        return
+    value = "" if item.value is None else f"={item.value}"
+    vendor = context.vendors.get(item.scope, "")
+    if vendor:
+        yield remark(
+            "pinned",
+            Severity.INFO,
+            f"{item.name}{value} overrides NCCL's tuning; {vendor} prescribes such settings: follow its profile",
+            item,
+        )
+        return
+    if item.name == "NCCL_IB_GID_INDEX" and not context.nccl_at_least("2.21.5"):
+        yield remark(
+            "pinned",
+            Severity.INFO,
+            f"{item.name}{value}: right for RoCE before NCCL 2.21 (default: index 0), if every host's table agrees",
+            item,
+            fix="Remove it when NCCL 2.21 or later is used: it then finds the RoCE v2 IPv4 GID itself.",
+        )
+        return
+    why = variable.pin or "an internal setting that NCCL chooses for each GPU generation and network"
+    yield remark(
+        "pinned",
+        Severity.WARN,
+        f"{item.name}{value} fights NCCL's own choice: {why}",
+        item,
+        fix=f"Remove it, or keep the measurement that proves it beside it. {variable.set_when}".strip(),
+        edit=Edit(),
+    )
+
+
+def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """NCCL_ALGO without Ring: since 2.24 nothing falls back to Ring by itself."""
+    value = (item.value or "").casefold()
+    if item.name != "NCCL_ALGO" or not value or value[:1] == "^" or ":" in value or not context.nccl_at_least("2.24.3"):
+        return
+    if "ring" not in value.split(","):
+        yield remark(
+            "algo-without-ring",
+            Severity.FAIL,
+            f"{item.name}={item.value}: since NCCL 2.24 an operation that none of these can do ends the job "
+            "(Tree has all-reduce only)",
+            item,
+            fix="Remove it, or add Ring.",
+            edit=Edit(),
+            confidence=1.0 if context.nccl_version else 0.9,
+        )
+
+
+def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """Settings that can corrupt data, hang or break a job."""
+    variable = answer.variable
+    if variable is None or variable.risk is not Risk.DANGEROUS or is_default(item, answer) or item.value == "":
+        return
+    yield remark(
+        "dangerous",
+        Severity.WARN,
+        f"{shown(item)} can break a job: {variable.never or variable.meaning}",
+        item,
+        fix=f"Remove it. {('Set it only when: ' + variable.set_when) if variable.set_when else ''}".strip(),
+    )
+
+
+def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """Values that say what holds anyway, or what held in an older release."""
+    variable, value = answer.variable, item.value
+    if variable is None or value is None or item.how is How.LOG or not (variable.of_nccl or variable.of_torch):
+        return
+    if is_default(item, answer):
+        release = variable.history[-1][0] if variable.history and answer.assumed else ""
+        since = f" since {release}" if release else f" in {answer.version}" if answer.version else ""
+        yield remark(
+            "default-restated",
+            Severity.INFO,
+            f"{item.name}={value} is the default{since}: it does nothing, until the default changes and it is wrong",
+            item,
+            fix="Remove it.",
+            edit=Edit(),
+        )
+        return
+    past = [
+        (release, default) for release, default in variable.history if default == value and default not in ("-1", "-2")
+    ]
+    if past and versions.parse(past[-1][0]) and variable.values and variable.values.kind == "integer":
+        later = next((r for r, d in variable.history if versions.parse(r) > versions.parse(past[-1][0])), "")
+        if later and versions.at_least(versions.parse(answer.version), later):
+            yield remark(
+                "default-restated",
+                Severity.INFO,
+                f"{item.name}={value} was the default until {later}; it is {answer.default} now",
+                item,
+                fix="Remove it, unless the old behaviour is wanted.",
+                edit=Edit(),
+            )
+
+
+# A value that is not understood at all (the first group) needs no opinion on what it would mean (the second).
+SYNTAX_RULES = (not_text, conf_value, invalid)
+RULES = (leftover, pinned, no_ring, dangerous, restated)

@@ -1,0 +1,75 @@
+"""Reading and writing bundles: one gzip-compressed JSON document, read with limits and never extracted.
+
+``check --save b.ndb`` today, ``check --from b.ndb`` tomorrow on a laptop: the same findings.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle
+
+# A 1,000-host bundle is about 40 MB of JSON; ten times that is certainly not one of ours.
+LIMIT_BYTES = 512 << 20
+
+
+class BundleError(ValueError):
+    """A file that is not a readable bundle; the message says why and names the file."""
+
+
+def to_bytes(bundle: Bundle) -> bytes:
+    """The bundle's file content. Deterministic: equal bundles give equal bytes."""
+    return gzip.compress(msgspec.json.encode(bundle, order="sorted"), compresslevel=6, mtime=0)
+
+
+def write(bundle: Bundle, path: Path) -> None:
+    """Write a bundle, readable by its owner alone, and never half: to a temporary file beside it, then renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(to_bytes(bundle))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> Bundle:
+    """Read a bundle; ``BundleError`` for anything else: another format, a bomb, a cut file, a newer schema."""
+    try:
+        with path.open("rb") as stream:
+            return from_bytes(stream.read(LIMIT_BYTES + 1), str(path))
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror or error}") from error
+
+
+def from_bytes(content: bytes, name: str) -> Bundle:
+    """Decode a bundle's file content; ``name`` is for messages."""
+    if not content.startswith(b"\x1f\x8b"):
+        raise BundleError(f"{name}: not a bundle (a bundle is what `nccl-doctor check --save FILE` writes)")
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        text = unpacker.decompress(content, LIMIT_BYTES)
+    except zlib.error as error:
+        raise BundleError(f"{name}: damaged: {error}") from error
+    if unpacker.unconsumed_tail:
+        raise BundleError(f"{name}: larger than {LIMIT_BYTES >> 20} MiB unpacked: refused")
+    if not unpacker.eof:
+        raise BundleError(f"{name}: cut off: the end of the file is missing")
+    try:
+        schema = msgspec.json.decode(text, type=_Schema).schema
+        if schema > BUNDLE_SCHEMA:
+            raise BundleError(f"{name}: schema {schema} is newer than this nccl-doctor knows ({BUNDLE_SCHEMA})")
+        return msgspec.json.decode(text, type=Bundle)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{name}: not a bundle: {error}") from error
+
+
+class _Schema(msgspec.Struct):
+    schema: int

@@ -1,0 +1,207 @@
+"""Facts about GPUs: what the agent's ``gpu`` probe collected. None means not supported, not permitted or not known."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+
+class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One NVLink of a GPU. The counters are totals since the driver was loaded."""
+
+    link: int
+    active: bool
+    version: int | None = None
+    remote: str | None = None  # PCI address of the other end
+    remote_type: str | None = None  # gpu, switch, ibmnpu, unknown
+    replay: int | None = None
+    recovery: int | None = None
+    crc_flit: int | None = None
+    crc_data: int | None = None
+
+
+class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Registration with the NVSwitch fabric. ``state``: not-supported, not-started, in-progress, completed."""
+
+    state: str
+    status: int = 0  # an NVML return code, 0 is success; meaningful when completed
+    cluster: str = ""  # 32 hex digits; all zero on one node
+    clique: int = 0
+    degraded_bandwidth: bool | None = None
+    route_unhealthy: bool | None = None
+
+
+class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process on a GPU as the driver lists it; ``name`` and ``uid`` are None where /proc does not show it."""
+
+    pid: int
+    kind: str = "compute"
+    memory_bytes: int | None = None
+    name: str | None = None
+    uid: int | None = None
+
+
+class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One GPU as NVML describes it. Units are in the names; temperatures in degrees Celsius."""
+
+    index: int
+    bus_id: str | None = None
+    uuid: str | None = None
+    name: str | None = None
+    serial: str | None = None
+    board_part: str | None = None
+    vbios: str | None = None
+    inforom: str | None = None
+    gsp_firmware: str | None = None
+    minor: int | None = None
+    compute_capability: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    bar1_total_bytes: int | None = None
+    utilization_percent: int | None = None
+    pcie_gen: int | None = None
+    pcie_gen_max: int | None = None  # what GPU and slot can do together
+    pcie_gen_gpu_max: int | None = None  # what the GPU alone can do
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_replays: int | None = None
+    temperature_c: int | None = None
+    temperature_slowdown_c: int | None = None
+    temperature_shutdown_c: int | None = None
+    temperature_memory_c: int | None = None
+    temperature_memory_max_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    power_enforced_w: float | None = None
+    clock_sm_mhz: int | None = None
+    clock_sm_max_mhz: int | None = None
+    clock_sm_application_mhz: int | None = None
+    clock_memory_mhz: int | None = None
+    clock_memory_max_mhz: int | None = None
+    performance_state: int | None = None
+    throttle_reasons: int | None = None  # bit mask, see data/throttle_reasons.yaml
+    persistence_mode: bool | None = None
+    compute_mode: str | None = None
+    ecc_mode: bool | None = None
+    ecc_mode_pending: bool | None = None
+    ecc_corrected_volatile: int | None = None
+    ecc_uncorrected_volatile: int | None = None
+    ecc_corrected_aggregate: int | None = None
+    ecc_uncorrected_aggregate: int | None = None
+    retired_pages_pending: bool | None = None
+    remapped_correctable: int | None = None
+    remapped_uncorrectable: int | None = None
+    remap_pending: bool | None = None
+    remap_failure: bool | None = None
+    recovery_action: str | None = None
+    mig_mode: bool | None = None
+    mig_mode_pending: bool | None = None
+    fabric: Fabric | None = None
+    nvlinks: tuple[NvLink, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    not_supported: tuple[str, ...] = ()
+    not_permitted: tuple[str, ...] = ()
+    errors: dict[str, str] = {}
+
+    @property
+    def label(self) -> str:
+        """How a finding names it: index and PCI address."""
+        return f"{self.index} ({self.bus_id})" if self.bus_id else str(self.index)
+
+
+class GpuPair(msgspec.Struct, frozen=True, omit_defaults=True):
+    """P2P status of two GPUs (OK, CNS, GNS, TNS, DR, NS, U) and their nearest common ancestor (PIX ... SYS)."""
+
+    a: int
+    b: int
+    read: str | None = None
+    write: str | None = None
+    nvlink: str | None = None
+    level: str | None = None
+
+
+class Witness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How NVML or nvidia-smi answered. ``call`` and ``code`` name NVML's failing call and its error code."""
+
+    outcome: str
+    detail: str = ""
+    seconds: float = 0.0
+    call: str = ""
+    code: int | None = None
+    gpus: tuple[dict[str, str], ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+class PciGpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An NVIDIA display-class PCI function, from sysfs."""
+
+    bus_id: str
+    device: str | None = None
+    numa_node: int | None = None
+    link_speed: str | None = None
+    link_speed_max: str | None = None
+    link_width: str | None = None
+    link_width_max: str | None = None
+    driver: str | None = None
+    slot: str | None = None
+
+
+class System(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What NVML says of the driver. ``count`` is the number of GPUs NVML sees."""
+
+    driver: str | None = None
+    library: str | None = None
+    cuda_driver: str | None = None
+    count: int | None = None
+
+
+class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fabric manager as this host (or container) sees it."""
+
+    running: bool = False
+    installed: bool = False
+    version: str | None = None
+
+
+class GpuFact(Fact, frozen=True, omit_defaults=True):
+    """Four witnesses of a host's GPUs: NVML (``gpus``), nvidia-smi (``smi``), /proc/driver/nvidia, the PCI bus."""
+
+    PROBE: ClassVar[str] = "gpu"
+
+    nvml: Witness
+    smi: Witness
+    system: System = System()
+    gpus: tuple[GpuDevice, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
+    pci_gpus: tuple[PciGpu, ...] = ()
+    proc_gpus: tuple[dict[str, Any], ...] = ()
+    nvswitches: int = 0
+    module_version: str | None = None
+    module_flavor: str | None = None
+    device_nodes: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    container: str | None = None
+    fabric_manager: FabricManager = FabricManager()
+    imex_channels: tuple[str, ...] = ()
+
+    @property
+    def has_hardware(self) -> bool:
+        """A GPU is on the bus or known to the driver (an installed library alone is no GPU)."""
+        return bool(self.pci_gpus or self.proc_gpus or self.gpus or any(_is_gpu_node(n) for n in self.device_nodes))
+
+    def count(self) -> tuple[int | None, str]:
+        """How many GPUs NVML sees, and in one sentence why none (or that nothing can be said)."""
+        if self.nvml.outcome == "not-run":
+            return 0, self.nvml.detail
+        if self.system.count is None:
+            return None, self.nvml.detail or self.nvml.outcome
+        return self.system.count, "" if self.system.count else "NVML answers, and lists no GPU"
+
+
+def _is_gpu_node(name: str) -> bool:
+    return name.startswith("nvidia") and name[6:].isdecimal()

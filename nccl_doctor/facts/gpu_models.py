@@ -1,0 +1,50 @@
+"""The catalogue of GPU models: memory, compute capability, NVLinks, PCIe generation, number formats, speed, power."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from nccl_doctor.facts.xid import load
+
+
+class GpuModel(msgspec.Struct, frozen=True):
+    """One model. ``nvlinks`` are up on a healthy module; ``bridge_nvlinks`` only where a bridge is fitted.
+
+    TFLOPS are dense tensor-core rates at boost clock from the data sheet; None where they are not published.
+    """
+
+    match: str
+    memory_gb: float | None
+    capability: str
+    nvlink: int
+    nvlinks: int | None
+    pcie_gen: int | None
+    bf16: bool
+    fp8: bool
+    bf16_tflops: float | None
+    tdp_w: float | None
+    fp16_tflops: float | None = None
+    bridge_nvlinks: int = 0
+
+    @property
+    def tflops(self) -> float | None:
+        """The catalogue speed for training: BF16, or FP16 where the model has no BF16."""
+        return self.bf16_tflops if self.bf16_tflops is not None else self.fp16_tflops
+
+
+@functools.cache
+def models() -> tuple[GpuModel, ...]:
+    """All models, in the order in which they are matched."""
+    return msgspec.convert(load("gpu_models.yaml")["models"], tuple[GpuModel, ...])
+
+
+def find(name: str | None) -> GpuModel | None:
+    """The model behind a name as NVML gives it (``NVIDIA H100 80GB HBM3``); None if the catalogue has none."""
+    bare = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
+    for model in models():
+        rest = bare[len(model.match) :]
+        if bare.lower().startswith(model.match.lower()) and not rest[:1].isalnum():
+            return model
+    return None

@@ -1,0 +1,120 @@
+"""Facts about InfiniBand, RoCE and EFA devices: what sysfs says, and what ibstat, ibv_devinfo and show_gids print."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+
+class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One entry of a port's GID table. ``type`` is sysfs's text: ``IB/RoCE v1`` or ``RoCE v2``."""
+
+    index: int
+    gid: str
+    type: str | None = None
+    netdev: str | None = None
+
+
+class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The Ethernet interface (or IPoIB) of an RDMA device."""
+
+    name: str
+    operstate: str | None = None
+    mtu: int | None = None
+    carrier_changes: int | None = None
+    master: str | None = None
+
+
+class Port(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One port, in sysfs's words: ``state`` is ``4: ACTIVE``, ``rate`` is ``400 Gb/sec (4X NDR)``.
+
+    ``counters_before`` was read ``counters_interval_s`` seconds before ``counters``.
+    """
+
+    port: int
+    state: str | None = None
+    phys_state: str | None = None
+    rate: str | None = None
+    link_layer: str | None = None
+    lid: str | None = None
+    sm_lid: str | None = None
+    gids: tuple[Gid, ...] = ()
+    pkeys: tuple[str, ...] = ()
+    counters: dict[str, int] = {}
+    counters_before: dict[str, int] = {}
+    counters_interval_s: float = 0.0
+
+    @property
+    def active(self) -> bool:
+        """The port's state is ACTIVE: NCCL uses no other."""
+        return (self.state or "").upper().endswith("ACTIVE")
+
+    @property
+    def gbps(self) -> float | None:
+        """The active rate in Gb/s, or None."""
+        words = (self.rate or "").split()
+        try:
+            return float(words[0])
+        except (IndexError, ValueError):
+            return None
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One RDMA device."""
+
+    name: str
+    fw_ver: str | None = None
+    hca_type: str | None = None
+    board_id: str | None = None
+    node_guid: str | None = None
+    sys_image_guid: str | None = None
+    node_type: str | None = None
+    bus_id: str | None = None
+    path: tuple[str, ...] = ()
+    pci_device: str | None = None
+    pci_vendor: str | None = None
+    numa_node: int | None = None
+    netdevs: tuple[NetDevice, ...] = ()
+    ports: tuple[Port, ...] = ()
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a further witness printed."""
+
+    outcome: str
+    detail: str = ""
+    text: str = ""
+
+
+class PciNic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A NIC on the bus that can do RDMA, and the driver bound to it."""
+
+    bus_id: str
+    vendor: str | None = None
+    device: str | None = None
+    driver: str | None = None
+
+
+class Memlock(msgspec.Struct, frozen=True, omit_defaults=True):
+    """RLIMIT_MEMLOCK in bytes; None is unlimited."""
+
+    soft: int | None = None
+    hard: int | None = None
+
+
+class InfinibandFact(Fact, frozen=True, omit_defaults=True):
+    """All RDMA devices of one host. No device at all is a fact, too."""
+
+    PROBE: ClassVar[str] = "infiniband"
+
+    devices: tuple[Device, ...] = ()
+    uverbs: tuple[str, ...] = ()
+    uverbs_expected: tuple[str, ...] = ()
+    memlock_bytes: Memlock = Memlock()
+    uptime_s: float | None = None
+    default_route_devices: tuple[str, ...] = ()
+    pci_rdma: tuple[PciNic, ...] = ()
+    witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)

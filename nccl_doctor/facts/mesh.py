@@ -1,0 +1,194 @@
+"""What the hosts measured of each other: names, ports, paths, loss, throughput, clocks. All directed: host -> peer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+
+class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one name resolves to on a host: ``addresses`` in the resolver's order, or ``error`` (the resolver's text).
+
+    ``quoted`` is the line of /etc/hosts that says so (with ``line``, counted from 1), where there is one.
+    """
+
+    addresses: tuple[str, ...] = ()
+    error: str = ""
+    quoted: str = ""
+    line: int | None = None
+
+
+class Names(Fact, frozen=True, omit_defaults=True):
+    """Name resolution as this host sees it: its own host name, and the inventory name of every host.
+
+    In a fleet of N hosts that would be N x N answers, nearly all alike. So one host (``reference``) gives its whole
+    table, and every other host only what it resolves otherwise.
+    """
+
+    PROBE: ClassVar[str] = "names"
+    host_name: str
+    own: Resolution
+    resolved: dict[str, Resolution] = msgspec.field(default_factory=dict)
+    addresses: tuple[str, ...] = ()  # the addresses that this host's own interfaces carry
+    reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
+
+
+class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The process that holds a port: empty fields where it belongs to another user and cannot be seen."""
+
+    pid: int | None = None
+    command: str = ""
+    user: str = ""
+
+
+class MasterPort(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the master port could be bound on the master. ``outcome``: ok, in-use, not-permitted, failed."""
+
+    port: int
+    outcome: str
+    detail: str = ""
+    holder: Holder | None = None
+
+
+class Listening(Fact, frozen=True, omit_defaults=True):
+    """The ports this host's agent listens on. ``master`` is set on the master only; ``udp`` is 0 where none opened."""
+
+    PROBE: ClassVar[str] = "listening"
+    ephemeral: tuple[int, ...]
+    udp: int = 0
+    master: MasterPort | None = None
+    port_range: tuple[int, int] | None = None  # net.ipv4.ip_local_port_range
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One TCP connect to a peer, and where ``messages`` were exchanged over it, what they showed.
+
+    ``purpose``: master, ephemeral or chosen-interface. ``outcome``: ok, refused, timed-out, unreachable,
+    reset, name-unresolved, wrong-peer, failed. Times are in milliseconds; ``lost_forward`` and ``lost_back`` count
+    retransmitted segments in each direction out of ``messages`` small paced ones.
+    """
+
+    peer: str
+    address: str
+    port: int
+    purpose: str
+    outcome: str
+    detail: str = ""
+    source: str = ""  # the local address that the kernel chose
+    connect_ms: float | None = None
+    rtt_p50_ms: float | None = None
+    rtt_p99_ms: float | None = None
+    messages: int = 0
+    answered: int = 0
+    lost_forward: int = 0
+    lost_back: int = 0
+
+
+class Links(Fact, frozen=True, omit_defaults=True):
+    """All connects that this host tried."""
+
+    PROBE: ClassVar[str] = "links"
+    links: tuple[Link, ...]
+
+
+class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The largest packet (bytes, IP headers included) that reached a peer with don't-fragment set.
+
+    ``outcome``: ok (packets of ``interface_mtu`` pass), black-hole (larger ones vanish in silence), limited (the
+    network reported a smaller path MTU, or the peer's interface is smaller: ``detail`` says), blocked (no UDP at all).
+    """
+
+    peer: str
+    address: str
+    outcome: str
+    interface_mtu: int = 0
+    largest_passed: int = 0
+    smallest_lost: int = 0
+    detail: str = ""
+
+
+class PathMtu(Fact, frozen=True, omit_defaults=True):
+    """Path MTU from this host to its tested peers."""
+
+    PROBE: ClassVar[str] = "path-mtu"
+    paths: tuple[PathSize, ...]
+
+
+class Flow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One timed TCP transfer to a peer: ``bytes`` the peer received in ``seconds``; ``outcome`` as in :class:`Link`."""
+
+    peer: str
+    address: str
+    outcome: str
+    bytes: int = 0
+    seconds: float = 0.0
+    retransmitted: int = 0
+    detail: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second; 0 where nothing was measured."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+
+class Throughput(Fact, frozen=True, omit_defaults=True):
+    """TCP throughput from this host to its tested peers, one transfer at a time per host."""
+
+    PROBE: ClassVar[str] = "throughput"
+    flows: tuple[Flow, ...]
+
+
+class Clock(Fact, frozen=True, omit_defaults=True):
+    """This host's clock against the controller's: offset in seconds (positive: ahead), known to +- ``uncertainty``."""
+
+    PROBE: ClassVar[str] = "clock"
+    offset: float
+    uncertainty: float
+
+
+class Resolver:
+    """All hosts' name tables put together again."""
+
+    def __init__(self, seen: dict[str, Names]) -> None:
+        self._seen = seen
+        self._own: dict[str, dict[str, Resolution]] = {}  # name -> the hosts that told their own answer
+        self._sharers: dict[str, list[str]] = {}  # reference -> the hosts that share its table
+        for host, names in sorted(seen.items()):
+            self._sharers.setdefault(names.reference or host, []).append(host)
+            for name, found in names.resolved.items():
+                self._own.setdefault(name, {})[host] = found
+
+    def answer(self, host: str, name: str) -> Resolution | None:
+        """What ``name`` resolves to on ``host``; None where that is not known."""
+        names = self._seen.get(host)
+        if names is None:
+            return None
+        found = names.resolved.get(name)
+        if found is None and names.reference:
+            reference = self._seen.get(names.reference)
+            found = reference.resolved.get(name) if reference else None
+        return found
+
+    def names(self) -> list[str]:
+        """Every name that any host was asked for, sorted."""
+        return sorted(self._own)
+
+    def answers(self, name: str) -> dict[tuple[str, ...], list[str]]:
+        """The different address lists of a name (empty: it does not resolve) -> the hosts that give them, sorted."""
+        own = self._own.get(name, {})
+        table: dict[tuple[str, ...], list[str]] = {}
+        for reference, sharers in self._sharers.items():
+            shared = own.get(reference)
+            if shared is None:
+                continue
+            # Of thousands of names only a few are told by more than the reference: those lists need no filtering.
+            agree = sharers if len(own) == 1 else [host for host in sharers if host == reference or host not in own]
+            table[shared.addresses] = table[shared.addresses] + agree if shared.addresses in table else agree
+        for host, found in own.items():
+            if host not in self._sharers:
+                table[found.addresses] = [*table.get(found.addresses, []), host]
+        # Built in sorted order; only where overrides were mixed in does it need sorting again.
+        return {addresses: sorted(hosts) if len(own) > 1 else hosts for addresses, hosts in sorted(table.items())}

@@ -1,0 +1,149 @@
+"""The host itself: shared memory, limits, disks, memory, cgroups, sysctls, GPU users (probe ``system``)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+UNLIMITED = -1
+
+
+class SharedMemory(msgspec.Struct, frozen=True):
+    """/dev/shm, in bytes. ``leftovers``: what lies in it, by the beginning of the name (``nccl-``, ``torch_``)."""
+
+    present: bool
+    size_bytes: int = 0
+    free_bytes: int = 0
+    own_mount: bool = True
+    type: str = ""
+    leftovers: dict[str, dict[str, int]] = {}
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A resource limit of this login; -1 is unlimited."""
+
+    soft: int
+    hard: int
+
+
+class Filesystem(msgspec.Struct, frozen=True):
+    """A place the job writes to, or (``looked_at``) its nearest parent that exists; sizes only if ``outcome`` is ok."""
+
+    role: str  # /tmp, home, cache or the variable that names it
+    path: str
+    outcome: str
+    looked_at: str = ""
+    size_bytes: int = 0
+    free_bytes: int = 0
+    inodes: int = 0  # 0: the file system does not count them
+    inodes_free: int = 0
+    mount: str = ""
+    type: str = ""
+    source: str = ""
+    read_only: bool = False
+    detail: str = ""
+
+
+class Cgroup(msgspec.Struct, frozen=True):
+    """The tightest limits from this process' group up to the top; None is unlimited."""
+
+    version: int = 2
+    memory_limit_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_cache_bytes: int = 0  # reclaimable page cache in memory_used_bytes
+    memory_group: str = ""
+    oom_kills: int = 0
+    pids_limit: int | None = None
+    pids_used: int | None = None
+    pids_group: str = ""
+    cpu_limit: float | None = None  # in CPUs
+
+
+class Container(msgspec.Struct, frozen=True):
+    """Hints that this is a container; empty on a plain host. ``seccomp`` 2 is a filter."""
+
+    hints: tuple[str, ...] = ()
+    seccomp: str = ""
+    no_new_privileges: str = ""
+    capabilities: str = ""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A NUMA node."""
+
+    node: int
+    cpus: str = ""
+    memory_bytes: int | None = None
+
+
+class Processors(msgspec.Struct, frozen=True):
+    """CPUs. ``allowed`` is how many this process may use."""
+
+    online: str = ""
+    count: int | None = None
+    allowed: int = 0
+    model: str = ""
+    governor: str = ""
+    nodes: tuple[Node, ...] = ()
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Kind of machine, kernel options, uptime (seconds) and load."""
+
+    vendor: str = ""
+    product: str = ""
+    virtual: bool = False
+    iommu_devices: int = 0
+    kernel_options: tuple[str, ...] = ()
+    transparent_hugepage: str = ""
+    uptime_s: float | None = None
+    load: tuple[float, ...] = ()
+    tasks: int | None = None
+    oom_kills_since_boot: int | None = None
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process that holds a GPU device file open. ``state``: Z zombie, D stuck in the kernel."""
+
+    pid: int
+    command: str
+    user: str = ""
+    state: str = ""
+    parent: int | None = None
+    age_s: float | None = None
+    devices: tuple[str, ...] = ()
+
+
+class GpuProcesses(msgspec.Struct, frozen=True):
+    """Who holds the GPUs, and how many processes did not let us see."""
+
+    gpu_devices: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+    not_permitted: int = 0
+    processes_seen: int = 0
+
+
+class System(Fact, frozen=True):
+    """Everything of the host itself that can stop or slow a job."""
+
+    PROBE: ClassVar[str] = "system"
+    shm: SharedMemory
+    limits: dict[str, Limit]
+    filesystems: tuple[Filesystem, ...]
+    memory: dict[str, int]
+    cgroup: Cgroup
+    gpu_processes: GpuProcesses
+    user: int = 0
+    container: Container = Container()
+    processors: Processors = Processors()
+    machine: Machine = Machine()
+    sysctls: dict[str, str] = msgspec.field(default_factory=dict)
+    rdma_devices: tuple[str, ...] = ()
+
+    def sysctl_numbers(self, name: str) -> tuple[int, ...]:
+        """A sysctl of one or more numbers; empty if this kernel does not have it."""
+        words = self.sysctls.get(name, "").split()
+        return tuple(int(word) for word in words) if all(word.lstrip("-").isdigit() for word in words) else ()

@@ -1,0 +1,84 @@
+"""Facts about topology: the matrix as nvidia-smi prints it, PCI paths, ACS, IOMMU and modules from sysfs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+
+class MatrixText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ``nvidia-smi topo -m`` gave. Parse ``text`` with :func:`nccl_doctor.facts.topology_matrix.parse`."""
+
+    outcome: str
+    detail: str = ""
+    text: str = ""
+
+
+class PciDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A GPU, RDMA NIC or NVSwitch: its PCI path from the root complex down, and the names it goes by."""
+
+    bus_id: str
+    kind: str  # gpu, nic, nvswitch
+    vendor: str | None = None
+    device: str | None = None
+    verbs: tuple[str, ...] = ()
+    netdevs: tuple[str, ...] = ()
+    numa_node: int | None = None
+    cpus: str | None = None
+    path: tuple[str, ...] = ()
+    link_speed: str | None = None
+    link_speed_max: str | None = None
+    link_width: str | None = None
+    link_width_max: str | None = None
+    virtual_function: bool = False
+
+
+class AcsBridge(msgspec.Struct, frozen=True):
+    """A PCI bridge whose ACS control register redirects peer-to-peer traffic."""
+
+    bus_id: str
+    control: str
+
+
+class Acs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """ACS on the PCI bridges; ``outcome`` not-permitted: reading extended configuration space needs root."""
+
+    outcome: str = "ok"
+    bridges: int = 0
+    readable: int = 0
+    redirecting: tuple[AcsBridge, ...] = ()
+
+
+class Iommu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """IOMMU groups on this host, and the type of each GPU's and NIC's group by PCI address."""
+
+    groups: int = 0
+    types: dict[str, str] = {}
+
+
+class Cpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """CPU as /proc/cpuinfo names it."""
+
+    vendor: str | None = None
+    model: str | None = None
+    architecture: str | None = None
+
+
+class TopologyFact(Fact, frozen=True, omit_defaults=True):
+    """How the devices of one host hang together."""
+
+    PROBE: ClassVar[str] = "topology"
+
+    matrix: MatrixText
+    devices: tuple[PciDevice, ...] = ()
+    acs: Acs = Acs()
+    iommu: Iommu = Iommu()
+    modules: dict[str, bool] = msgspec.field(default_factory=dict)
+    kernel: str = ""
+    boot_options: tuple[str, ...] = ()
+    hypervisor: str | None = None
+    cpu: Cpu = Cpu()
+    numa_nodes: dict[str, str] = msgspec.field(default_factory=dict)

@@ -1,0 +1,250 @@
+"""The benchmark as people read it: what ran and over which path, one line per size, the fit, the verdict, the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from nccl_doctor.bench.ceiling import Ceiling
+from nccl_doctor.bench.collectives import COLLECTIVES
+from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
+from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.run import World
+from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
+from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+
+_MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "wrong": ("✗ WRONG", "bold red"),
+         "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
+_MODE = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
+_BAR = 10
+NOISY = 0.25
+
+
+def microseconds(value: float) -> str:
+    """A time with its unit: us below 10 ms, then ms, then s."""
+    if value < 9995:
+        return f"{value:.3g} us" if value < 999.5 else f"{value:.0f} us"
+    return f"{value / 1e3:.3g} ms" if value < 999.5e3 else f"{value / 1e6:.3g} s"
+
+
+def bar(share: float) -> str:
+    """``███     `` for 0.3 of ten."""
+    full = min(_BAR, max(0, round(share * _BAR)))
+    return "█" * full + "·" * (_BAR - full)
+
+
+def table(
+    measurements: Iterable[Measurement],
+    skips: Iterable[Skip],
+    ceiling: Ceiling | None,
+    changes: Iterable[SizeChange] = (),
+    width: int = 120,
+) -> Table:
+    """One line per size. Without a ceiling the bar compares with the best size. Narrow terminals get fewer columns."""
+    rows, changed = list(measurements), {(c.collective, c.mode, c.size): c for c in changes}
+    top = ceiling.gbs if ceiling else max((item.busbw_gbs for item in rows), default=0.0)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    share = "of ceiling" if ceiling else "of best"
+    names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
+    dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
+    dropped |= {share, "p99"} if changed and width < 100 else set()
+    for name in names:
+        if name not in dropped:
+            grid.add_column(name, justify="left" if name.startswith("of") else "right", no_wrap=True)
+    if changed:
+        grid.add_column("against baseline")
+    for item in rows:
+        cells = [cell for name, cell in zip(names, _cells(item, top), strict=True) if name not in dropped]
+        if changed:
+            change = changed.get((item.collective, item.mode, item.size))
+            cells.append(Text(change.words if change else "-"))
+        grid.add_row(*cells)
+    for skip in skips:
+        grid.add_row(format_size(skip.size) if skip.size else "all", Text("skipped", style="yellow"))
+    return grid
+
+
+def _cells(item: Measurement, top: float) -> list[RenderableType]:
+    share = item.busbw_gbs / top if top else 0.0
+    noisy = item.spread.cv > NOISY
+    wrong = "-" if item.wrong is None else f"{item.wrong}"
+    return [
+        format_size(item.size),
+        microseconds(item.time_us),
+        rate(item.algbw_gbs),
+        rate(item.busbw_gbs),
+        Text(f"{bar(share)} {share * 100:3.0f} %"),
+        microseconds(item.spread.median_us),
+        microseconds(item.spread.p99_us),
+        Text(f"{item.spread.cv * 100:.0f} %", style="yellow" if noisy else ""),
+        Text(wrong, style="bold red" if item.wrong else ""),
+    ]
+
+
+def head(world: World, results: Results) -> Iterator[Text]:
+    """Who takes part."""
+    hosts = fold(share.name for share in world.shares)
+    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    many = f"{len(world.shares)} host{'s' if len(world.shares) > 1 else ''}"
+    yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}: {visible(hosts)}", "bold")
+    for names, field in (
+        (sorted({record.device_name for record in results.ranks if record.device_name}), "GPU"),
+        (sorted({record.torch for record in results.ranks}), "torch"),
+        (sorted({record.nccl for record in results.ranks if record.nccl}), "NCCL"),
+    ):
+        if len(names) > 1:
+            yield Text(f"different {field} on the ranks: {visible(', '.join(names))}", "yellow")
+
+
+def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: int = 0) -> None:
+    """Print the outcome."""
+    for line in head(outcome.world, outcome.results):
+        console.print(line)
+    versions = sorted({record.torch for record in outcome.results.ranks})
+    mark = Text("  proved", "green") if outcome.path.proved else Text("  not proved", "yellow")
+    torch = f"torch {visible(', '.join(versions)) or '?'}"
+    if outcome.plan.sizes:
+        console.print(Text(f"{torch}; path: {visible(outcome.path.words)}") + mark)
+    else:
+        console.print(Text(torch))
+    for name in outcome.plan.collectives:
+        if name in COLLECTIVES:
+            console.print()
+            _collective(outcome, name, console)
+    if outcome.results.gemm:
+        console.print()
+        _gemm(outcome, console)
+    console.print()
+    for item in outcome.findings:
+        _finding(item, console)
+    for verdict in outcome.verdicts:
+        console.print(_verdict(verdict))
+    notes = [*outcome.notes]
+    if not outcome.complete:
+        notes.append("the run did not complete: what was measured until then is shown")
+    tail = "; ".join(notes + ([f"saved: {saved}"] if saved else []) + [f"exit {exit_code}"])
+    console.print(Text(f"{outcome.seconds:.1f} s; {visible(tail)}", "dim"))
+
+
+def _collective(outcome: Outcome, name: str, console: Console) -> None:
+    own = [item for item in outcome.results.measurements if item.collective == name]
+    skips = [item for item in outcome.results.skips if item.collective == name]
+    modes = list(dict.fromkeys([item.mode for item in own] + [item.mode for item in skips if item.mode]))
+    for mode in modes or [""]:
+        title = f"{name}, {outcome.plan.dtype}" + (f", {_MODE.get(mode, mode)}" if mode else "")
+        console.print(Text(title, "bold"))
+        rows = [item for item in own if item.mode == mode]
+        left_out = [item for item in skips if item.mode in (mode, "")]
+        change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
+        console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
+        for reason, sizes in _by_reason(left_out).items():
+            console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
+        for item in outcome.fits:
+            if (item.collective, item.mode) == (name, mode):
+                line = item.fit
+                console.print(
+                    Text(
+                        f"  fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error "
+                        f"{line.error * 100:.0f} %, half bandwidth at {format_size_about(line.half_size)}",
+                        "dim",
+                    )
+                )
+        if rows:
+            last = max(rows, key=lambda item: item.size)
+            if len(last.rank_means_us) > 1:
+                where = outcome.results.host_of(last.slowest_rank)
+                console.print(
+                    Text(
+                        f"  slowest rank {last.slowest_rank} ({visible(where)}), {last.slowest_behind * 100:.1f} % "
+                        f"behind the average at {format_size(last.size)}",
+                        "dim",
+                    )
+                )
+
+
+def format_size_about(size: int) -> str:
+    """A size rounded to two digits, in binary units."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def _by_reason(skips: Iterable[Skip]) -> dict[str, str]:
+    groups: dict[str, list[int]] = {}
+    for item in skips:
+        groups.setdefault(item.reason, []).append(item.size)
+    return {
+        reason: ", ".join(format_size(size) if size else "all sizes" for size in sizes)
+        for reason, sizes in groups.items()
+    }
+
+
+def _gemm(outcome: Outcome, console: Console) -> None:
+    ranks: list[GemmRank] = sorted(outcome.results.gemm, key=lambda item: item.tflops)
+    edge = outcome.results.gemm_edge
+    console.print(Text(f"gemm, {edge} x {edge} x {edge} {outcome.plan.dtype}, all ranks at once", "bold"))
+    fastest = ranks[-1].tflops
+    for item in ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-2:]]:
+        host = visible(outcome.results.host_of(item.rank))
+        wrong = "" if not item.wrong else f"   {item.wrong} WRONG elements"
+        console.print(
+            Text(f"  rank {item.rank:<4} {host:<16} {_flops(item.tflops):>13}  {bar(item.tflops / fastest)}{wrong}")
+        )
+    slowest = ranks[0]
+    where = visible(outcome.results.host_of(slowest.rank))
+    console.print(
+        Text(
+            f"  slowest / fastest: {slowest.tflops / fastest:.2f} (slowest: rank {slowest.rank} on {where}); "
+            "with equal batches every rank waits for the slowest"
+        )
+    )
+
+
+def _flops(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
+
+
+def _verdict(verdict: Verdict) -> Text:
+    mark, style = _MARK[verdict.kind]
+    return Text(mark, style) + Text(f"  {verdict.collective}: {visible(verdict.text)}")
+
+
+def _finding(item: Finding, console: Console) -> None:
+    style = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}[item.severity]
+    console.print(Text(f"{item.id}", style) + Text(f"  {visible(fold(item.hosts))}"))
+    console.print(Padding(Text(visible(item.title)), (0, 0, 0, 2), expand=False))
+    for proof in item.evidence[:10]:
+        for line in proof.text.splitlines():
+            where = ":".join(filter(None, (proof.host, proof.source)))
+            console.print(Padding(Text(f"{visible(where)}  ", "dim") + Text(visible(line)), (0, 0, 0, 4), expand=False))
+    for fix in item.fixes:
+        on = f" on {fix.host}" if fix.host else ""
+        console.print(
+            Padding(Text(f"fix{on}: {visible(fix.text)}  {visible(fix.command)}"), (0, 0, 0, 2), expand=False)
+        )
+    playbook = for_finding(item.id)
+    if playbook:
+        console.print(Text(f"  playbook: nccl-doctor playbook {playbook}", "dim"))
+    console.print()
+
+
+def live(world: World, results: Results, now: str) -> Group:
+    """What is shown while it runs."""
+    parts: list[RenderableType] = list(head(world, results))
+    for name in dict.fromkeys(item.collective for item in results.measurements[-12:]):
+        own = [item for item in results.measurements if item.collective == name][-12:]
+        parts.append(Text(name, "bold"))
+        parts.append(Padding(table(own, (), None), (0, 0, 0, 2), expand=False))
+    parts.append(Text(now, "dim"))
+    return Group(*parts)

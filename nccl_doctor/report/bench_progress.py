@@ -1,0 +1,84 @@
+"""Progress of a benchmark on stderr: a live table on a terminal, one plain line per size elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from nccl_doctor.bench.model import Collector
+from nccl_doctor.bench.run import World
+from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.verdict import rate
+from nccl_doctor.report.bench_console import live, microseconds
+from nccl_doctor.report.safe_text import visible
+
+
+class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
+    """Shows events as they come. ``total`` is the number of sizes to measure over all collectives."""
+
+    def __init__(self, console: Console, world: World, collector: Collector, total: int) -> None:
+        self._console, self._world, self._collector, self._total = console, world, collector, max(1, total)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._now = "starting"
+        self._started = time.monotonic()
+        self._measuring_since: float | None = None
+        self._stages: dict[int, str] = {}
+        self._told = ""
+
+    def __enter__(self) -> BenchProgress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def event(self, host: str, event: dict[str, Any]) -> None:
+        """Take in one event, already collected, and show it."""
+        kind = event.get("event")
+        if kind == "stage":
+            self._stage(int(event["rank"]), str(event["stage"]), str(event.get("detail", "")))
+        elif kind == "size" and not self._live:
+            self._line()
+        elif kind == "skip" and not self._live:
+            size = format_size(event["size"]) if event["size"] else "all sizes"
+            self._console.print(
+                f"{event['collective']} {size}: not measured: {visible(event['reason'])}", markup=False, highlight=False
+            )
+        elif kind in ("error", "stuck", "stopped"):
+            what = visible(str(event.get("text") or f"stuck in {event.get('stage')}").split("\n")[0][:200])
+            self._console.print(f"rank {event['rank']} on {visible(host)}: {what}", markup=False, highlight=False)
+        if self._live:
+            self._live.update(live(self._world, self._collector.results(), self._status()), refresh=True)
+
+    def _stage(self, rank: int, stage: str, detail: str) -> None:
+        self._stages[rank] = stage
+        if stage == "measure" and self._measuring_since is None:
+            self._measuring_since = time.monotonic()
+        self._now = f"{stage} {detail}".strip()
+        if not self._live and stage != self._told and stage not in ("measure", "end"):
+            self._told = stage
+            self._console.print(f"{stage}: {visible(detail)}" if detail else stage, markup=False, highlight=False)
+
+    def _line(self) -> None:
+        item = self._collector.measurements[-1]
+        wrong = "" if not item.wrong else f"  {item.wrong} WRONG"
+        self._console.print(
+            f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  "
+            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}",
+            markup=False,
+            highlight=False,
+        )
+
+    def _status(self) -> str:
+        done = len(self._collector.measurements) + len(self._collector.skips)
+        text = f"{visible(self._now)}  {done}/{self._total} sizes, {time.monotonic() - self._started:.0f} s"
+        if self._measuring_since is not None and done:
+            each = (time.monotonic() - self._measuring_since) / done
+            text += f", about {each * max(0, self._total - done):.0f} s left"
+        return text

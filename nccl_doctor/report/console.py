@@ -1,0 +1,206 @@
+"""The report as an engineer reads it: verdict first, then causes with their proof and fix, then what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
+from nccl_doctor.rules.judge import Report
+
+EVIDENCE_SHOWN = 4
+TITLES_SHOWN = 3
+FIXES_SHOWN = 4
+_STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}
+
+
+def confidence_word(confidence: float) -> str:
+    """``certain``, ``likely`` or ``possible``: what a reader needs; the number is in the JSON."""
+    return "certain" if confidence >= 0.99 else "likely" if confidence >= 0.75 else "possible"
+
+
+def render(report: Report, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
+    """Print the report. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
+    console.print(_verdict(report))
+    _body(report, console, verbose)
+    for line in _closing(report, saved, exit_code, verbose):
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def render_gate(
+    report: Report, gate: Gate, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0
+) -> None:
+    """Print a preflight's decision, then what it rests on."""
+    text = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
+    console.print(text.append(f": {gate.reason}.", "bold"))
+    if gate.go:
+        told = f"  run on       {visible(fold(gate.chosen))}"
+        spare = f"   spare: {visible(fold(gate.spares))}" if gate.spares else ""
+        console.print(Text(told, "bold").append(spare, "dim"))
+    for state, style in ((BAD, "bold red"), (UNKNOWN, "bold yellow"), (SUSPECT, "yellow")):
+        hosts = gate.hosts(state)
+        if hosts:
+            reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
+            line = Text(f"  {state:<12} {visible(fold(hosts))}", style)
+            console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
+    _body(report, console, verbose)
+    for line in _closing(report, saved, exit_code, verbose):
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def _body(report: Report, console: Console, verbose: bool) -> None:
+    causes = [item for item in report.causes if verbose or item.severity is not Severity.INFO]
+    for number, items in enumerate(alike(causes), 1):
+        console.print()
+        _finding(number, items, report, console, verbose)
+    console.print()
+
+
+def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one id, one host each, are shown as one entry: sixteen hosts with the same fault are one problem."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for item in findings:
+        own = "" if len(item.hosts) == 1 else item.title
+        groups.setdefault((item.id, item.severity.value, own), []).append(item)
+    return list(groups.values())
+
+
+def _verdict(report: Report) -> Text:
+    failing = [item for item in report.causes if item.severity is Severity.FAIL]
+    warnings = sum(item.severity is Severity.WARN for item in report.causes)
+    count = len(report.hosts)
+    if report.verdict == "faulty":
+        guilty = {host for item in failing for host in item.hosts}
+        first = alike(failing)[0]
+        where = fold(host for item in first for host in item.hosts)
+        text = Text("✗ FAULTY", style="bold red")
+        number = len(alike(failing))
+        problems = f"{number} problem{'s' if number > 1 else ''}"
+        text.append(
+            f": {problems} on {len(guilty)} of {count} host{'s' if count > 1 else ''} would break this job. ", "bold"
+        )
+        return text.append(f"First to fix: {first[0].id}" + (f" on {visible(where)}." if where else "."), "bold")
+    if report.verdict == "incomplete":
+        text = Text("? INCOMPLETE", style="bold yellow")
+        text.append(": nothing wrong was found, but not everything could be measured (see below).", "bold")
+    else:
+        text = Text("✓ HEALTHY", style="bold green")
+        text.append(f": {count} host{'s' if count > 1 else ''} passed every check that was asked for.", "bold")
+    if warnings:
+        text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow")
+    return text
+
+
+def _finding(number: int, items: list[Finding], report: Report, console: Console, verbose: bool) -> None:
+    first = items[0]
+    hosts = sorted({host for item in items for host in item.hosts})
+    head = Text(f"{number:3}  ")
+    head.append(f"{first.id:<34}", _STYLE[first.severity])
+    head.append(f"  {visible(fold(hosts)):<24}", "bold")
+    head.append(f"  {first.severity.value}, {confidence_word(min(item.confidence for item in items))}", "dim")
+    console.print(head)
+
+    def line(text: Text, indent: int = 5) -> None:
+        console.print(Padding(text, (0, 0, 0, indent), expand=False))
+
+    for item in items if verbose else items[:TITLES_SHOWN]:
+        line(Text(visible(item.title)))
+    if len(items) > TITLES_SHOWN and not verbose:
+        line(Text(f"... and {len(items) - TITLES_SHOWN} hosts more like these (--verbose shows all)", "dim"))
+    # The proof of each, before more proof of any: the reader wants to see that all of them are real.
+    proofs = [proof for rank in zip_longest(*(item.evidence for item in items)) for proof in rank if proof is not None]
+    shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]
+    for proof in shown:
+        line(_evidence(proof), 7)
+    if len(proofs) > len(shown):
+        line(Text(f"... and {len(proofs) - len(shown)} more lines of proof (--verbose shows all)", "dim"), 7)
+    for index, fix in enumerate(_fixes(items)):
+        text = Text("fix now    " if index == 0 else "           ", "green")
+        text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))
+        line(text)
+        if fix.command:
+            where = f"on {visible(fix.host)}: " if fix.host else ""
+            line(Text(f"           {where}").append(visible(fix.command), "bold"))
+    for advice in first.env:
+        line(Text("set        ", "green").append_text(_setting(advice)))
+    book = for_finding(first.id)
+    if book:
+        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"))
+    effects = [other for other in report.findings if other.folded_under == first.id]
+    if effects:
+        told = sorted(
+            {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
+        )
+        line(Text(f"└ explains {len(effects)} more: {'; '.join(told)}", "dim"))
+
+
+def _fixes(items: list[Finding]) -> list[Fix]:
+    """The fixes of alike findings: the same command for several hosts once, for all of them."""
+    merged: dict[tuple[str, str, bool], list[str]] = {}
+    for item in items:
+        for fix in item.fixes:
+            merged.setdefault((fix.text, fix.command, fix.risky), []).append(fix.host)
+    fixes = [
+        Fix(text, command, fold(host for host in hosts if host), risky)
+        for (text, command, risky), hosts in merged.items()
+    ]
+    return fixes[:FIXES_SHOWN]
+
+
+def _setting(advice: EnvAdvice) -> Text:
+    setting = f"unset {advice.name}" if advice.unset else f"export {advice.name}={advice.value}"
+    return Text(visible(setting), "bold").append(f"   {visible(advice.reason)}", "not bold dim")
+
+
+def _evidence(proof: Evidence) -> Text:
+    place = ":".join(part for part in (proof.host, proof.source, str(proof.line or "")) if part)
+    text = Text()
+    if place:
+        text.append(f"{visible(place)}  ", "cyan")
+    if proof.rank is not None:
+        text.append(f"rank {proof.rank}  ", "cyan")
+    return text.append(visible(proof.text))
+
+
+def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Iterator[Text]:
+    passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn")]
+    if passed:
+        yield Text("passed       ", "green").append(", ".join(passed))
+    for stage in report.stages:
+        if stage.state == "skipped":
+            yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(stage.reason)})", "dim")
+    if report.env:
+        for advice in report.env:
+            setting = f"unset {advice.name}" if advice.unset else f"export {advice.name}={advice.value}"
+            yield (
+                Text("environment  ", "green")
+                .append(visible(setting), "bold")
+                .append(f"   {visible(advice.reason)}", "dim")
+            )
+    else:
+        yield Text("environment  ", "green").append("nothing needs setting")
+    infos = [item for item in report.causes if item.severity is Severity.INFO]
+    if not verbose:
+        for item in infos:
+            yield Text("note         ", "cyan").append(visible(item.title))
+    for gap in report.unknown:
+        text = Text("not checked  ", "yellow").append(
+            f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
+        )
+        yield text.append(f" (try: {visible(gap.next)})" if gap.next else "")
+    tail = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
+    yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
+
+
+def stdout_console() -> Console:
+    """The console for results: no markup, and where it is no terminal, wide enough that lines stay whole."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=160)

@@ -1,0 +1,249 @@
+"""How `nccl-doctor env` tells its answers: one variable's page, lint findings, recommendations."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from nccl_doctor.env.examine import Examination
+from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
+from nccl_doctor.env.lint import Remark
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.safe_text import visible
+
+_RISK = {
+    Risk.SAFE: "safe",
+    Risk.DEBUGGING: "debugging only: not in production, or only as a workaround",
+    Risk.PIN: "performance pin: overrides what NCCL tunes itself",
+    Risk.DANGEROUS: "dangerous: can corrupt data, hang or break a job",
+}
+
+CODE_TIMEOUT = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """The machine-readable page of one name. ``first`` and ``last`` are null where nothing ever read it."""
+    variable = answer.variable
+    page: dict[str, Any] = {
+        "name": answer.name,
+        "status": answer.status.value,
+        "first": (variable.first or None) if variable else None,
+        "last": (variable.last or None) if variable else None,
+        "default": answer.default or None,
+        "replaced_by": answer.replaced_by or None,
+        "version": answer.version or None,
+        "version_assumed": answer.assumed,
+        "did_you_mean": list(answer.near),
+    }
+    if variable:
+        page |= {
+            "reader": variable.reader,
+            "type": variable.type,
+            "values": variable.values.describe() if variable.values else "",
+            "documented": variable.documented,
+            "category": variable.category,
+            "risk": variable.risk.value,
+            "default_history": [{"since": since, "default": value} for since, value in variable.history],
+            "replaced_in": variable.replaced_in or None,
+            "meaning": variable.meaning,
+            "set_when": variable.set_when,
+            "never": variable.never,
+            "source": variable.source,
+        }
+    elif answer.nobody:
+        page |= {"meaning": truth(answer), "source": answer.nobody.source}
+    elif answer.family:
+        page |= {"reader": answer.family.reader, "source": answer.family.source}
+    return page
+
+
+def truth(answer: Answer) -> str:
+    """What there is to say of a name nobody reads."""
+    nobody = answer.nobody
+    assert nobody is not None
+    said = nobody.truth or "No effect: no known release of NCCL or PyTorch reads it."
+    if nobody.timeout:
+        said += f" What sets the time-out is code: {CODE_TIMEOUT}"
+    return said
+
+
+def status_line(answer: Answer) -> str:
+    """What becomes of the variable, in one sentence."""
+    variable = answer.variable
+    if variable is None:
+        if answer.nobody is not None:
+            return "read by nobody: setting it does nothing"
+        if answer.status is Status.CURRENT and answer.family:
+            return f"belongs to {answer.family.reader} (by its prefix {answer.family.prefix}); not described here"
+        return "unknown: no known release of NCCL, PyTorch or a known plugin reads it"
+    who = variable.reader
+    if variable.of_torch or variable.of_nccl:
+        who = f"{who} {answer.version}{' (the newest known)' if answer.assumed else ''}"
+    if answer.status is Status.CURRENT:
+        return f"read by {who}"
+    if answer.status is Status.READ_BY_NOBODY:
+        return f"not read by {who}: it first appears in {variable.first}"
+    if answer.status is Status.RENAMED:
+        if not variable.last:
+            since = f" since {variable.replaced_in}" if variable.replaced_in else ""
+            return f"renamed {variable.replaced_by}{since}; {who} still accepts the old name, the new one wins"
+        return f"renamed {variable.replaced_by}; {who} no longer reads this name (last: {variable.last})"
+    return f"removed: {who} no longer reads it (last: {variable.last}); setting it does nothing"
+
+
+def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
+    yield "status", status_line(answer)
+    variable = answer.variable
+    if variable is not None:
+        yield from _variable_rows(answer, variable)
+    elif answer.nobody is not None:
+        yield "truth", truth(answer)
+        if answer.replaced_by:
+            yield "use instead", answer.replaced_by
+        yield "source", answer.nobody.source
+    elif answer.near:
+        yield "did you mean", ", ".join(answer.near) + "?"
+
+
+def _variable_rows(answer: Answer, variable: Variable) -> Iterator[tuple[str, str]]:
+    if variable.meaning:
+        yield "what it is", variable.meaning
+    if variable.first:
+        span = f"{variable.first} to {variable.last}" if variable.last else f"{variable.first} and later"
+        yield "versions", span
+    if variable.values and variable.values.describe():
+        beyond = f"; anything else {variable.values.otherwise}" if variable.values.otherwise else ""
+        yield "values", variable.values.describe() + beyond
+    default = answer.default
+    if default:
+        automatic = " (automatic)" if default in ("-1", "-2") else ""
+        past = ", ".join(f"{value} since {since}" for since, value in variable.history)
+        yield "default", default + automatic + (f"   ({past})" if past else "")
+    if answer.replaced_by:
+        since = f" (since {variable.replaced_in})" if variable.replaced_in else ""
+        yield "use instead", answer.replaced_by + since
+    yield "documented", "yes" if variable.documented else "no"
+    if answer.status is not Status.REMOVED:
+        yield "risk", _RISK[variable.risk] + (f". {variable.pin[0].upper()}{variable.pin[1:]}." if variable.pin else "")
+    if variable.set_when:
+        yield "set it when", variable.set_when
+    if variable.never:
+        yield "never", variable.never
+    for value, why in variable.leftover.items():
+        yield f"not with {value}" if value != "*" else "not left on", why
+    yield "source", variable.source
+
+
+def answer_text(answer: Answer, width: int = 100) -> str:
+    """The page of one name for a terminal."""
+    lines = [answer.name]
+    for label, said in _rows(answer):
+        lines += textwrap.wrap(
+            said,
+            width,
+            initial_indent=f"  {label:<13} ",
+            subsequent_indent=" " * 16,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- lint
+
+_MARK = {Severity.FAIL: "✗", Severity.WARN: "!", Severity.INFO: "·"}
+
+
+def lint_json(result: Examination) -> dict[str, Any]:
+    """The machine-readable result of a lint run."""
+    return {
+        "judged_for": result.judged_for,
+        "looked_at": list(result.looked_at),
+        "problems": [{"file": item.file, "why": item.why} for item in result.problems],
+        "summary": {severity.value: result.count(severity) for severity in Severity},
+        "findings": [
+            {
+                "id": item.finding.id,
+                "severity": item.finding.severity.value,
+                "confidence": item.finding.confidence,
+                "name": item.assignment.name,
+                "value": item.assignment.value,
+                "file": item.assignment.file or None,
+                "line": item.assignment.line,
+                "hosts": list(item.finding.hosts),
+                "title": item.finding.title,
+                "evidence": [
+                    {"text": proof.text, "source": proof.source, "line": proof.line, "host": proof.host}
+                    for proof in item.finding.evidence
+                ],
+                "fix": [{"text": fix.text, "command": fix.command} for fix in item.finding.fixes],
+                "playbook": playbooks.for_finding(item.finding.id) or None,
+            }
+            for item in result.remarks
+        ],
+    }
+
+
+def lint_text(result: Examination, show_info: bool = True, width: int = 110) -> str:
+    """The result of a lint run for a terminal: verdict first, then file by file."""
+    lines = [_verdict(result), f"judged for {result.judged_for}", ""]
+    place = None
+    hidden = 0
+    for item in result.remarks:
+        if item.finding.severity is Severity.INFO and not show_info:
+            hidden += 1
+            continue
+        proof = item.finding.evidence[0]
+        here = proof.host or proof.source
+        if here != place:
+            lines += [visible(here)]
+            place = here
+        lines += _finding_lines(item, width)
+    for problem in result.problems:
+        lines += textwrap.wrap(f"? {visible(problem.file)} {visible(problem.why)}", width, subsequent_indent="    ")
+    if result.problems:
+        lines.append("")
+    if hidden:
+        lines += [f"{hidden} remarks hidden (--info shows them)", ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _verdict(result: Examination) -> str:
+    fails, warns, infos = (result.count(severity) for severity in (Severity.FAIL, Severity.WARN, Severity.INFO))
+    read = f"{len(result.assignments)} variables set in {len(result.looked_at)} source" + "s" * (
+        len(result.looked_at) != 1
+    )
+    unread = f", {len(result.problems)} not readable" if result.problems else ""
+    if fails:
+        return f"✗ {fails} wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
+    if warns:
+        return f"! nothing wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
+    if not result.looked_at:
+        return f"? nothing could be read{unread}: no verdict"
+    return f"✓ nothing wrong{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
+
+
+def _finding_lines(item: Remark, width: int) -> list[str]:
+    found = item.finding
+    where = f"{found.evidence[0].line}:" if found.evidence[0].line else ""
+    head = f"  {where:<5}{_MARK[found.severity]} "
+    lines = _wrapped(visible(found.title), width, head)
+    indent = " " * 9
+    lines.append(f"{indent}{visible(found.evidence[0].text)[:width]}")
+    for other in found.evidence[1:4]:
+        place = f"{other.host or other.source}{f':{other.line}' if other.line else ''}"
+        lines.append(f"{indent}{visible(other.text)[:width]}   ({visible(place)})")
+    for fix in found.fixes:
+        lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
+        if fix.command:
+            lines += [f"{indent}     {visible(part.strip())}" for part in fix.command.split("#", 1)[:1]]
+    lines += [f"{indent}[{found.id}]", ""]
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,31 @@
+"""What several formats share: one plain paragraph for a finding."""
+
+from __future__ import annotations
+
+from nccl_doctor.findings.model import Evidence, Finding
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+
+
+def quote(proof: Evidence) -> str:
+    """One line of proof with its place, safe to print."""
+    place = ":".join(part for part in (proof.host, proof.source, str(proof.line or "")) if part)
+    return visible(f"{place}  {proof.text}" if place else proof.text)
+
+
+def paragraph(item: Finding, evidence: int = 10) -> str:
+    """Title, hosts, evidence, fixes and playbook of a finding, a line each."""
+    lines = [visible(item.title)]
+    if item.hosts:
+        lines.append(f"hosts: {visible(fold(item.hosts))}")
+    lines += [f"  {quote(proof)}" for proof in item.evidence[:evidence]]
+    if len(item.evidence) > evidence:
+        lines.append(f"  ... and {len(item.evidence) - evidence} more lines of proof")
+    for fix in item.fixes:
+        where = f" (on {visible(fix.host)})" if fix.host else ""
+        lines.append(f"fix: {visible(fix.text)}" + (f": {visible(fix.command)}{where}" if fix.command else ""))
+    book = for_finding(item.id)
+    if book:
+        lines.append(f"playbook: nccl-doctor playbook {book}")
+    return "\n".join(lines)

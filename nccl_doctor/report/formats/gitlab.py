@@ -1,0 +1,38 @@
+"""GitLab Code Quality: a JSON list that merge requests show. Source: GitLab docs, Code Quality report format (2025)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.formats._text import paragraph
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import Gate
+from nccl_doctor.rules.judge import Report
+
+_SEVERITY = {Severity.FAIL: "blocker", Severity.WARN: "minor", Severity.INFO: "info"}
+
+
+def render(report: Report, gate: Gate) -> str:
+    """One entry per cause and one per gap; the fingerprint is the same for the same problem in the next run."""
+    entries = []
+    for item in report.causes:
+        place = fold(item.hosts) or "cluster"
+        entries.append(_entry(item.id, paragraph(item, 3), _SEVERITY[item.severity], place))
+    for gap in report.unknown:
+        entries.append(_entry("unknown", visible(f"{gap.what}: {gap.why}"), "major", fold(gap.hosts)))
+    return json.dumps(entries, indent=2, sort_keys=True) + "\n"
+
+
+def _entry(id: str, text: str, severity: str, place: str) -> dict[str, object]:
+    mark = hashlib.sha256(f"{id}\0{place}\0{text if id == 'unknown' else ''}".encode()).hexdigest()
+    return {
+        "check_name": id,
+        "description": text,
+        "fingerprint": mark,
+        "severity": severity,
+        # GitLab wants a file; hosts have none, so the place is named as one.
+        "location": {"path": f"hosts/{visible(place)}", "lines": {"begin": 1}},
+    }

@@ -1,0 +1,55 @@
+"""JUnit XML: one test case per host and stage, so that a CI server shows which host failed which check."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.formats._text import paragraph
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import Gate
+from nccl_doctor.rules.judge import Report
+
+# XML 1.0 has no way to write these, not even escaped; ``visible`` leaves none of them, but lone surrogates and
+# non-characters above the BMP remain.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub("�", "\n".join(visible(line) for line in text.split("\n")))
+
+
+def render(report: Report, gate: Gate) -> str:
+    """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text."""
+    top = ElementTree.Element("testsuites", name="nccl-doctor")
+    for stage in report.stages:
+        suite = ElementTree.SubElement(top, "testsuite", name=stage.name, timestamp=report.created)
+        counts = {"failures": 0, "errors": 0, "skipped": 0}
+        for host in report.hosts:
+            case = ElementTree.SubElement(suite, "testcase", classname=f"nccl-doctor.{stage.name}", name=_text(host))
+            # A finding that names no host is everybody's.
+            mine = [item for item in report.findings if item.stage == stage.name and host in (item.hosts or (host,))]
+            failed = [item for item in mine if item.severity is Severity.FAIL]
+            gaps = [gap for gap in report.unknown if host in gap.hosts and stage.name in gap.stages]
+            if failed:
+                counts["failures"] += 1
+                node = ElementTree.SubElement(case, "failure", type=failed[0].id, message=_text(failed[0].title))
+                node.text = _text("\n\n".join(paragraph(item) for item in failed))
+            elif gaps:
+                counts["errors"] += 1
+                told = "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)
+                ElementTree.SubElement(case, "error", type="unknown", message=_text(f"not measured: {told}"))
+            elif stage.state == "skipped":
+                counts["skipped"] += 1
+                ElementTree.SubElement(case, "skipped", message=_text(stage.reason))
+            warned = [item for item in mine if item.severity is Severity.WARN]
+            if warned:
+                ElementTree.SubElement(case, "system-out").text = _text(
+                    "\n\n".join(f"warning: {paragraph(item)}" for item in warned)
+                )
+        suite.set("tests", str(len(report.hosts)))
+        for name, count in counts.items():
+            suite.set(name, str(count))
+    ElementTree.indent(top)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"

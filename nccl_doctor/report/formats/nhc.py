@@ -1,0 +1,17 @@
+"""LBNL Node Health Check: one line per host that is not healthy, in the words NHC itself writes."""
+
+from __future__ import annotations
+
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import HEALTHY, Gate
+from nccl_doctor.rules.judge import Report
+
+
+def render(report: Report, gate: Gate) -> str:
+    """``ERROR: nhc: Health check failed: nccl-doctor: HOST: ...``; nothing for a healthy host."""
+    lines = []
+    for item in gate.decisions:
+        if item.state != HEALTHY:
+            told = visible(f"{item.host}: {item.state}: {', '.join(item.because)}")
+            lines.append(f"ERROR: nhc: Health check failed: nccl-doctor: {told}")
+    return "".join(f"{line}\n" for line in lines)

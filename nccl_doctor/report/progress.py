@@ -1,0 +1,75 @@
+"""Progress on stderr: one live line per stage on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+
+
+class ConsoleProgress:
+    """Shows each stage's hosts as they finish, and the troubled ones by name. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._stages: dict[str, tuple[int, int]] = {}
+        self._trouble: dict[str, list[str]] = {}
+        self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+
+    def __enter__(self) -> ConsoleProgress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def begin(self, stage: str, total: int) -> None:
+        """A stage starts on ``total`` hosts."""
+        with self._lock:
+            self._stages[stage] = (0, total)
+            self._draw()
+
+    def advance(self, stage: str, host: str, trouble: str = "") -> None:
+        """A host is through."""
+        with self._lock:
+            done, total = self._stages.get(stage, (0, 0))
+            self._stages[stage] = (done + 1, total)
+            if trouble:
+                self._trouble.setdefault(f"{stage}: {trouble}", []).append(host)
+            self._draw()
+
+    def end(self, stage: str) -> None:
+        """The stage is over: elsewhere than on a terminal, one line says how it went."""
+        with self._lock:
+            if self._live:
+                self._draw()
+                return
+            done, total = self._stages.get(stage, (0, 0))
+            elapsed = time.monotonic() - self._started
+            self._console.print(Text(f"[{elapsed:5.1f} s] {stage} {done}/{total}"), soft_wrap=True)
+            for what in [what for what in self._trouble if what.startswith(f"{stage}: ")]:
+                told = f"          {visible(what)} on {visible(fold(self._trouble.pop(what)))}"
+                self._console.print(Text(told), soft_wrap=True)
+
+    def _draw(self) -> None:
+        if not self._live:
+            return
+        line = Text("  ")
+        for stage, (done, total) in self._stages.items():
+            filled = round(6 * done / total) if total else 6
+            line.append(f"{stage} ", "bold" if done < total else "dim")
+            line.append("█" * filled, "green").append("░" * (6 - filled), "dim").append(f" {done}/{total}   ")
+        line.append(f"{time.monotonic() - self._started:.1f} s", "dim")
+        for what, hosts in self._trouble.items():
+            line.append(f"\n  {visible(what)} on {visible(fold(hosts))}", "yellow")
+        self._live.update(line)

@@ -1,0 +1,403 @@
+"""Rules of the collectives stage, and the localisation of failed runs that ``bench`` uses as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.facts.collectives import Collectives, RankEnd
+from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
+from nccl_doctor.rules.localise import blame
+
+# The road of a rank. One that stuck further back than others is what the others wait for.
+ROAD = ("spawn", "import", "store", "process-group", "first-collective", "links", "gemm", "measure", "end")
+STUCK_IDS = {
+    "spawn": "collectives.stuck.spawn",
+    "import": "collectives.stuck.import",
+    "store": "collectives.stuck.store",
+    "process-group": "collectives.stuck.process-group",
+    "first-collective": "collectives.stuck.first-collective",
+}
+_WHAT = {
+    "spawn": "starting Python",
+    "import": "importing torch",
+    "store": "reaching the store",
+    "process-group": "forming the process group",
+    "first-collective": "the first collective",
+    "links": "measuring host pairs",
+    "gemm": "the matrix products",
+    "measure": "a measured collective",
+    "end": "leaving",
+}
+# What other ranks say when a peer is gone or silent: a consequence, wherever the cause is known.
+_PEER_GONE = re.compile(
+    r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
+    r"|remote error|ncclRemoteError|failed to recv|Socket Timeout|Application timeout|wait timeout",
+)
+SLOW_HOST_SHARE = 0.5  # a host whose best pair is below this share of the other hosts' median pair is slow
+QUOTE_LINES = 6
+
+
+class RankOnHost:
+    """A rank's end with the host (inventory name) it was on."""
+
+    def __init__(self, host: str, end: RankEnd, fact: Collectives) -> None:
+        self.host, self.end, self.fact = host, end, fact
+
+    @property
+    def label(self) -> str:
+        return f"rank {self.end.rank} on {self.host}"
+
+    @property
+    def kind(self) -> str:
+        return self.end.error.kind if self.end.error else ""
+
+    @property
+    def text(self) -> str:
+        return self.end.error.text if self.end.error else ""
+
+    @property
+    def place(self) -> Place:
+        return Place(host=self.host, rank=self.end.rank)
+
+    def evidence(self, text: str, source: str = "") -> Evidence:
+        return Evidence(text, source=source or "launcher", host=self.host, rank=self.end.rank)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far along the road: stage, then iterations done."""
+        where = self.end.where
+        stage = ROAD.index(where.stage) if where.stage in ROAD else len(ROAD)
+        return stage, where.iterations or 0
+
+
+@fleet_rule(
+    "collectives",
+    "collectives.host-lost",
+    "collectives.rank-died",
+    "collectives.rank-stopped",
+    "collectives.wrong-result",
+    "collectives.failed",
+    "collectives.world",
+    "collectives.slow-host",
+    "net.port-in-use.store",
+    *STUCK_IDS.values(),
+    "collectives.stuck.measure",
+)
+def short_run(fleet: Fleet) -> Iterator[Finding]:
+    """A short all-reduce and all-gather over all hosts must give the right answer, in time.
+
+    One rank a host (gloo), or one a GPU (NCCL), with the Python that was named. Each stage of a job's start has its own
+    time limit: reaching the store, forming the process group, the first collective, each size. Where it ends without
+    success, the rank that did not get as far as the others is named, with its stack and what it printed. Answers are
+    compared with what they must be; the slowest pair of hosts is compared with the others.
+    """
+    facts = fleet.every(Collectives)
+    if not facts:
+        raise MissingFact("collectives", "no host ran its ranks")
+    probes = {
+        host.name: host.facts.probes[Collectives.PROBE]
+        for host in fleet.hosts
+        if Collectives.PROBE in host.facts.probes
+    }
+    yield from failures(facts, lost_hosts(probes))
+    yield from wrong_results(facts)
+    yield from slow_hosts(facts)
+
+
+def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
+    """All ranks of all hosts, in order of rank."""
+    found = [RankOnHost(host, end, fact) for host, fact in facts.items() for end in fact.ranks]
+    return sorted(found, key=lambda item: item.end.rank)
+
+
+def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Why a run did not end well: the root only; nothing if every rank finished.
+
+    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason.
+    """
+    ranks = ranks_of(facts)
+    if lost:
+        yield from _host_lost(ranks, lost)
+        return
+    bad = [rank for rank in ranks if not rank.end.finished]
+    if not bad:
+        return
+    for judge in (_setup, _died, _stopped, _wrong_first, _own_error, _stuck):
+        found = list(judge(ranks, bad))
+        if found:
+            yield from found
+            return
+
+
+def _host_lost(ranks: list[RankOnHost], lost: Mapping[str, str]) -> Iterator[Finding]:
+    for host, reason in sorted(lost.items()):
+        yield finding(
+            "collectives.host-lost",
+            Severity.FAIL,
+            f"{host} was lost while its ranks ran",
+            [Evidence(reason, source="connection to the host", host=host), *_others(ranks, ())],
+            hosts=(host,),
+        )
+
+
+def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
+    """Hosts whose connection went away while the probe ran: name -> what is known."""
+    return {
+        host: result.detail
+        for host, result in probes.items()
+        if result.outcome is Outcome.FAILED and result.detail.startswith("connection lost")
+    }
+
+
+def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[Evidence]:
+    """What the other ranks said, shortest way round: one line for each different answer."""
+    names = {rank.end.rank for rank in guilty}
+    groups: dict[str, list[RankOnHost]] = {}
+    for rank in ranks:
+        if rank.end.rank not in names and not rank.end.finished:
+            said = rank.text.splitlines()[0][:200] if rank.text else f"was in {rank.end.where.words}"
+            groups.setdefault(said, []).append(rank)
+    return [
+        members[0].evidence(f"{said} (rank{'s' if len(members) > 1 else ''} {_numbers(members)})", "other ranks")
+        for said, members in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
+    ]
+
+
+def _numbers(ranks: Iterable[RankOnHost]) -> str:
+    numbers = [str(rank.end.rank) for rank in ranks]
+    return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def _printed(rank: RankOnHost) -> list[Evidence]:
+    """The last lines a rank printed, and its stack."""
+    lines = [line for line in rank.end.output.splitlines() if line.strip()][-QUOTE_LINES:]
+    found = [rank.evidence(line[:300], "stderr") for line in lines]
+    if rank.end.stack:
+        found.append(rank.evidence("\n".join(rank.end.stack.splitlines()[:12]), "py-spy dump"))
+    return found
+
+
+_SETUP = {
+    "torch-missing": ("collectives.no-torch", "torch cannot be imported"),
+    "backend-missing": ("sw.no-nccl-backend", "torch has no such backend"),
+    "no-gpu": ("gpu.not-visible.torch", "torch sees no GPU for a rank"),
+    "dtype": ("collectives.failed", "torch has no such data type"),
+    "world": ("collectives.world", "the world is not what was asked for"),
+    "port-in-use": ("net.port-in-use.store", "the store's port is in use"),
+}
+
+
+def _setup(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    for kind, (id, title) in _SETUP.items():
+        guilty = [rank for rank in bad if rank.kind == kind]
+        if not guilty:
+            continue
+        hosts = sorted({rank.host for rank in guilty})
+        first = guilty[0]
+        fixes = []
+        if kind == "torch-missing":
+            fixes = [Fix("name the Python of the training job", "nccl-doctor check --python /path/to/python")]
+        if kind == "port-in-use":
+            command = f"ss -ltnp 'sport = :{first.fact.master_port}'"
+            fixes = [Fix("see who holds it, or choose another with --master-port", command, host=first.host)]
+        yield finding(
+            id,
+            Severity.FAIL,
+            f"{title} ({first.label})",
+            [rank.evidence(rank.text.splitlines()[0][:400], rank.fact.python) for rank in guilty[:4]],
+            hosts=hosts,
+            places=[rank.place for rank in guilty],
+            fixes=fixes,
+        )
+        return
+
+
+def _died(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    guilty = [rank for rank in bad if rank.end.signal]
+    silent = [
+        rank for rank in bad if rank.end.exit not in (None, 0, 1, 70) and not rank.end.signal and not rank.end.killed
+    ]
+    if not guilty and not silent:
+        return
+    for rank in guilty or silent:
+        how = f"was killed by {rank.end.signal}" if rank.end.signal else f"ended with status {rank.end.exit}"
+        yield finding(
+            "collectives.rank-died",
+            Severity.FAIL,
+            f"{rank.label} {how} in {rank.end.where.words}",
+            [
+                rank.evidence(f"process {rank.end.pid} {how}, last heard of in stage {rank.end.where.words}"),
+                *_printed(rank),
+                *_others(ranks, guilty or silent),
+            ],
+            places=[rank.place],
+            fixes=[
+                Fix(
+                    "look for the out-of-memory killer and for drivers' errors around that time",
+                    "journalctl -k --since '-15 min' | grep -iE 'oom|killed process|xid|segfault'",
+                    host=rank.host,
+                )
+            ],
+        )
+
+
+def _stopped(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    guilty = [rank for rank in bad if rank.end.state == "T"]
+    for rank in guilty:
+        yield finding(
+            "collectives.rank-stopped",
+            Severity.FAIL,
+            f"{rank.label} is stopped (state T) in {rank.end.where.words}",
+            [
+                rank.evidence(
+                    f"process {rank.end.pid}: state T (stopped), last heard of in {rank.end.where.words}",
+                    f"/proc/{rank.end.pid}/stat",
+                ),
+                *_others(ranks, guilty),
+            ],
+            places=[rank.place],
+        )  # fmt: skip
+
+
+def _wrong_first(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    guilty = [rank for rank in bad if rank.kind == "wrong-result"]
+    if guilty:
+        yield finding(
+            "collectives.wrong-result",
+            Severity.FAIL,
+            "the first all-reduce gave a wrong answer",
+            [rank.evidence(rank.text[:300], "first all-reduce") for rank in guilty[:4]],
+            places=[rank.place for rank in guilty],
+        )
+
+
+def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    """An exception that is not the echo of another rank's trouble."""
+    errors = [rank for rank in bad if rank.end.error is not None and rank.end.error.event == "error"]
+    own = [rank for rank in errors if not _PEER_GONE.search(rank.text) and rank.kind not in ("ranks-missing", "store")]
+    if not own:
+        return
+    first = own[0]
+    yield finding(
+        "collectives.failed",
+        Severity.FAIL,
+        f"{first.label} failed in {_WHAT.get(first.end.where.stage, first.end.where.stage)}: "
+        + (first.text.splitlines()[0][:160] if first.text else first.kind),
+        [
+            first.evidence(f"{first.kind}: {first.text.splitlines()[0][:400] if first.text else ''}", "exception"),
+            *_printed(first),
+            *_others(ranks, own),
+        ],
+        places=[rank.place for rank in own],
+    )
+
+
+def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+    """Nobody died: the ranks that are furthest back are what the others wait for."""
+    missing = {number for rank in bad for number in (rank.end.error.missing if rank.end.error else None) or ()}
+    guilty = [rank for rank in bad if rank.end.rank in missing] or bad
+    if len(guilty) == len(bad) and not missing:
+        least = min(rank.progress for rank in bad)
+        guilty = [rank for rank in bad if rank.progress == least]
+    first = guilty[0]
+    stage = first.end.where.stage
+    told = [rank for rank in guilty if rank.end.error is not None]
+    everyone = len(guilty) == len(ranks)
+    who = f"all {len(ranks)} ranks" if everyone else ", ".join(rank.label for rank in guilty[:4])
+    evidence = []
+    for rank in (told or guilty)[:4]:
+        error = rank.end.error
+        said = f": {error.text.splitlines()[0][:300]}" if error and error.text else ""
+        evidence.append(rank.evidence(f"stuck in {rank.end.where.words} after {rank.end.where.step_s:.0f} s{said}"))
+    evidence += _printed(first) + _others(ranks, guilty)
+    fact = first.fact
+    yield finding(
+        STUCK_IDS.get(stage, "collectives.stuck.measure"),
+        Severity.FAIL,
+        f"{who} stuck in {_WHAT.get(stage, stage)}"
+        + (f" ({fact.master_addr} port {fact.master_port} on {fact.master})" if stage == "store" else ""),
+        evidence,
+        hosts=() if not everyone else sorted({rank.host for rank in ranks}),
+        places=[rank.place for rank in guilty],
+        confidence=0.9 if not everyone else 0.8,
+    )
+
+
+def _events(facts: Mapping[str, Collectives], kind: str) -> Iterator[dict[str, Any]]:
+    for fact in facts.values():
+        for event in fact.events:
+            if event.get("event") == kind:
+                yield event
+
+
+def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
+    """The inventory name of the host a rank ran on."""
+    return next((host for host, fact in facts.items() for end in fact.ranks if end.rank == rank), "")
+
+
+def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
+    """Elements that are not what they must be: corrupt data, one finding for all sizes."""
+    evidence: list[Evidence] = []
+    places: dict[int, Place] = {}
+    for event in _events(facts, "size"):
+        counts = event.get("wrong") or []
+        for rank, count in enumerate(counts):
+            if count:
+                host = host_of(facts, rank)
+                places[rank] = Place(host=host, rank=rank)
+                text = f"{event['collective']} of {event['size']} B: {count} wrong elements"
+                evidence.append(Evidence(text, source="comparison with the computed answer", host=host, rank=rank))
+    if evidence:
+        yield finding(
+            "collectives.wrong-result",
+            Severity.FAIL,
+            f"wrong results on rank{'s' if len(places) > 1 else ''} {', '.join(map(str, sorted(places)))}",
+            evidence[:8],
+            places=[places[rank] for rank in sorted(places)],
+        )
+
+
+def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
+    """Hosts whose every pair is far slower than the pairs of the others."""
+    rates: dict[tuple[str, str], float] = {}
+    for event in _events(facts, "link"):
+        pair = (host_of(facts, event["first"]), host_of(facts, event["second"]))
+        rates[pair] = event["size"] / event["seconds"] / 1e9
+    hosts = sorted({host for pair in rates for host in pair})
+    if len(hosts) < 3:
+        return  # with two hosts nobody can say which end is slow, or what would be normal
+    typical = _median(sorted(rates.values())[len(rates) // 2 :])
+    slow = {pair: rate < SLOW_HOST_SHARE * typical for pair, rate in rates.items()}
+    both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
+    for culprit in blame(both):
+        pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
+        quoted = [
+            Evidence(
+                f"{a} <-> {b}: {_rate(rates.get((a, b), rates.get((b, a), 0.0)))}", source="exchange of host pairs"
+            )
+            for a, b in pairs[:6]
+        ]
+        good = [rate for pair, rate in rates.items() if not slow[pair]]
+        others = f"{_rate(_median(sorted(good)))} between the other hosts (median)"
+        yield finding(
+            "collectives.slow-host",
+            Severity.WARN,
+            f"every exchange with {culprit.hosts[0]} is slow: {others}"
+            if len(culprit.hosts) == 1
+            else f"slow between {culprit.hosts[0]} and {culprit.hosts[1]}: {others}",
+            quoted,
+            hosts=culprit.hosts,
+            confidence=0.9 if len(culprit.hosts) == 1 else 0.75,
+        )
+
+
+def _median(ordered: list[float]) -> float:
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def _rate(gbs: float) -> str:
+    return f"{gbs:.2f} GB/s ({gbs * 8:.1f} Gb/s)" if gbs >= 0.1 else f"{gbs * 1e3:.1f} MB/s ({gbs * 8e3:.0f} Mb/s)"

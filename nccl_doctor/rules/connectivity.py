@@ -1,0 +1,459 @@
+"""Connectivity between hosts: names, path MTU, loss, delay, throughput, clocks."""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections.abc import Iterator
+
+from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolver, Throughput
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
+
+# A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
+# (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
+# (Mathis et al. 1997), and three of them are no accident.
+LOSS_SHARE = 0.01
+LOSS_COUNT = 3
+# A slow link: under a quarter of the fleet's median. Hosts of one fleet differ by less (half, behind a bond of two).
+SLOW_SHARE = 0.25
+# Delay: ten times the fleet's median and above 5 ms. Hosts of one data centre are within 1 ms of each other.
+DELAY_FACTOR, DELAY_MS = 10.0, 5.0
+# Beyond this, logs of several hosts can no longer be put in order by their time stamps.
+CLOCK_SECONDS = 1.0
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%", 1)[0]).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _alone(fleet: Fleet) -> None:
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+
+
+def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple[str, ...], host: str) -> Evidence:
+    if quoted:
+        return Evidence(quoted, source="/etc/hosts", line=resolution_line, host=host)
+    return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
+
+
+@fleet_rule("connectivity", "net.hostname-resolution.loopback", "net.hostname-resolution.unresolved.own-name")
+def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
+    """A host's own name resolves to a loopback address on that host, or to nothing.
+
+    Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
+    127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
+    """
+    _alone(fleet)
+    for host, names in sorted(fleet.every(Names).items()):
+        first = names.own.addresses[:1]
+        if not first:
+            yield finding(
+                "net.hostname-resolution.unresolved.own-name",
+                Severity.FAIL,
+                f"{host} cannot resolve its own name {names.host_name}",
+                Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
+                places=[Place(host=host)],
+                fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
+                explains=("collectives",),
+            )
+        elif _is_loopback(first[0]):
+            line = names.own.line
+            yield finding(
+                "net.hostname-resolution.loopback",
+                Severity.FAIL,
+                f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
+                _quote(line, names.own.quoted, names.host_name, names.own.addresses, host),
+                places=[Place(host=host)],
+                fixes=[
+                    Fix(
+                        "make the name resolve to the address its peers reach",
+                        f"sudo sed -i '{line}s/^/#/' /etc/hosts" if line else "",
+                        host,
+                    )
+                ],
+                explains=("collectives", "net.wrong-interface"),
+            )
+
+
+@fleet_rule("connectivity", "net.hostname-resolution.unresolved")
+def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
+    """A host cannot resolve the name of another.
+
+    Where some hosts can and others cannot, the resolvers differ (a stale /etc/hosts, a missing DNS server). Where no
+    host can, the hostfile names are aliases that only this machine's ssh config knows: that breaks nothing as long as
+    MASTER_ADDR is given in another form, so it is a warning.
+    """
+    _alone(fleet)
+    seen = fleet.every(Names)
+    resolver = Resolver(seen)
+    for name in resolver.names():
+        without = resolver.answers(name).get((), [])
+        if not without or _is_address(name):
+            continue
+        everywhere = len(without) == len(seen)
+        told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
+        yield finding(
+            "net.hostname-resolution.unresolved",
+            Severity.WARN if everywhere else Severity.FAIL,
+            f"no host can resolve {name}" if everywhere else told,
+            [
+                Evidence(f"{name}: {_error(resolver, host, name)}", source=f"getaddrinfo({name})", host=host)
+                for host in without
+            ],
+            places=[Place(host=host, peer=name) for host in without],
+            fixes=[Fix(f"add {name} to DNS, or to /etc/hosts of the hosts named", f"getent hosts {name}")],
+            explains=("net.master-unreachable", "collectives") if name == fleet.plan.master else (),
+        )
+
+
+def _error(resolver: Resolver, host: str, name: str) -> str:
+    answer = resolver.answer(host, name)
+    return (answer.error if answer else "") or "no address"
+
+
+@fleet_rule("connectivity", "net.hostname-resolution.wrong-address")
+def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
+    """A host resolves another's name to an address that the other does not have.
+
+    The address is none of the peer's own, and connecting to it did not reach the peer: a stale /etc/hosts or DNS
+    entry. (An address that is not the peer's own but does lead to it, through NAT, is no fault.)
+    """
+    _alone(fleet)
+    seen = fleet.every(Names)
+    resolver = Resolver(seen)
+    links = {host.name: host.want(Links) for host in fleet.hosts}
+    strangers = {
+        (link.peer, link.address, host)
+        for host, fact in links.items()
+        for link in (fact.links if fact else ())
+        if link.outcome == "wrong-peer"
+    }
+    for name in resolver.names():
+        if name not in seen or _is_address(name):
+            continue
+        for addresses, hosts in resolver.answers(name).items():
+            if not addresses:
+                continue
+            if addresses[0] in seen[name].addresses and not _is_loopback(addresses[0]):
+                # The peer has this address; only another host that answers there as well could make it wrong.
+                hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
+            for host in hosts:
+                if host != name:
+                    yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
+
+
+def _tried(links: Links | None, name: str, address: str) -> list[Link]:
+    return [link for link in links.links if link.peer == name and link.address == address] if links else []
+
+
+def _wrong_address(
+    host: str, name: str, addresses: tuple[str, ...], resolver: Resolver, seen: dict[str, Names], links: Links | None
+) -> Iterator[Finding]:
+    first = addresses[0]
+    tried = _tried(links, name, first)
+    other = any(link.outcome == "wrong-peer" for link in tried)
+    if not other and not _is_loopback(first) and any(link.outcome == "ok" for link in tried):
+        return  # not the peer's own address, but it leads there: address translation
+    answer = resolver.answer(host, name)
+    assert answer is not None
+    evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
+    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="/proc/net", host=name))
+    evidence.extend(
+        Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
+        for link in tried[:1]
+    )
+    what = "where another host answers" if other else f"which {name} does not have"
+    yield finding(
+        "net.hostname-resolution.wrong-address",
+        Severity.FAIL,
+        f"{host} takes {name} for {first}, {what}",
+        evidence,
+        places=[Place(host=host, peer=name)],
+        fixes=[
+            Fix(
+                f"correct the entry of {name} on {host}",
+                f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts" if answer.line else f"getent ahosts {name}",
+                host,
+            )
+        ],
+        explains=("net.master-unreachable", "net.firewall", "collectives"),
+    )
+
+
+@fleet_rule("connectivity", "net.hostname-resolution.disagree")
+def names_disagree(fleet: Fleet) -> Iterator[Finding]:
+    """Hosts resolve one name to different addresses, all of which the named host has.
+
+    Part of the traffic then takes another network than the rest (management instead of data, say). It works, and is
+    slow or half encrypted; it is worth a warning.
+    """
+    _alone(fleet)
+    seen = fleet.every(Names)
+    resolver = Resolver(seen)
+    for name in sorted(seen):
+        answers: dict[str, list[str]] = {}
+        told = resolver.answers(name)
+        for addresses, hosts in told.items() if len(told) > 1 else ():
+            others = [host for host in hosts if host != name]
+            if others and addresses and addresses[0] in seen[name].addresses:
+                answers.setdefault(addresses[0], []).extend(others)
+        if len(answers) < 2:
+            continue
+        fewest = min(answers.values(), key=len)
+        yield finding(
+            "net.hostname-resolution.disagree",
+            Severity.WARN,
+            f"{name} has {len(answers)} different addresses, depending on which host asks",
+            [
+                Evidence(f"{name} -> {address}", source=f"getaddrinfo({name})", host=", ".join(sorted(hosts)))
+                for address, hosts in sorted(answers.items())
+            ],
+            places=[Place(host=host, peer=name) for host in fewest],
+            fixes=[Fix(f"make {name} resolve alike on all hosts", f"getent ahosts {name}")],
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ MTU
+
+
+def _paths(fleet: Fleet) -> dict[Pair, PathSize]:
+    return {(host, path.peer): path for host, fact in fleet.every(PathMtu).items() for path in fact.paths}
+
+
+@fleet_rule("connectivity", "net.mtu.mismatch", "net.mtu.black-hole")
+def path_mtu(fleet: Fleet) -> Iterator[Finding]:
+    """Large packets vanish, or the hosts' interfaces have different MTUs.
+
+    Every pair was tried with don't-fragment set. A black hole is a size below the sender's interface MTU from which
+    on nothing arrives and no ICMP says why. Where the receiver's interface is exactly that small, the MTUs just differ.
+    """
+    _alone(fleet)
+    paths = _paths(fleet)
+    for host, gaps in _without_udp(paths).items():
+        fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+    own: dict[str, int] = {}
+    for (host, _), path in paths.items():
+        if path.interface_mtu:
+            own[host] = max(own.get(host, 0), path.interface_mtu)
+    yield from _different_mtu(own)
+    holes = {pair: path for pair, path in paths.items() if path.outcome in ("ok", "black-hole")}
+    bad = {
+        pair: path.outcome == "black-hole" and path.largest_passed < min(own.get(pair[0], 0), own.get(pair[1], 1 << 30))
+        for pair, path in holes.items()
+    }
+    for culprit in blame(bad):
+        yield _black_hole(culprit, paths)
+
+
+def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
+    """Hosts that got no UDP answer from any peer: their path MTU is not known."""
+    answered: dict[str, bool] = {}
+    for (source, _), path in paths.items():
+        answered[source] = answered.get(source, False) or path.outcome != "blocked"
+    return {
+        host: "no UDP datagram was answered by any peer"
+        for host, any_answer in sorted(answered.items())
+        if not any_answer
+    }
+
+
+def _different_mtu(own: dict[str, int]) -> Iterator[Finding]:
+    by_mtu: dict[int, list[str]] = {}
+    for host, mtu in own.items():
+        by_mtu.setdefault(mtu, []).append(host)
+    if len(by_mtu) < 2:
+        return
+    most = max(len(hosts) for hosts in by_mtu.values())
+    odd = sorted(host for hosts in by_mtu.values() if len(hosts) < most for host in hosts) or sorted(own)
+    usual = max(by_mtu, key=lambda mtu: (len(by_mtu[mtu]), mtu))
+    yield finding(
+        "net.mtu.mismatch",
+        Severity.WARN,
+        "interfaces towards the peers have different MTUs: " + ", ".join(f"{mtu} B" for mtu in sorted(by_mtu)),
+        [
+            Evidence(f"MTU {mtu} B on {', '.join(sorted(hosts))}", source="IP_MTU towards the peers")
+            for mtu, hosts in sorted(by_mtu.items())
+        ],
+        hosts=odd,
+        fixes=[Fix(f"give all hosts (and the switch ports between them) the same MTU, here {usual} B", "ip link show")],
+    )
+
+
+def _black_hole(culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
+    first = paths[culprit.pairs[0]]
+    names = " and ".join(culprit.hosts)
+    where = {"in": f"towards {names}", "out": f"from {names}", "both": f"to and from {names}"}.get(
+        culprit.direction, f"between {names}"
+    )
+    return finding(
+        "net.mtu.black-hole",
+        Severity.FAIL,
+        f"packets above {first.largest_passed} B vanish {where} (interface MTU {first.interface_mtu} B)",
+        [
+            Evidence(
+                f"{pair[0]} -> {pair[1]}: {paths[pair].largest_passed} B arrive, {paths[pair].smallest_lost} B do not, "
+                f"interface MTU {paths[pair].interface_mtu} B",
+                source=f"UDP with don't-fragment to {paths[pair].address}",
+                host=pair[0],
+            )
+            for pair in culprit.pairs
+        ],
+        confidence=1.0 if culprit.direction != "pair" else 0.9,
+        places=[Place(host=host) for host in culprit.hosts],
+        fixes=[
+            Fix(
+                f"until the path is mended, keep to what passes: MTU {first.largest_passed} B",
+                f"sudo ip link set dev INTERFACE mtu {first.largest_passed}",
+                culprit.hosts[0] if len(culprit.hosts) == 1 else "",
+            )
+        ],
+        explains=("collectives", "net.slow", "net.packet-loss"),
+    )
+
+
+# -------------------------------------------------------------------------------------- loss, delay, speed
+
+
+def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
+    return [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links if link.messages]
+
+
+@fleet_rule("connectivity", "net.packet-loss")
+def packet_loss(fleet: Fleet) -> Iterator[Finding]:
+    """Small, paced messages to or from a host had to be sent again: packets are lost where no queue was full."""
+    _alone(fleet)
+    sent: dict[Pair, int] = {}
+    lost: dict[Pair, int] = {}
+    for host, link in _measured(fleet):
+        for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
+            sent[pair] = sent.get(pair, 0) + link.messages
+            lost[pair] = lost.get(pair, 0) + count
+    bad = {pair: lost[pair] >= LOSS_COUNT and lost[pair] >= LOSS_SHARE * sent[pair] for pair in sent}
+    for culprit in plausible(bad):
+        total = sum(lost[pair] for pair in culprit.pairs)
+        share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
+        names = " and ".join(culprit.hosts)
+        side = {"in": "towards", "out": "from"}.get(
+            culprit.direction, "at" if culprit.direction == "both" else "between"
+        )
+        yield finding(
+            "net.packet-loss",
+            Severity.FAIL,
+            f"{share:.1f} % of packets {side} {names} are lost",
+            [
+                Evidence(
+                    f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small messages sent again",
+                    source="TCP_INFO total_retrans",
+                    host=pair[0],
+                )
+                for pair in culprit.pairs
+            ],
+            confidence=1.0 if culprit.direction != "pair" else 0.9,
+            places=[Place(host=host) for host in culprit.hosts],
+            fixes=[
+                Fix(
+                    "look at the link's error counters; change cable or port",
+                    "ip -s link; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
+                )
+            ],
+            explains=("net.slow", "collectives"),
+        )
+
+
+@fleet_rule("connectivity", "net.latency")
+def latency(fleet: Fleet) -> Iterator[Finding]:
+    """The round trip to a host takes ten times as long as the fleet's median: a detour, or an overloaded host."""
+    _alone(fleet)
+    trips: dict[Pair, float] = {}
+    for host, link in _measured(fleet):
+        if link.rtt_p50_ms is not None:
+            trips[(host, link.peer)] = link.rtt_p50_ms
+    if len(trips) < 3:
+        return
+    usual = statistics.median(trips.values())
+    bad = {pair: trip > DELAY_MS and trip > DELAY_FACTOR * usual for pair, trip in trips.items()}
+    for culprit in plausible(bad):
+        yield finding(
+            "net.latency",
+            Severity.WARN,
+            f"round trips with {' and '.join(culprit.hosts)} take {max(trips[pair] for pair in culprit.pairs):.1f} ms; "
+            f"the fleet's median is {usual:.2f} ms",
+            [
+                Evidence(f"{pair[0]} -> {pair[1]}: median {trips[pair]:.2f} ms", source="TCP echo", host=pair[0])
+                for pair in culprit.pairs
+            ],
+            places=[Place(host=host) for host in culprit.hosts],
+            fixes=[Fix("compare the routes and the load of the hosts", "ip route get PEER; uptime")],
+        )
+
+
+@fleet_rule("connectivity", "net.slow.link")
+def slow_link(fleet: Fleet) -> Iterator[Finding]:
+    """TCP to or from a host runs at under a quarter of the fleet's median rate."""
+    _alone(fleet)
+    if fleet.plan.quick:
+        raise SkipRule("--quick")
+    rates: dict[Pair, float] = {}
+    for host, fact in fleet.every(Throughput).items():
+        for flow in fact.flows:
+            if flow.outcome == "ok" and flow.seconds > 0:
+                rates[(host, flow.peer)] = flow.rate
+    if len(rates) < 3:
+        return
+    usual = statistics.median(rates.values())
+    bad = {pair: rate < SLOW_SHARE * usual for pair, rate in rates.items()}
+    for culprit in plausible(bad):
+        slowest = min(rates[pair] for pair in culprit.pairs)
+        names = " and ".join(culprit.hosts)
+        side = {"in": "towards", "out": "from", "both": "to and from"}.get(culprit.direction, "between")
+        yield finding(
+            "net.slow.link",
+            Severity.FAIL,
+            f"TCP {side} {names} runs at {slowest * 8 / 1e6:.0f} Mbit/s; the fleet's median is "
+            f"{usual * 8 / 1e6:.0f} Mbit/s",
+            [
+                Evidence(
+                    f"{pair[0]} -> {pair[1]}: {rates[pair] * 8 / 1e6:.0f} Mbit/s over one TCP stream",
+                    source="timed transfer",
+                    host=pair[0],
+                )
+                for pair in culprit.pairs
+            ],
+            confidence=0.95 if culprit.direction != "pair" else 0.7,
+            places=[Place(host=host) for host in culprit.hosts],
+            fixes=[
+                Fix(
+                    "look at the negotiated speed and at shaping on the host",
+                    "ethtool INTERFACE | grep Speed; tc qdisc show",
+                    culprit.hosts[0] if len(culprit.hosts) == 1 else "",
+                )
+            ],
+            explains=("collectives",),
+        )
+
+
+@host_rule("connectivity", "host.clock-offset")
+def clock_offset(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The host's clock differs by more than a second from this machine's: logs cannot be put in order by time."""
+    clock = host.need(Clock)
+    if abs(clock.offset) - clock.uncertainty > CLOCK_SECONDS:
+        yield finding(
+            "host.clock-offset",
+            Severity.WARN,
+            f"{host.name}'s clock is {abs(clock.offset):.1f} s {'ahead' if clock.offset > 0 else 'behind'}",
+            Evidence(f"offset {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s", source="clock", host=host.name),
+            places=[Place(host=host.name)],
+            fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host.name)],
+        )

@@ -1,0 +1,56 @@
+"""Drift: which hosts differ from the others, in which subject. Pure; one table for the report and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class DriftRow(msgspec.Struct, frozen=True):
+    """One subject (``NCCL``, ``driver``): each value with the hosts that have it, the largest group first.
+
+    ``odd`` are the hosts that differ from a majority (more than half). Without a majority nobody is odd: ``tie`` is
+    true, and all that is known is that the hosts differ.
+    """
+
+    subject: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    odd: tuple[str, ...] = ()
+    tie: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """Whether all hosts have the same value."""
+        return len(self.values) < 2
+
+    @property
+    def majority(self) -> str:
+        """The value of more than half of the hosts; empty if there is none."""
+        return "" if self.tie or not self.values else self.values[0][0]
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """The odd hosts, or all of them where it is not known who is right."""
+        return self.odd or (tuple(sorted(host for _, hosts in self.values for host in hosts)) if self.tie else ())
+
+
+def row(subject: str, values: Mapping[str, str]) -> DriftRow:
+    """Fold host -> value. The order is by group size, then by value, so that equal facts give equal rows."""
+    groups: dict[str, list[str]] = {}
+    for host in sorted(values):
+        groups.setdefault(values[host], []).append(host)
+    ordered = sorted(
+        ((value, tuple(hosts)) for value, hosts in groups.items()), key=lambda item: (-len(item[1]), item[0])
+    )
+    if len(ordered) < 2:
+        return DriftRow(subject, tuple(ordered))
+    if 2 * len(ordered[0][1]) <= len(values):
+        return DriftRow(subject, tuple(ordered), tie=True)
+    odd = sorted(host for _, hosts in ordered[1:] for host in hosts)
+    return DriftRow(subject, tuple(ordered), tuple(odd))
+
+
+def table(rows: Mapping[str, Mapping[str, str]]) -> tuple[DriftRow, ...]:
+    """Subject -> host -> value, as rows in the order given. Subjects that no host has are left out."""
+    return tuple(row(subject, values) for subject, values in rows.items() if any(values.values()))

@@ -1,0 +1,113 @@
+"""Go or no-go: every host is healthy, suspect, bad or unknown, and only what was measured can be healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules.judge import Report
+
+HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One host's state, and the ids or gaps that decided it."""
+
+    host: str
+    state: str
+    because: tuple[str, ...] = ()
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """The decision for a job: ``go``, the hosts to run on, the spares, and the hosts to keep away from."""
+
+    go: bool
+    decisions: tuple[Decision, ...]
+    chosen: tuple[str, ...]
+    spares: tuple[str, ...]
+    reason: str
+
+    def hosts(self, *states: str) -> tuple[str, ...]:
+        """The hosts in these states."""
+        return tuple(item.host for item in self.decisions if item.state in states)
+
+
+def decide_hosts(report: Report) -> tuple[Decision, ...]:
+    """The state of every host.
+
+    A cause of severity fail makes its hosts bad; where the measurement could not tell two ends apart, suspect. A host
+    with anything unmeasured is unknown unless it is bad. Consequences that are folded under another host's fault are
+    not held against a host; but a failing cause that names nobody is held against everybody.
+    """
+    bad: dict[str, list[str]] = {host: [] for host in report.hosts}
+    doubtful: dict[str, list[str]] = {host: [] for host in report.hosts}
+    for item in report.causes:
+        if item.severity is Severity.INFO:
+            continue
+        unsure = item.severity is Severity.WARN or (len(item.hosts) > 1 and item.confidence < 0.99)
+        for host in item.hosts or report.hosts:
+            (doubtful if unsure else bad).setdefault(host, []).append(item.id)
+    gaps: dict[str, list[str]] = {host: [] for host in report.hosts}
+    for gap in report.unknown:
+        for host in gap.hosts:
+            gaps.setdefault(host, []).append(f"{gap.what}: {gap.why}")
+    return tuple(_decision(host, bad[host], gaps[host], doubtful[host]) for host in report.hosts)
+
+
+def _decision(host: str, bad: list[str], gaps: list[str], doubtful: list[str]) -> Decision:
+    if bad:
+        return Decision(host, BAD, tuple(bad))
+    if gaps:
+        return Decision(host, UNKNOWN, tuple(gaps))
+    if doubtful:
+        return Decision(host, SUSPECT, tuple(doubtful))
+    return Decision(host, HEALTHY)
+
+
+def decide(
+    report: Report,
+    *,
+    min_hosts: int | None = None,
+    spares: int | None = None,
+    strict: bool = False,
+    groups: dict[str, str] | None = None,
+) -> Gate:
+    """Go if at least ``min_hosts`` (default: all) hosts are good.
+
+    Good are healthy hosts, and unless ``strict`` those with warnings only. Without ``spares`` all good hosts are
+    chosen; with it exactly ``min_hosts``, and up to ``spares`` more are kept ready. Where ``groups`` (host -> drift
+    and rail group) differ, hosts of the largest group come first: a job runs best on hosts that are alike.
+    """
+    decisions = decide_hosts(report)
+    accepted = (HEALTHY,) if strict else (HEALTHY, SUSPECT)
+    suspects = {item.host for item in decisions if item.state == SUSPECT and _only_warned(item, report)}
+    good = [
+        item.host for item in decisions if item.state == HEALTHY or (item.state in accepted and item.host in suspects)
+    ]
+    ordered = _alike_first(good, {item.host: item.state for item in decisions}, groups or {})
+    wanted = len(report.hosts) if min_hosts is None else min_hosts
+    go = bool(ordered) and len(ordered) >= wanted
+    chosen = ordered[:wanted] if spares is not None else ordered
+    rest = ordered[len(chosen) :][: spares or 0]
+    reason = f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} are needed"
+    return Gate(
+        go, decisions, tuple(sorted(chosen)) if go else tuple(sorted(ordered)), tuple(rest) if go else (), reason
+    )
+
+
+def _only_warned(item: Decision, report: Report) -> bool:
+    """Suspect by warnings alone: not one end of a link that failed."""
+    failing = {cause.id for cause in report.causes if cause.severity is Severity.FAIL and item.host in cause.hosts}
+    return not failing & set(item.because)
+
+
+def _alike_first(good: Sequence[str], states: dict[str, str], groups: dict[str, str]) -> list[str]:
+    size: dict[str, int] = {}
+    for host in good:
+        size[groups.get(host, "")] = size.get(groups.get(host, ""), 0) + 1
+    return sorted(
+        good,
+        key=lambda host: (-size[groups.get(host, "")], groups.get(host, ""), states[host] != HEALTHY, host),
+    )

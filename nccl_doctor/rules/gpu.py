@@ -1,0 +1,220 @@
+"""GPU visibility: does the driver answer, and are all GPUs there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.nvidia import Slot, answered, place, proof, with_hardware
+
+# NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
+_INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
+    18: (
+        "gpu.driver.mismatch",
+        "the NVIDIA kernel module and the user-space libraries are of different versions",
+        "a driver update without a reload: reboot, or unload and load the module while no process uses it",
+        "cat /proc/driver/nvidia/version; ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*; sudo reboot",
+    ),
+    9: (
+        "gpu.driver.not-loaded",
+        "the NVIDIA kernel module is not loaded",
+        "load it; if that fails, the module is not built for the running kernel",
+        "sudo modprobe nvidia && nvidia-smi; uname -r; dkms status; sudo dmesg | grep -i nvrm | tail",
+    ),
+    12: (
+        "gpu.driver.library-missing",
+        "libnvidia-ml.so.1 is not found: the driver's user-space part is missing here",
+        "in a container: start it with the NVIDIA container toolkit (--gpus all); else install the driver's libraries",
+        "ldconfig -p | grep -i nvidia-ml",
+    ),
+}
+_EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
+
+
+@host_rule(
+    "gpu",
+    "gpu.driver.hang",
+    "gpu.driver.mismatch",
+    "gpu.driver.not-loaded",
+    "gpu.driver.library-missing",
+    "gpu.driver.failed",
+    "gpu.driver.smi-hang",
+)
+def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The NVIDIA driver answers, through NVML and through nvidia-smi.
+
+    A call that does not come back is named; a library that does not fit the loaded kernel module is told from a module
+    that is not loaded. nvidia-smi is a second witness: if it alone hangs, that is said, too.
+    """
+    fact = with_hardware(host)
+    if fact.nvml.outcome == "timed-out":
+        yield _driver_finding(
+            host,
+            fact,
+            "gpu.driver.hang",
+            f"the NVIDIA driver hangs: {fact.nvml.call or 'NVML'} does not return",
+            "look for a stuck process and Xids; a hung driver is cured by a reboot only",
+            "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail; sudo reboot",
+            fact.nvml.detail,
+        )
+    elif fact.nvml.outcome != "ok":
+        id, title, text, command = _INIT_FAILURES.get(
+            fact.nvml.code or 0,
+            (
+                "gpu.driver.failed",
+                f"NVML fails: {fact.nvml.detail}",
+                "read what the kernel module says",
+                "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",
+            ),
+        )
+        yield _driver_finding(host, fact, id, title, text, command, fact.nvml.detail)
+    elif fact.smi.outcome == "timed-out":
+        yield finding(
+            "gpu.driver.smi-hang",
+            Severity.WARN,
+            "nvidia-smi does not return, though NVML answers",
+            Evidence(fact.smi.detail, "nvidia-smi", host=host.name),
+            hosts=(host.name,),
+            confidence=0.8,
+        )
+
+
+def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, command: str, proof: str) -> Finding:
+    evidence = [Evidence(proof, "NVML", host=host.name)]
+    if fact.module_version:
+        library = f"; library {fact.system.library}" if fact.system.library else ""
+        evidence.append(Evidence(f"kernel module {fact.module_version}{library}", "/sys/module/nvidia", host=host.name))
+    for line in (fact.smi.detail, *fact.smi.lines[:3]):
+        if line and fact.smi.outcome not in ("ok", "tool-missing", "not-run"):
+            evidence.append(Evidence(line, "nvidia-smi", host=host.name))
+    if fact.pci_gpus:
+        evidence.append(Evidence(f"{len(fact.pci_gpus)} NVIDIA GPUs on the PCI bus", "/sys/bus/pci", host=host.name))
+    return finding(
+        id,
+        Severity.FAIL,
+        title,
+        evidence,
+        hosts=(host.name,),
+        fixes=[Fix(text, command, host.name, "reboot" in command)],
+        explains=_EXPLAINED,
+    )
+
+
+@host_rule("gpu", "gpu.not-visible.fewer-than-bus", "gpu.not-visible.none", "gpu.fell-off-bus.lost")
+def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
+    """NVML sees every GPU that the PCI bus and the driver's /proc tree list.
+
+    A GPU that fell off the bus shows exactly so: it is listed, and NVML (or nvidia-smi) does not have it. GPUs handed
+    to a virtual machine (vfio-pci) do not count, and in a container the runtime decides what is seen.
+    """
+    fact = answered(host)
+    lost = [gpu for gpu in fact.gpus if "handle" in gpu.errors or any("GPU is lost" in e for e in gpu.errors.values())]
+    for gpu in lost:
+        text = next(iter(gpu.errors.values()))
+        yield finding(
+            "gpu.fell-off-bus.lost",
+            Severity.FAIL,
+            f"GPU {gpu.label} does not answer the driver",
+            [proof(host, gpu, text), *_smi_complaints(host, fact)],
+            places=[place(host, gpu)],
+            fixes=[
+                Fix(
+                    "power-cycle the host; if it comes back, reseat and test the GPU",
+                    "sudo ipmitool power cycle",
+                    host.name,
+                    True,
+                )
+            ],
+            explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
+        )
+    listed = {gpu.bus_id: gpu.slot for gpu in fact.pci_gpus if gpu.driver != "vfio-pci"}
+    for entry in fact.proc_gpus:
+        listed.setdefault(str(entry.get("bus_id")), None)
+    seen = {gpu.bus_id for gpu in fact.gpus if gpu.bus_id}
+    missing = [Slot(bus_id, slot) for bus_id, slot in sorted(listed.items()) if bus_id not in seen]
+    unknown_handles = sum(gpu.bus_id is None for gpu in fact.gpus)
+    if len(missing) <= unknown_handles or fact.container:
+        return  # the lost ones were told above; a container is given what its runtime gives it
+    none = not seen
+    names = ", ".join(str(slot) for slot in missing)
+    yield finding(
+        "gpu.not-visible.none" if none else "gpu.not-visible.fewer-than-bus",
+        Severity.FAIL,
+        f"NVML sees {len(seen) or 'none'} of {len(listed)} GPUs: {names} is missing"
+        if len(missing) == 1
+        else f"NVML sees {len(seen) or 'none'} of {len(listed)} GPUs: {names} are missing",
+        [
+            Evidence(f"nvmlDeviceGetCount: {fact.system.count}", "NVML", host=host.name),
+            Evidence(f"NVIDIA GPUs on the bus: {', '.join(sorted(listed))}", "/sys/bus/pci/devices", host=host.name),
+            *_smi_complaints(host, fact),
+        ],
+        places=[Place(host=host.name, gpu=str(slot)) for slot in missing],
+        fixes=[
+            Fix(
+                "see why: an Xid 79 means it fell off the bus; 'probe failed' means the driver refused it",
+                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; lspci -vvs {missing[0].bus_id}",
+                host.name,
+            ),
+            Fix(
+                "power-cycle the host (a warm reboot often does not bring it back)",
+                "sudo ipmitool power cycle",
+                host.name,
+                True,
+            ),
+        ],
+        confidence=0.95,
+        explains=("topology", "gpu.nvlink", "collectives"),
+    )
+
+
+def _smi_complaints(host: Host, fact: GpuFact) -> list[Evidence]:
+    return [Evidence(line, "nvidia-smi", host=host.name) for line in fact.smi.lines[:2]]
+
+
+@host_rule("gpu", "gpu.not-visible.cuda-visible-devices")
+def visible_devices(host: Host, plan: Plan) -> Iterator[Finding]:
+    """CUDA_VISIBLE_DEVICES, where it is set, names GPUs that exist, each once.
+
+    CUDA stops reading the list at the first entry it does not know: ``0,1,9,2`` on an 8-GPU host leaves two GPUs, and
+    an empty value or ``-1`` leaves none. The job's value (``--env``) goes before the login's.
+    """
+    fact = answered(host)
+    name = "CUDA_VISIBLE_DEVICES"
+    text, source = plan.env.get(name), "the job's environment"
+    if text is None:
+        text, source = fact.environment.get(name), "the login's environment"
+    if text is None:
+        return
+    usable = _usable(text, fact)
+    entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
+    if entries and usable == len(entries):
+        return
+    count = len(fact.gpus)
+    yield finding(
+        "gpu.not-visible.cuda-visible-devices",
+        Severity.FAIL if source.startswith("the job") else Severity.WARN,
+        f"{name}={text!r} leaves {usable} of {count} GPUs visible to CUDA",
+        Evidence(f"{name}={text}", source, host=host.name),
+        hosts=(host.name,),
+        fixes=[Fix(f"unset it, or give indices 0 to {count - 1}, each once", f"unset {name}", host.name)],
+    )
+
+
+def _usable(text: str, fact: GpuFact) -> int:
+    """How many entries CUDA takes: up to the first that names no GPU or one a second time."""
+    taken: set[int] = set()
+    for entry in text.split(","):
+        word = entry.strip()
+        if word.isdecimal():
+            found = [gpu.index for gpu in fact.gpus if gpu.index == int(word)]
+        else:
+            found = [gpu.index for gpu in fact.gpus if word and (gpu.uuid or "").lower().startswith(word.lower())]
+            if word.startswith("MIG-"):
+                found = [-1 - len(taken)]  # MIG instances are not listed here: believed
+        if len(found) != 1 or found[0] in taken:
+            break
+        taken.add(found[0])
+    return len(taken)

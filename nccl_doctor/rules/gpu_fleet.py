@@ -1,0 +1,253 @@
+"""GPUs compared between hosts: who has fewer, another model, another driver, other settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.facts.gpu_models import GpuModel, find
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.drift import DriftRow, row
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof
+from nccl_doctor.rules.thresholds import value
+from nccl_doctor.rules.units import size
+
+
+def quoted(drift: DriftRow) -> Evidence:
+    """A row of the drift table in one line: ``driver: 550.90.07 on gpu[01-03]; 535.129.03 on gpu04``."""
+    told = "; ".join(f"{text or '(none)'} on {fold(hosts)}" for text, hosts in drift.values)
+    return Evidence(f"{drift.subject}: {told}", "compared between hosts")
+
+
+def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:
+    """The values of a host's GPUs, folded: ``8 x NVIDIA H100 80GB HBM3``; empty where no GPU tells."""
+    told = [tell(gpu) for gpu in devices(fact)]
+    counts = Counter(str(item) for item in told if item is not None)
+    return ", ".join(text if len(counts) == 1 else f"{count} x {text}" for text, count in sorted(counts.items()))
+
+
+# subject -> (finding id, severity, value of a host). A host that does not tell (empty) takes no part in the row.
+_SUBJECTS: dict[str, tuple[str, Severity, Callable[[GpuFact], str]]] = {
+    "driver": ("gpu.driver.differs", Severity.FAIL, lambda fact: fact.system.driver or ""),
+    "kernel module flavour": ("gpu.driver.flavour-differs", Severity.WARN, lambda fact: fact.module_flavor or ""),
+    "VBIOS": ("gpu.firmware-differs", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.vbios)),
+    "GSP firmware": ("gpu.firmware-differs", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.gsp_firmware)),
+    "ECC mode": ("gpu.settings-differ", Severity.WARN, lambda fact: _all(fact, lambda gpu: _switch(gpu.ecc_mode))),
+    "persistence mode": (
+        "gpu.settings-differ",
+        Severity.WARN,
+        lambda fact: _all(fact, lambda gpu: _switch(gpu.persistence_mode)),
+    ),
+    "power limit": (
+        "gpu.settings-differ",
+        Severity.WARN,
+        lambda fact: _all(fact, lambda gpu: f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else None),
+    ),
+    "compute mode": ("gpu.settings-differ", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.compute_mode)),
+    "application clock": (
+        "gpu.settings-differ",
+        Severity.WARN,
+        lambda fact: _all(
+            fact, lambda gpu: f"{gpu.clock_sm_application_mhz} MHz" if gpu.clock_sm_application_mhz else None
+        ),
+    ),
+    "PCIe": (
+        "gpu.pcie.differs",
+        Severity.WARN,
+        lambda fact: _all(
+            fact, lambda gpu: f"Gen{gpu.pcie_gen_max} x{gpu.pcie_width_max}" if gpu.pcie_gen_max else None
+        ),
+    ),
+}
+
+
+def _switch(on: bool | None) -> str | None:
+    return None if on is None else "on" if on else "off"
+
+
+def table(facts: Mapping[str, GpuFact]) -> tuple[DriftRow, ...]:
+    """All subjects in which GPUs are compared, one row each: model and memory first."""
+    rows = [
+        row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()}),
+        row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()}),
+        row("memory", {host: _all(fact, _memory) for host, fact in facts.items()}),
+    ]
+    for subject, (_, _, tell) in _SUBJECTS.items():
+        told = {host: text for host, fact in facts.items() if (text := tell(fact))}
+        rows.append(row(subject, told))
+    return tuple(rows)
+
+
+def _memory(gpu: GpuDevice) -> str | None:
+    return size(gpu.memory_total_bytes) if gpu.memory_total_bytes else None
+
+
+@fleet_rule("gpu", "gpu.not-visible.fewer-than-peers", "gpu.not-visible.no-gpu-here")
+def equal_counts(fleet: Fleet) -> Iterator[Finding]:
+    """Every host has as many GPUs as most others; the missing ones are named by the slot that the others fill.
+
+    A host without any GPU among hosts that have some is a finding; hosts without GPUs alone are not.
+    """
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+    facts = {host: fact for host, fact in fleet_facts(fleet).items() if fact.nvml.outcome in ("ok", "not-run")}
+    counts = row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()})
+    if counts.equal:
+        return
+    usual = int(counts.majority) if counts.majority else max(int(text) for text, _ in counts.values)
+    slots = Counter(gpu.bus_id for fact in facts.values() for gpu in devices(fact) if len(devices(fact)) == usual)
+    for host, fact in sorted(facts.items()):
+        have = devices(fact)
+        if len(have) >= usual:
+            continue
+        full = sum(len(devices(other)) == usual for other in facts.values())
+        missing = [
+            bus_id
+            for bus_id, times in sorted(slots.items(), key=lambda item: item[0] or "")
+            if times == full and bus_id and bus_id not in {gpu.bus_id for gpu in have}
+        ]
+        where = f": missing {', '.join(missing)}" if missing and have else ""
+        inside = " (in a container)" if fact.container else ""
+        yield finding(
+            "gpu.not-visible.fewer-than-peers" if have or fact.has_hardware else "gpu.not-visible.no-gpu-here",
+            Severity.FAIL,
+            f"{host} has {len(have) or 'no'} of {usual} GPUs{inside}{where}",
+            [
+                Evidence(f"GPUs: {len(have)}; on most hosts {usual}", "NVML", host=host),
+                quoted(counts),
+                *([Evidence(f"no {', '.join(missing)} here", "PCI addresses that the others have")] if where else []),
+            ],
+            places=[Place(host=host, gpu=bus_id) for bus_id in missing] if where else [Place(host=host)],
+            fixes=[Fix("see whether it is on the bus", "lspci -d 10de: ; sudo dmesg -T | grep -iE 'xid|nvrm'", host)],
+            explains=("topology.differs", "collectives"),
+        )
+
+
+@fleet_rule(
+    "gpu",
+    "gpu.driver.differs",
+    "gpu.driver.flavour-differs",
+    "gpu.firmware-differs",
+    "gpu.settings-differ",
+    "gpu.pcie.differs",
+)
+def equal_settings(fleet: Fleet) -> Iterator[Finding]:
+    """Driver, firmware and settings of the GPUs are the same on all hosts; the odd ones out are named.
+
+    A row that no host tells, or that only hosts with another GPU model differ in, is left to the model's finding.
+    """
+    facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+    models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
+    other_model = set() if models.equal else set(models.differing)
+    found: dict[tuple[str, Severity], list[DriftRow]] = {}
+    for subject, (id, severity, tell) in _SUBJECTS.items():
+        told = {host: text for host, fact in facts.items() if (text := tell(fact))}
+        drift = row(subject, told)
+        same_model = id != "gpu.driver.differs" and drift.differing and set(drift.differing) <= other_model
+        if drift.differing and not same_model:
+            found.setdefault((id, severity), []).append(drift)
+    for (id, severity), rows in found.items():
+        hosts = sorted({host for drift in rows for host in drift.differing})
+        subjects = ", ".join(drift.subject for drift in rows)
+        tie = all(drift.tie for drift in rows)
+        yield finding(
+            id,
+            severity,
+            f"{subjects} differ{'s' if len(rows) == 1 else ''} between hosts" + ("" if tie else f": {fold(hosts)}"),
+            [quoted(drift) for drift in rows],
+            hosts=hosts,
+            confidence=0.8 if tie else 0.95,
+            fixes=[Fix(f"bring {fold(hosts)} to what most hosts have")] if not tie else [],
+        )
+
+
+@fleet_rule("gpu", "gpu.mixed-models")
+def one_model(fleet: Fleet) -> Iterator[Finding]:
+    """All hosts have the same GPU model and memory: a step takes as long as the slowest GPU needs.
+
+    The finding says what the mixture costs: the slowest speed, the smallest memory, the number formats all have, and a
+    batch split in proportion to catalogue speed.
+    """
+    facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+    models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
+    memory = row("memory", {host: _all(fact, _memory) for host, fact in facts.items()})
+    drift = models if not models.equal else memory
+    if drift.equal:
+        return
+    gpus = [gpu for fact in facts.values() for gpu in devices(fact)]
+    yield _mixture(gpus, [quoted(models), quoted(memory)], [Place(host=host) for host in drift.differing])
+
+
+@host_rule("gpu", "gpu.mixed-models")
+def one_model_here(host: Host, plan: Plan) -> Iterator[Finding]:
+    """All GPUs of a host are of one model, with equal memory."""
+    gpus = devices(answered(host))
+    kinds = Counter((gpu.name, _memory(gpu)) for gpu in gpus)
+    if len(kinds) > 1:
+        usual = kinds.most_common(1)[0][0]
+        odd = [gpu for gpu in gpus if (gpu.name, _memory(gpu)) != usual]
+        evidence = [proof(host, gpu, f"{gpu.name}, {_memory(gpu)}") for gpu in (odd + gpus)[:4]]
+        yield _mixture(gpus, evidence, [place(host, gpu) for gpu in odd])
+
+
+def _mixture(gpus: list[GpuDevice], evidence: list[Evidence], places: list[Place]) -> Finding:
+    names = sorted({gpu.name or "unknown" for gpu in gpus})
+    known = {name: model for name in names if (model := find(name))}
+    advice = _advice(gpus, names, known)
+    ratio = _speed_ratio(known) if len(known) == len(names) else None
+    cost = f"; the slowest has {ratio:.0%} of the fastest's speed" if ratio is not None and ratio < 1 else ""
+    slow = ratio is None or ratio < value("gpu.speed-ratio.warn")
+    return finding(
+        "gpu.mixed-models",
+        Severity.WARN,
+        f"different GPUs in one job: {', '.join(names) if len(names) > 1 else 'memory sizes differ'}{cost}",
+        [*evidence, *(Evidence(line, "GPU model catalogue") for line in advice)],
+        places=places,
+        confidence=0.99 if slow else 0.9,
+        fixes=[
+            Fix("run on one model only, or split the batch by speed: " + advice[-1] if advice else "run on one model")
+        ],
+    )
+
+
+def _speed_ratio(known: Mapping[str, GpuModel]) -> float | None:
+    speeds = [model.tflops for model in known.values()]
+    return min(s for s in speeds if s) / max(s for s in speeds if s) if speeds and all(speeds) else None
+
+
+def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuModel]) -> list[str]:
+    """Common number formats, smallest memory, and the batch share per GPU in proportion to catalogue speed."""
+    lines: list[str] = []
+    sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    if sizes and min(sizes) < max(sizes):
+        lines.append(f"every GPU can hold only what fits the smallest: {size(min(sizes))} (largest {size(max(sizes))})")
+    if len(known) < len(names):
+        return lines
+    common = [
+        text
+        for text, has in (
+            ("BF16", all(model.bf16 for model in known.values())),
+            ("FP8", all(model.fp8 for model in known.values())),
+        )
+        if has
+    ]
+    lacking = sorted(name for name, model in known.items() if not model.bf16)
+    if lacking:
+        lines.append(f"common precision: FP16 (no BF16 on {', '.join(lacking)})")
+    else:
+        lines.append(f"common precision: {', '.join(common)}")
+    capability = {name: model.capability for name, model in known.items()}
+    if len(set(capability.values())) > 1:
+        lines.append("compute capability: " + ", ".join(f"{name} {text}" for name, text in capability.items()))
+    speeds = {name: model.tflops for name, model in known.items()}
+    if all(speeds.values()) and len(speeds) > 1:
+        total = sum(speeds[gpu.name or ""] or 0.0 for gpu in gpus)
+        shares = ", ".join(
+            f"{name} {(speed or 0) / total:.1%} each ({speed:g} TFLOPS)" for name, speed in speeds.items()
+        )
+        lines.append(f"share of the global batch per GPU: {shares}")
+    return lines

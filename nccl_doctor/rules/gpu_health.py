@@ -1,0 +1,244 @@
+"""GPU health: memory errors, recovery, heat and power."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.gpu import GpuDevice
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Finding, Fix, Severity, finding
+from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof, reasons
+from nccl_doctor.rules.thresholds import value
+
+_RESET = "drain the host, then reset this GPU (all GPUs of an NVSwitch board together)"
+
+
+@host_rule(
+    "gpu",
+    "gpu.ecc.uncorrectable",
+    "gpu.ecc.row-remap-pending",
+    "gpu.ecc.row-remap-failure",
+    "gpu.ecc.retirement-pending",
+    "gpu.ecc.corrected-many",
+    "gpu.ecc.disabled",
+)
+def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
+    """No GPU has uncorrectable memory errors since the driver was loaded, nor a repair that waits for a reset.
+
+    Aggregate (lifetime) counts are no reason to act: the rows were remapped. A pending remap or page retirement means
+    that the faulty row is still in use until the GPU is reset; a failed remap that no spare row is left.
+    """
+    gpus = devices(answered(host))
+    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
+    need_field(gpus, "remap_pending", "row-remap state")
+    for gpu in gpus:
+        count = gpu.ecc_uncorrected_volatile or 0
+        if count:
+            total = gpu.ecc_uncorrected_aggregate
+            lifetime = f", lifetime {total}" if total is not None else ""
+            yield _sick(
+                host,
+                gpu,
+                "gpu.ecc.uncorrectable",
+                f"uncorrectable ECC errors on GPU {gpu.label}",
+                f"uncorrected volatile ECC errors: {count}{lifetime}",
+                _RESET,
+            )
+        if gpu.remap_failure:
+            yield _sick(
+                host,
+                gpu,
+                "gpu.ecc.row-remap-failure",
+                f"row remapping failed on GPU {gpu.label}: replace it",
+                "remapping failure occurred: Yes",
+                "take the host out and replace the GPU (RMA)",
+            )
+        if gpu.remap_pending:
+            rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
+            yield _sick(
+                host,
+                gpu,
+                "gpu.ecc.row-remap-pending",
+                f"a row remap of GPU {gpu.label} waits for a reset",
+                f"row remap pending: Yes (remapped rows: {rows})",
+                _RESET,
+            )
+        if gpu.retired_pages_pending:
+            yield _sick(
+                host,
+                gpu,
+                "gpu.ecc.retirement-pending",
+                f"a page retirement of GPU {gpu.label} waits",
+                "pending page retirement: Yes",
+                "drain the host and reload the driver or reboot",
+            )
+        corrected = gpu.ecc_corrected_volatile or 0
+        if corrected >= value("gpu.ecc.corrected.warn"):
+            yield finding(
+                "gpu.ecc.corrected-many",
+                Severity.WARN,
+                f"{corrected} corrected ECC errors on GPU {gpu.label} since the driver was loaded",
+                proof(host, gpu, f"corrected volatile ECC errors: {corrected}"),
+                places=[place(host, gpu)],
+                confidence=0.8,
+            )
+    off = [gpu for gpu in gpus if gpu.ecc_mode is False]
+    if off and len(off) < len(gpus):
+        yield finding(
+            "gpu.ecc.disabled",
+            Severity.WARN,
+            f"ECC is off on {len(off)} of {len(gpus)} GPUs",
+            [proof(host, gpu, "ECC mode: disabled") for gpu in off[:4]],
+            places=[place(host, gpu) for gpu in off],
+            fixes=[
+                Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1", host.name)
+            ],
+        )
+
+
+def _sick(host: Host, gpu: GpuDevice, id: str, title: str, quote: str, remedy: str) -> Finding:
+    return finding(
+        id,
+        Severity.FAIL,
+        title,
+        proof(host, gpu, quote),
+        places=[place(host, gpu)],
+        fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
+        explains=("gpu.needs-reset",) if id != "gpu.ecc.row-remap-failure" else (),
+    )
+
+
+@host_rule("gpu", "gpu.needs-reset")
+def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The driver itself asks for no recovery action (drivers from R570 on tell)."""
+    for gpu in devices(answered(host)):
+        if gpu.recovery_action in (None, "none"):
+            continue
+        yield finding(
+            "gpu.needs-reset",
+            Severity.FAIL,
+            f"the driver asks for '{gpu.recovery_action}' of GPU {gpu.label}",
+            proof(host, gpu, f"GPU recovery action: {gpu.recovery_action}"),
+            places=[place(host, gpu)],
+            fixes=[
+                Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
+                if "reset" in str(gpu.recovery_action)
+                else Fix("drain the host and reboot it", "sudo reboot", host.name, True)
+            ],
+        )
+
+
+_THROTTLES = (
+    (0x40, "gpu.thermal-power.hw-thermal", "is slowed down by heat (hardware)"),
+    (0x80, "gpu.thermal-power.power-brake", "is slowed down by the power brake: the power supply asks for less"),
+    (0x20, "gpu.thermal-power.sw-thermal", "is slowed down by heat (driver)"),
+    (0x08, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware"),
+)
+
+
+@host_rule(
+    "gpu",
+    "gpu.thermal-power.hw-thermal",
+    "gpu.thermal-power.power-brake",
+    "gpu.thermal-power.sw-thermal",
+    "gpu.thermal-power.hw-slowdown",
+    "gpu.thermal-power.hot",
+    "gpu.thermal-power.power-cap",
+)
+def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
+    """No GPU is slowed down by heat or by its power supply, and no power limit is far below the default.
+
+    One throttled GPU slows the whole job: every collective waits for it. The software power cap is normal under load
+    and no finding; an idle GPU's low clocks are none either.
+    """
+    gpus = devices(answered(host))
+    need_field(gpus, "throttle_reasons", "throttle reasons")
+    for bit, id, words in _THROTTLES:
+        hit = [gpu for gpu in gpus if (gpu.throttle_reasons or 0) & bit]
+        if bit == 0x08:  # the general bit: told only where no special one is
+            hit = [gpu for gpu in hit if not (gpu.throttle_reasons or 0) & 0xC0]
+        if hit:
+            yield _throttled(host, hit, len(gpus), id, words)
+    for gpu in gpus:
+        yield from _hot(host, gpu)
+    yield from _capped(host, gpus)
+
+
+def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str) -> Finding:
+    evidence = []
+    for gpu in hit:
+        clock = f", SM clock {gpu.clock_sm_mhz} of {gpu.clock_sm_max_mhz} MHz" if gpu.clock_sm_mhz else ""
+        heat = f", {gpu.temperature_c} C" if gpu.temperature_c is not None else ""
+        why = ", ".join(reasons(gpu.throttle_reasons or 0))
+        evidence.append(proof(host, gpu, f"clocks event reasons: {why}{heat}{clock}"))
+    who = f"GPU {hit[0].label}" if len(hit) == 1 else f"{len(hit)} of {count} GPUs: each"
+    thermal = "thermal" in id
+    return finding(
+        id,
+        Severity.FAIL,
+        f"{who} {words}",
+        evidence,
+        places=[place(host, gpu) for gpu in hit],
+        fixes=[
+            Fix(
+                "check fans, air flow, inlet temperature and the liquid loop"
+                if thermal
+                else "check power supplies, their cables and the chassis power policy (BMC event log)",
+                "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan"
+                if thermal
+                else "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
+                host.name,
+            )
+        ],
+    )
+
+
+def _hot(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
+    core, memory = gpu.temperature_c, gpu.temperature_memory_c
+    limit = (
+        gpu.temperature_slowdown_c - value("gpu.temperature.margin")
+        if gpu.temperature_slowdown_c
+        else value("gpu.temperature.warn")
+    )
+    memory_limit = float(gpu.temperature_memory_max_c or value("gpu.memory-temperature.warn"))
+    too_hot = []
+    if core is not None and core >= limit:
+        too_hot.append(f"GPU {core} C (warned from {limit:.0f} C)")
+    if memory is not None and memory >= memory_limit:
+        too_hot.append(f"memory {memory} C (warned from {memory_limit:.0f} C)")
+    if too_hot and not (gpu.throttle_reasons or 0) & 0x60:
+        yield finding(
+            "gpu.thermal-power.hot",
+            Severity.WARN,
+            f"GPU {gpu.label} is close to throttling",
+            proof(host, gpu, ", ".join(too_hot)),
+            places=[place(host, gpu)],
+        )
+
+
+def _capped(host: Host, gpus: list[GpuDevice]) -> Iterator[Finding]:
+    share = value("gpu.power-limit.share")
+    capped = [
+        gpu
+        for gpu in gpus
+        if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < share * gpu.power_default_w
+    ]
+    if capped:
+        yield finding(
+            "gpu.thermal-power.power-cap",
+            Severity.WARN,
+            f"the power limit of {len(capped)} of {len(gpus)} GPUs is below the default",
+            [
+                proof(host, gpu, f"power limit {gpu.power_limit_w:.0f} W, default {gpu.power_default_w:.0f} W")
+                for gpu in capped
+            ],
+            places=[place(host, gpu) for gpu in capped],
+            fixes=[
+                Fix(
+                    "if nobody wants it so, set the default again",
+                    f"sudo nvidia-smi -i {capped[0].index} -pl {capped[0].power_default_w:.0f}",
+                    host.name,
+                )
+            ],
+        )

@@ -1,0 +1,273 @@
+"""GPU links: PCIe width and generation, NVLink, the NVSwitch fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.gpu import GpuDevice
+from nccl_doctor.facts.gpu_models import find
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
+from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof
+from nccl_doctor.rules.thresholds import value
+
+
+@host_rule("gpu", "gpu.pcie.width", "gpu.pcie.generation", "gpu.pcie.slot-limited", "gpu.pcie.replays")
+def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Every GPU's PCIe link runs at the width and generation it can.
+
+    An idle GPU may lower its PCIe generation to save power, so the current generation is judged only where the GPU is
+    not idle, or where its idle neighbours of the same model run faster. The width never changes by itself.
+    """
+    gpus = devices(answered(host))
+    for field in ("pcie_width", "pcie_gen"):
+        need_field(gpus, field, "PCIe link state")
+    for gpu in gpus:
+        peers = [other for other in gpus if other.name == gpu.name and other is not gpu]
+        yield from _width(host, gpu, peers)
+        yield from _generation(host, gpu, peers)
+        replays = gpu.pcie_replays or 0
+        if replays >= value("gpu.pcie.replays.warn"):
+            yield _link(
+                host,
+                gpu,
+                "gpu.pcie.replays",
+                Severity.WARN,
+                f"PCIe of GPU {gpu.label} repeats transfers",
+                f"PCIe replay counter: {replays}",
+            )
+
+
+def _width(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[Finding]:
+    now, most = gpu.pcie_width, gpu.pcie_width_max
+    if now is None or most is None:
+        return
+    best = max([most, *(peer.pcie_width_max or 0 for peer in peers)])
+    if now < best:
+        yield _link(
+            host,
+            gpu,
+            "gpu.pcie.width",
+            Severity.FAIL,
+            f"GPU {gpu.label} has only {now} of {best} PCIe lanes",
+            f"PCIe link width: x{now}, maximum x{most}; other GPUs here: x{best}",
+        )
+    elif now < value("gpu.pcie.width") and (model := find(gpu.name)) and model.nvlinks:
+        yield _link(
+            host,
+            gpu,
+            "gpu.pcie.slot-limited",
+            Severity.WARN,
+            f"GPU {gpu.label}: the slot has x{now} only",
+            f"PCIe link width: x{now}, maximum x{most}",
+        )
+
+
+def _generation(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[Finding]:
+    now, most, own = gpu.pcie_gen, gpu.pcie_gen_max, gpu.pcie_gen_gpu_max
+    if now is None or most is None:
+        return
+    best = max([most, *(peer.pcie_gen_max or 0 for peer in peers)])
+    idle = bool((gpu.throttle_reasons or 0) & 1) or (gpu.performance_state or 0) > 2
+    faster = any((peer.pcie_gen or 0) > now and peer.performance_state == gpu.performance_state for peer in peers)
+    if most < best or (now < most and (not idle or faster)):
+        yield _link(
+            host,
+            gpu,
+            "gpu.pcie.generation",
+            Severity.FAIL,
+            f"PCIe of GPU {gpu.label} runs at generation {min(now, most)}, not {best}",
+            f"PCIe generation: {now}, maximum {most}; best of this host: {best}",
+        )
+    elif own is not None and most < own:
+        yield _link(
+            host,
+            gpu,
+            "gpu.pcie.slot-limited",
+            Severity.WARN,
+            f"slot or BIOS limits GPU {gpu.label} to PCIe generation {most}; it can do {own}",
+            f"PCIe generation: maximum with this slot {most}, GPU alone {own}",
+        )
+
+
+def _link(host: Host, gpu: GpuDevice, id: str, severity: Severity, title: str, quote: str) -> Finding:
+    return finding(
+        id,
+        severity,
+        title,
+        proof(host, gpu, quote),
+        places=[place(host, gpu)],
+        fixes=[
+            Fix(
+                "look at the link and its upstream port; a reseat, riser or BIOS setting cures it",
+                f"sudo lspci -vvs {gpu.bus_id} | grep -E 'LnkCap|LnkSta'; sudo dmesg -T | grep -i aer | tail",
+                host.name,
+            )
+        ],
+    )
+
+
+@host_rule("gpu", "gpu.nvlink.link-down", "gpu.nvlink.errors")
+def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
+    """All NVLinks of a module (SXM, superchip) are up, and none has repeated errors.
+
+    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours.
+    """
+    gpus = devices(answered(host))
+    for gpu in gpus:  # before any finding: a rule that does not know gives none
+        model = find(gpu.name)
+        if gpu.nvlinks is None and model and model.nvlinks:
+            raise MissingFact("NVLink state", gpu.errors.get("nvlinks", "not told by the driver"))
+    for gpu in gpus:
+        model = find(gpu.name)
+        if gpu.nvlinks is None:
+            continue
+        active = sum(link.active for link in gpu.nvlinks)
+        peers = [sum(link.active for link in other.nvlinks or ()) for other in gpus if other.name == gpu.name]
+        expected = (model.nvlinks if model and model.nvlinks else 0) or max(peers, default=0)
+        if active < expected:
+            yield _links_down(host, gpu, active, expected)
+        yield from _link_errors(host, gpu)
+
+
+def _links_down(host: Host, gpu: GpuDevice, active: int, expected: int) -> Finding:
+    down = [str(link.link) for link in gpu.nvlinks or () if not link.active]
+    which = f" (inactive: {', '.join(down)})" if down else ""
+    return finding(
+        "gpu.nvlink.link-down",
+        Severity.FAIL,
+        f"{expected - active} of {expected} NVLinks of GPU {gpu.label} are down",
+        proof(host, gpu, f"active NVLinks: {active} of {expected}{which}"),
+        places=[place(host, gpu)],
+        fixes=[
+            Fix(
+                "see link state and errors",
+                f"nvidia-smi nvlink -s -i {gpu.index}; nvidia-smi nvlink -e -i {gpu.index}",
+                host.name,
+            ),
+            Fix(
+                "drain the host and reset all GPUs, the fabric manager running; if it stays down: field diagnostic",
+                "sudo nvidia-smi --gpu-reset",
+                host.name,
+                True,
+            ),
+        ],
+        explains=("gpu.nvlink.lost", "gpu.nvlink.narrow", "topology", "gpu.p2p"),
+    )
+
+
+def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
+    proofs = []
+    for link in gpu.nvlinks or ():
+        counts = {
+            "replays": (link.replay, "gpu.nvlink.replay.warn"),
+            "recoveries": (link.recovery, "gpu.nvlink.recovery.warn"),
+            "CRC flit errors": (link.crc_flit, "gpu.nvlink.crc.warn"),
+            "CRC data errors": (link.crc_data, "gpu.nvlink.crc.warn"),
+        }
+        high = [f"{count} {name}" for name, (count, id) in counts.items() if count is not None and count >= value(id)]
+        if high:
+            proofs.append(proof(host, gpu, f"NVLink {link.link}: {', '.join(high)}"))
+    if proofs:
+        yield finding(
+            "gpu.nvlink.errors",
+            Severity.WARN,
+            f"NVLink errors on GPU {gpu.label} since the driver was loaded",
+            proofs,
+            places=[place(host, gpu)],
+            confidence=0.8,
+        )
+
+
+@host_rule(
+    "gpu",
+    "gpu.fabric-manager.not-running",
+    "gpu.fabric-manager.not-completed",
+    "gpu.fabric-manager.failed",
+    "gpu.fabric-manager.version-mismatch",
+    "gpu.fabric-manager.degraded",
+)
+def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
+    """On NVSwitch machines, the fabric manager runs, and every GPU is registered with the fabric.
+
+    From Hopper on each GPU tells its state; before, the fabric manager's process is the only witness, and it cannot be
+    seen from a container. Without it CUDA fails with error 802, "system not yet initialized".
+    """
+    fact = answered(host)
+    gpus = devices(fact)
+    waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
+    failed = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.status]
+    done = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and not gpu.fabric.status]
+    manager = fact.fabric_manager
+    restart = Fix(
+        "start it, in the driver's version",
+        "sudo systemctl restart nvidia-fabricmanager; systemctl status nvidia-fabricmanager; "
+        "sudo tail -30 /var/log/fabricmanager.log",
+        host.name,
+        True,
+    )
+    if waiting:
+        known = not manager.running and not fact.container
+        yield finding(
+            "gpu.fabric-manager.not-running" if known else "gpu.fabric-manager.not-completed",
+            Severity.FAIL,
+            "the fabric manager does not run: GPUs wait for the NVLink fabric"
+            if known
+            else f"{len(waiting)} GPUs are not registered with the NVLink fabric",
+            [
+                *(proof(host, gpu, f"fabric state: {gpu.fabric.state}") for gpu in waiting[:3] if gpu.fabric),
+                Evidence(
+                    f"process nv-fabricmanager: {'runs' if manager.running else 'not found'}", "/proc", host=host.name
+                ),
+            ],
+            places=[place(host, gpu) for gpu in waiting],
+            fixes=[restart],
+            explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
+        )
+    for gpu in failed:
+        assert gpu.fabric is not None
+        yield finding(
+            "gpu.fabric-manager.failed",
+            Severity.FAIL,
+            f"registering GPU {gpu.label} with the NVLink fabric failed",
+            proof(host, gpu, f"fabric status: NVML error {gpu.fabric.status}"),
+            places=[place(host, gpu)],
+            fixes=[restart],
+        )
+    if fact.nvswitches and not (waiting or failed or done or manager.running or fact.container):
+        yield finding(
+            "gpu.fabric-manager.not-running",
+            Severity.FAIL,
+            "an NVSwitch machine without a fabric manager",
+            [
+                Evidence(f"NVSwitches on the PCI bus: {fact.nvswitches}", "/sys/bus/pci", host=host.name),
+                Evidence("no process nv-fabricmanager", "/proc", host=host.name),
+            ],
+            hosts=(host.name,),
+            fixes=[restart],
+            confidence=0.9,
+            explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
+        )
+    if manager.version and fact.system.driver and manager.version != fact.system.driver and fact.nvswitches:
+        yield finding(
+            "gpu.fabric-manager.version-mismatch",
+            Severity.FAIL,
+            f"fabric manager {manager.version} does not fit driver {fact.system.driver}",
+            [
+                Evidence(manager.version, "nv-fabricmanager --version", host=host.name),
+                Evidence(f"driver {fact.system.driver}", "NVML", host=host.name),
+            ],
+            hosts=(host.name,),
+            fixes=[Fix("install the fabric manager of exactly the driver's version", "", host.name)],
+            confidence=0.9,
+        )
+    bad = [gpu for gpu in gpus if gpu.fabric and (gpu.fabric.degraded_bandwidth or gpu.fabric.route_unhealthy)]
+    if bad:
+        yield finding(
+            "gpu.fabric-manager.degraded",
+            Severity.FAIL,
+            f"the NVLink fabric is degraded for {len(bad)} of {len(gpus)} GPUs",
+            [proof(host, gpu, "fabric health: degraded bandwidth or unhealthy route") for gpu in bad[:4]],
+            places=[place(host, gpu) for gpu in bad],
+        )

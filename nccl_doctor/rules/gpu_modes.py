@@ -1,0 +1,143 @@
+"""GPU modes and use: MIG, compute mode, persistence, and who is on the GPUs already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.system import System
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.nvidia import answered, devices, place, proof
+from nccl_doctor.rules.thresholds import value
+from nccl_doctor.rules.units import size
+
+
+@host_rule("gpu", "gpu.mig", "gpu.mig.pending")
+def mig(host: Host, plan: Plan) -> Iterator[Finding]:
+    """MIG is off: NCCL has no NVLink and no P2P between MIG instances, and one rank sees one instance."""
+    gpus = devices(answered(host))
+    on = [gpu for gpu in gpus if gpu.mig_mode]
+    pending = [gpu for gpu in gpus if gpu.mig_mode_pending is not None and gpu.mig_mode_pending != gpu.mig_mode]
+    if on:
+        yield finding(
+            "gpu.mig",
+            Severity.FAIL,
+            f"MIG is on for {len(on)} of {len(gpus)} GPUs",
+            [proof(host, gpu, "MIG mode: enabled") for gpu in on[:4]],
+            places=[place(host, gpu) for gpu in on],
+            fixes=[
+                Fix("turn it off while the GPU is idle", f"sudo nvidia-smi -i {on[0].index} -mig 0", host.name, True)
+            ],
+            explains=("gpu.p2p", "gpu.nvlink.lost", "topology"),
+        )
+    if pending:
+        yield finding(
+            "gpu.mig.pending",
+            Severity.WARN,
+            f"a change of MIG mode waits for a reset of {len(pending)} GPUs",
+            [
+                proof(host, gpu, f"MIG mode: current {gpu.mig_mode}, pending {gpu.mig_mode_pending}")
+                for gpu in pending[:4]
+            ],
+            places=[place(host, gpu) for gpu in pending],
+        )
+
+
+@host_rule("gpu", "gpu.compute-mode.prohibited", "gpu.compute-mode.exclusive", "gpu.persistence-off")
+def modes(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Compute mode lets processes in, and persistence mode keeps the driver loaded.
+
+    Exclusive mode is fine for one rank per GPU and breaks everything else. Without persistence the driver forgets its
+    state when the last process leaves: slow first calls, ECC counters at zero, power limits gone.
+    """
+    gpus = devices(answered(host))
+    shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
+    exclusive = [gpu for gpu in gpus if gpu.compute_mode in ("exclusive-process", "exclusive-thread")]
+    if shut:
+        yield finding(
+            "gpu.compute-mode.prohibited",
+            Severity.FAIL,
+            f"{len(shut)} of {len(gpus)} GPUs take no compute process",
+            [proof(host, gpu, "compute mode: prohibited") for gpu in shut[:4]],
+            places=[place(host, gpu) for gpu in shut],
+            fixes=[Fix("set the default mode", "sudo nvidia-smi -c DEFAULT", host.name)],
+        )
+    if exclusive:
+        held = [gpu for gpu in exclusive if gpu.processes]
+        yield finding(
+            "gpu.compute-mode.exclusive",
+            Severity.FAIL if held else Severity.INFO,
+            f"{len(held)} GPUs in exclusive mode are already taken"
+            if held
+            else f"{len(exclusive)} of {len(gpus)} GPUs are in exclusive mode: one process each",
+            [proof(host, gpu, f"compute mode: {gpu.compute_mode}") for gpu in (held or exclusive)[:4]],
+            places=[place(host, gpu) for gpu in held or exclusive],
+        )
+    off = [gpu for gpu in gpus if gpu.persistence_mode is False]
+    if off:
+        yield finding(
+            "gpu.persistence-off",
+            Severity.INFO,
+            f"persistence mode is off on {len(off)} of {len(gpus)} GPUs",
+            Evidence("persistence mode: disabled", f"NVML, GPU {off[0].index}", host=host.name),
+            hosts=(host.name,),
+            fixes=[Fix("run the persistence daemon", "sudo systemctl enable --now nvidia-persistenced", host.name)],
+        )
+
+
+@host_rule("gpu", "gpu.busy.nvml", "gpu.busy.memory-without-process")
+def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
+    """No process is on the GPUs, and no memory is in use without one.
+
+    What the system stage already named (it reads /proc) is not told twice. Memory that no listed process holds belongs
+    to a process out of sight (another container) or was leaked by one that died badly.
+    """
+    fact = answered(host)
+    gpus = devices(fact)
+    named: set[int] = set()
+    if "system" in plan.stages and (system := host.want(System)):
+        named = {process.pid for process in system.gpu_processes.processes}
+    holders = [
+        (gpu, process)
+        for gpu in gpus
+        for process in gpu.processes or ()
+        if process.pid not in named and process.kind == "compute"
+    ]
+    if holders:
+        pids = " ".join(str(pid) for pid in sorted({process.pid for _, process in holders})[:20])
+        yield finding(
+            "gpu.busy.nvml",
+            Severity.WARN,
+            f"{len({process.pid for _, process in holders})} processes are already on the GPUs",
+            [
+                proof(
+                    host,
+                    gpu,
+                    f"pid {process.pid} {process.name or '(name not visible)'}"
+                    + (f", {size(process.memory_bytes)}" if process.memory_bytes else "")
+                    + (f", uid {process.uid}" if process.uid is not None else ""),
+                )
+                for gpu, process in holders[:6]
+            ],
+            places=[place(host, gpu) for gpu, _ in holders],
+            fixes=[
+                Fix(
+                    "look whose they are; end them if they are leftovers",
+                    f"ps -o pid,user,lstart,args -p {pids.replace(' ', ',')}",
+                    host.name,
+                )
+            ],
+        )
+    limit = value("gpu.memory-used.idle")
+    leaked = [gpu for gpu in gpus if gpu.processes == () and (gpu.memory_used_bytes or 0) > limit and not gpu.mig_mode]
+    if leaked and not named:
+        yield finding(
+            "gpu.busy.memory-without-process",
+            Severity.WARN,
+            f"memory of {len(leaked)} GPUs is in use, and no process that holds it is visible",
+            [proof(host, gpu, f"{size(gpu.memory_used_bytes or 0)} used, no process listed") for gpu in leaked[:4]],
+            places=[place(host, gpu) for gpu in leaked],
+            confidence=0.8,
+            fixes=[Fix("find who holds the device files, in all containers", "sudo fuser -v /dev/nvidia*", host.name)],
+        )

@@ -1,0 +1,65 @@
+"""What keeps GPUDirect RDMA and P2P from working on a host, out of its facts: for `topo` and for the rules."""
+
+from __future__ import annotations
+
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.topology import TopologyFact
+from nccl_doctor.facts.topology_matrix import Matrix
+from nccl_doctor.rules.engine import Host
+
+PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+DMABUF_KERNEL = (5, 12)  # the first kernel with DMA-BUF in the RDMA core (ib_umem_dmabuf_get)
+
+
+def kernel_version(text: str) -> tuple[int, int] | None:
+    """(5, 15) of ``5.15.0-105-generic``; None if it is no such text."""
+    parts = text.split(".", 2)
+    try:
+        return int(parts[0]), int(parts[1].split("-")[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def peermem(topology: TopologyFact) -> str | None:
+    """The loaded peer-memory module, or None."""
+    return next((name for name in PEERMEM if topology.modules.get(name)), None)
+
+
+def dmabuf_possible(topology: TopologyFact, gpu: GpuFact | None) -> bool | None:
+    """Whether DMA-BUF can stand in for it: Linux 5.12 or later and the open kernel modules; None if untold."""
+    version = kernel_version(topology.kernel)
+    if version is None or gpu is None or gpu.module_flavor is None:
+        return None
+    return version >= DMABUF_KERNEL and gpu.module_flavor == "open"
+
+
+def translating(topology: TopologyFact) -> dict[str, str]:
+    """PCI address -> IOMMU group type, of the GPUs and NICs whose DMA addresses the IOMMU translates."""
+    return {address: kind for address, kind in topology.iommu.types.items() if kind.startswith("DMA")}
+
+
+def sentences(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
+    """(label, sentence) lines on GPUDirect RDMA, ACS and the IOMMU for a reader of the matrix."""
+    topology = host.want(TopologyFact)
+    if topology is None:
+        return []
+    gpu = host.want(GpuFact)
+    told: list[tuple[str, str]] = []
+    if matrix.nics:
+        module = peermem(topology)
+        possible = dmabuf_possible(topology, gpu)
+        if module:
+            told.append(("GPUDirect", f"{module} is loaded"))
+        elif possible:
+            told.append(("GPUDirect", "no peer-memory module; DMA-BUF is possible (open kernel modules)"))
+        elif possible is None:
+            told.append(("GPUDirect", "no peer-memory module; whether DMA-BUF works is not known"))
+        else:
+            told.append(("GPUDirect", "off: neither nvidia_peermem nor DMA-BUF (it needs Linux 5.12 and open modules)"))
+    if topology.acs.redirecting:
+        told.append(("ACS", f"redirects P2P through the CPU on {len(topology.acs.redirecting)} PCI bridges"))
+    elif topology.acs.outcome == "not-permitted":
+        told.append(("ACS", "not known: reading it needs root"))
+    if translating(topology):
+        told.append(("IOMMU", f"translates for {len(translating(topology))} GPUs and NICs (not pass-through)"))
+    return told

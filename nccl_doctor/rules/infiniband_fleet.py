@@ -1,0 +1,147 @@
+"""InfiniBand compared between hosts: rails by position, firmware, link layer, and hosts that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.topology import TopologyFact
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.drift import DriftRow, row
+from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
+from nccl_doctor.rules.gpu_fleet import quoted
+from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
+from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
+
+
+def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
+    """Host -> rails, by the kind of card that is the fleet's rail; ``SkipRule`` if no host has an RDMA device."""
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+    facts = fleet.every(InfinibandFact)
+    if not any(fact.devices for fact in facts.values()):
+        raise SkipRule("no RDMA device on any host")
+    kinds = kinds_of_rails(fact for fact in facts.values() if fact.devices)
+    return {host: rails(fact, fleet.plan, kinds) for host, fact in facts.items()}
+
+
+@fleet_rule("infiniband", "ib.device-not-found.fewer-than-peers", "ib.device-not-found.none-here")
+def equal_rails(fleet: Fleet) -> Iterator[Finding]:
+    """Every host has as many rails as most others. None on any host is no finding; none on one host among many is."""
+    found = _rails(fleet)
+    counts = row("rails", {host: str(len(ports)) for host, ports in found.items()})
+    if counts.equal:
+        return
+    usual = int(counts.majority) if counts.majority else max(int(text) for text, _ in counts.values)
+    for host, ports in sorted(found.items()):
+        if len(ports) >= usual:
+            continue
+        here = {rail.device.bus_id for rail in ports}
+        full = [rail for other in found.values() if len(other) == usual for rail in other]
+        missing = sorted({f"{rail.label} ({rail.device.bus_id})" for rail in full if rail.device.bus_id not in here})
+        where = f"; the others also have {', '.join(missing[:4])}" if ports and missing else ""
+        yield finding(
+            "ib.device-not-found.fewer-than-peers" if ports else "ib.device-not-found.none-here",
+            Severity.FAIL,
+            f"{host} has {len(ports) or 'no'} of {usual} rails{where}",
+            [Evidence(f"rails: {len(ports)}; most hosts: {usual}", "/sys/class/infiniband", host=host), quoted(counts)],
+            places=[Place(host=host)],
+            fixes=[
+                Fix(
+                    "see whether the cards are on the bus and have their driver",
+                    "lspci -nnk | grep -A3 -iE 'mellanox|infiniband'; ls /sys/class/infiniband",
+                    host,
+                )
+            ],
+            explains=("topology.differs", "collectives"),
+        )
+
+
+@fleet_rule("infiniband", "ib.rails-differ", "ib.link-layer-differs", "ib.firmware-differs")
+def alike(fleet: Fleet) -> Iterator[Finding]:
+    """Rails are alike by position: rate, link layer, firmware. The odd hosts are named.
+
+    A rail that is slower on one host slows the ring on all hosts; mixed link layers (InfiniBand here, Ethernet there)
+    cannot talk to each other at all.
+    """
+    found = {host: ports for host, ports in _rails(fleet).items() if ports}
+    active = {host: [rail for rail in ports if rail.port.active] for host, ports in found.items()}
+    rates = row(
+        "rail rates (Gb/s)", {host: _each([rail.port.gbps for rail in ports]) for host, ports in active.items()}
+    )
+    layers = row(
+        "link layer",
+        {host: ", ".join(sorted({r.port.link_layer or "" for r in ports})) for host, ports in found.items()},
+    )
+    firmware = row(
+        "HCA firmware",
+        {
+            host: ", ".join(sorted({f"{r.device.board_id or ''} {r.device.fw_ver}" for r in ports if r.device.fw_ver}))
+            for host, ports in found.items()
+        },
+    )
+    yield from _differs(rates, "ib.rails-differ", Severity.FAIL, _slow_places(active, rates))
+    yield from _differs(layers, "ib.link-layer-differs", Severity.FAIL, [])
+    yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, [])
+
+
+def _each(rates: list[float | None]) -> str:
+    """``400 400 400 200``, or ``8 x 400`` where all are equal."""
+    texts = [f"{rate:g}" if rate is not None else "?" for rate in rates]
+    return f"{len(texts)} x {texts[0]}" if texts and len(set(texts)) == 1 else " ".join(texts)
+
+
+def _slow_places(active: dict[str, list[Rail]], rates: DriftRow) -> list[Place]:
+    """The rails of the odd hosts that are slower than the same position on a usual host."""
+    usual = next((ports for host, ports in active.items() if host not in rates.differing), [])
+    by_position = {rail.position: rail.port.gbps or 0.0 for rail in usual}
+    return [
+        Place(host=host, nic=rail.label)
+        for host in rates.odd
+        for rail in active.get(host, [])
+        if (rail.port.gbps or 0.0) < by_position.get(rail.position, 0.0)
+    ]
+
+
+def _differs(drift: DriftRow, id: str, severity: Severity, places: list[Place]) -> Iterator[Finding]:
+    if not drift.differing:
+        return
+    yield finding(
+        id,
+        severity,
+        f"{drift.subject} differ{'' if drift.subject.endswith(')') else 's'} between hosts"
+        + ("" if drift.tie else f": {fold(drift.differing)}"),
+        quoted(drift),
+        hosts=drift.differing,
+        places=places,
+        confidence=0.8 if drift.tie else 0.95,
+    )
+
+
+@fleet_rule("infiniband", "ib.gdr.differs")
+def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
+    """GPUDirect RDMA works the same way everywhere: nvidia_peermem on all hosts or on none."""
+    found = {host: ports for host, ports in _rails(fleet).items() if ports}
+    topology = fleet.every(TopologyFact)
+    gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
+    told = {
+        host: peermem(topology[host]) or ("DMA-BUF" if dmabuf_possible(topology[host], gpus[host]) else "none")
+        for host in found
+        if host in topology and host in gpus
+    }
+    if not told:
+        raise SkipRule("no host with GPUs and RDMA")
+    drift = row("GPUDirect RDMA through", told)
+    without = [host for host in drift.odd if told[host] in ("none", "DMA-BUF")]
+    if not without:
+        return
+    yield finding(
+        "ib.gdr.differs",
+        Severity.FAIL if any(told[host] == "none" for host in without) else Severity.WARN,
+        f"{drift.majority} is loaded on most hosts, not on {fold(without)}",
+        [quoted(drift), *(Evidence("no peer-memory module", "/sys/module", host=host) for host in without[:4])],
+        hosts=without,
+        fixes=[Fix("load it, and at every boot", "sudo modprobe nvidia-peermem", host) for host in without[:4]],
+    )

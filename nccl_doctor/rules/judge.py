@@ -1,0 +1,180 @@
+"""From a bundle to a verdict: run the rules, fold consequences under their causes, say what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.facts.model import Bundle, ReachOutcome
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import EnvAdvice, Finding, Severity, Unknown
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import engine, thresholds
+from nccl_doctor.rules.reach import reach_findings
+
+REPORT_SCHEMA = "nccl-doctor/report/1"
+
+
+class StageResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules."""
+
+    name: str
+    state: str
+    passed: int
+    hosts: int
+    reason: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What is told: pure data, the same for the same bundle, whatever renders it."""
+
+    schema: str
+    tool: str
+    created: str
+    verdict: str  # healthy, faulty, incomplete
+    hosts: tuple[str, ...]
+    reached: tuple[str, ...]  # the hosts on which an agent ran
+    findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
+    unknown: tuple[Unknown, ...]
+    env: tuple[EnvAdvice, ...]
+    stages: tuple[StageResult, ...]
+    seconds: float
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that are nobody's consequence."""
+        return tuple(item for item in self.findings if not item.folded_under)
+
+    def exit_code(self, *, strict: bool = False) -> ExitCode:
+        """The published exit code; with ``strict`` warnings count."""
+        if not self.reached:
+            return ExitCode.NOTHING_CHECKED
+        if self.verdict == "faulty":
+            return ExitCode.FINDINGS
+        if self.verdict == "incomplete":
+            return ExitCode.INCOMPLETE
+        if strict and any(item.severity is Severity.WARN for item in self.findings):
+            return ExitCode.WARNINGS
+        return ExitCode.HEALTHY
+
+
+def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
+    """The report of a bundle, by the given thresholds or the default ones."""
+    with thresholds.using(rows):
+        results = tuple(engine.run(bundle))
+    found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
+    found += [item for result in results for item in result.findings]
+    findings = tuple(sorted(fold(found), key=_order))
+    unknown = _unknown(bundle, results)
+    env = {advice.name: advice for item in findings if not item.folded_under for advice in item.env}
+    return Report(
+        schema=REPORT_SCHEMA,
+        tool=bundle.tool,
+        created=bundle.created,
+        verdict=verdict_of(findings, unknown),
+        hosts=tuple(facts.name for facts in bundle.hosts),
+        reached=tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK),
+        findings=findings,
+        unknown=unknown,
+        env=tuple(env[name] for name in sorted(env)),
+        stages=tuple(_stage(name, bundle, results, findings) for name in bundle.plan.stages),
+        seconds=bundle.seconds,
+    )
+
+
+def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...]) -> str:
+    """``faulty`` with any failing finding, else ``incomplete`` with any gap, else ``healthy``."""
+    failed = any(item.severity is Severity.FAIL for item in findings)
+    return "faulty" if failed else "incomplete" if unknown else "healthy"
+
+
+_SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
+
+
+def _order(item: Finding) -> tuple[bool, int, int, str, tuple[str, ...], str]:
+    stage = engine.STAGES.index(item.stage) if item.stage in engine.STAGES else len(engine.STAGES)
+    return (bool(item.folded_under), _SEVERITIES.index(item.severity), stage, item.id, item.hosts, item.title)
+
+
+def _beneath(id: str, parent: str) -> bool:
+    return id == parent or id.startswith(parent + ".")
+
+
+def _explains(cause: Finding, effect: Finding) -> bool:
+    if cause is effect or cause.severity is not Severity.FAIL:
+        return False
+    if not any(_beneath(effect.id, id) for id in cause.explains):
+        return False
+    # A collective that hangs is everybody's; other consequences must touch the host at fault.
+    touched = set(effect.hosts) | {place.peer for place in effect.places}
+    return effect.stage == "collectives" or not touched or bool(touched & set(cause.hosts))
+
+
+def fold(findings: list[Finding]) -> list[Finding]:
+    """Mark each finding that another one explains; a cause that is itself explained folds no others away."""
+    folded: list[Finding] = []
+    for item in findings:
+        causes = [other for other in findings if _explains(other, item) and not _explains(item, other)]
+        roots = [cause for cause in causes if not any(_explains(other, cause) for other in findings)] or causes
+        under = min(roots, key=_order).id if roots else ""
+        folded.append(msgspec.structs.replace(item, folded_under=under))
+    return folded
+
+
+def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Unknown, ...]:
+    gaps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+
+    def note(what: str, why: str, hosts: Iterable[str], stages: Iterable[str]) -> None:
+        known_hosts, known_stages = gaps.setdefault((what, why), (set(), set()))
+        known_hosts.update(hosts)
+        known_stages.update(stages)
+
+    for facts in bundle.hosts:
+        if facts.reach.outcome is not ReachOutcome.OK:
+            note("every stage", f"no agent: {facts.reach.outcome.value}", [facts.name], bundle.plan.stages)
+    for result in results:
+        for gap in result.unknown:
+            note(gap.what, gap.why, gap.hosts, [result.stage])
+    looked_at = {result.stage for result in results}
+    for stage in bundle.plan.stages:
+        if stage not in looked_at:
+            note(stage, "no rule looks at this stage", [facts.name for facts in bundle.hosts], [stage])
+    return tuple(
+        Unknown(what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages)))
+        for (what, why), (hosts, stages) in sorted(gaps.items())
+    )
+
+
+def _stage(
+    name: str, bundle: Bundle, results: tuple[engine.RuleResult, ...], findings: tuple[Finding, ...]
+) -> StageResult:
+    hosts = tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK)
+    mine = [result for result in results if result.stage == name]
+    worst = {item.severity for item in findings if item.stage == name}
+    skipped = [dict(result.skipped) for result in mine]
+    through = [set(result.passed) | set(result.skipped) for result in mine]
+    passed = set(hosts).intersection(*through) if mine else set()
+    if Severity.FAIL in worst:
+        state, reason = "fail", ""
+    elif Severity.WARN in worst:
+        state, reason = "warn", ""
+    elif not mine or not hosts:
+        state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
+    elif any(result.unknown for result in mine):
+        state, reason = "unknown", "; ".join(sorted({gap.what for result in mine for gap in result.unknown}))
+    elif all(set(item) == set(hosts) for item in skipped):
+        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
+    else:
+        state, reason = "pass", ""
+    return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def to_json(report: Report) -> bytes:
+    """The report as JSON: sorted, reproducible; findings carry their playbook and the keys of docs/json-schema.md."""
+    data = msgspec.to_builtins(report)
+    for item in data["findings"]:
+        item.setdefault("hosts", [])
+        item.setdefault("env", [])
+        item["playbook"] = for_finding(item["id"])
+    return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=2)

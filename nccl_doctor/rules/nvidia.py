@@ -1,0 +1,97 @@
+"""What the GPU rules share: which hosts they have ground on, and how they name a GPU."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.findings.model import Evidence, Place
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
+
+NO_GPU = "no NVIDIA GPU on this host"
+
+THROTTLE_REASONS = {  # NVML clocks event reasons (nvml.h, nvmlClocksEventReason*)
+    0x1: "idle",
+    0x2: "application clocks setting",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks setting",
+}
+
+
+def with_hardware(host: Host) -> GpuFact:
+    """The GPU fact of a host that has a GPU; ``SkipRule`` where there is none and no sign of one."""
+    fact = host.need(GpuFact)
+    if not fact.has_hardware:
+        raise SkipRule(NO_GPU)
+    return fact
+
+
+def answered(host: Host) -> GpuFact:
+    """The GPU fact of a host whose NVML answered; ``MissingFact`` where it did not: nothing is known then."""
+    fact = with_hardware(host)
+    if fact.nvml.outcome != "ok":
+        raise MissingFact("NVML", fact.nvml.detail or fact.nvml.outcome)
+    return fact
+
+
+def devices(fact: GpuFact) -> list[GpuDevice]:
+    """The GPUs that answered NVML (a lost one has no handle and is another rule's business)."""
+    return [gpu for gpu in fact.gpus if "handle" not in gpu.errors]
+
+
+def place(host: Host, gpu: GpuDevice) -> Place:
+    """Where a finding about one GPU points."""
+    return Place(host=host.name, gpu=gpu.label)
+
+
+def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
+    """What NVML said of one GPU, as evidence."""
+    return Evidence(text, f"NVML, GPU {gpu.index}", host=host.name)
+
+
+def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:
+    """``MissingFact`` if a GPU did not tell ``field`` although the driver supports it."""
+    for gpu in gpus:
+        if getattr(gpu, field) is None and field not in gpu.not_supported and field in gpu.errors:
+            raise MissingFact(what, gpu.errors[field])
+
+
+def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:
+    """Host -> GPU fact of all hosts that told; ``SkipRule`` if no host has a GPU."""
+    facts = fleet.every(GpuFact)
+    if not any(fact.has_hardware for fact in facts.values()):
+        raise SkipRule("no NVIDIA GPU on any host")
+    return facts
+
+
+def answered_fleet(fleet: Fleet) -> dict[str, GpuFact]:
+    """Host -> GPU fact of the hosts whose NVML answered; the others with a GPU become unknown in the rule's result."""
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+    told: dict[str, GpuFact] = {}
+    for host, fact in fleet_facts(fleet).items():
+        if fact.nvml.outcome == "ok":
+            told[host] = fact
+        elif fact.has_hardware:
+            fleet.missing.setdefault(("NVML", fact.nvml.detail or fact.nvml.outcome), []).append(host)
+    return told
+
+
+def reasons(mask: int) -> list[str]:
+    """The words for a mask of throttle reasons."""
+    return [text for bit, text in THROTTLE_REASONS.items() if mask & bit]
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A PCI address and the slot's name where the platform has one."""
+
+    bus_id: str
+    slot: str | None
+
+    def __str__(self) -> str:
+        return f"{self.bus_id} (slot {self.slot})" if self.slot else self.bus_id

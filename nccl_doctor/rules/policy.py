@@ -1,0 +1,167 @@
+"""A site's own judgement: severities, ignores with an expiry date and a reason, thresholds, requirements.
+
+Read from ``nccl-doctor.toml`` (top level) or from ``[tool.nccl-doctor]`` of a pyproject.toml. A typo is an error that
+names the line and the key: a policy that is silently not applied is worse than none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.rules import thresholds
+from nccl_doctor.rules.judge import Report, verdict_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAMES = ("nccl-doctor.toml", "pyproject.toml")
+
+
+class PolicyError(ValueError):
+    """A policy file that cannot be used; names the file, the line and the key."""
+
+
+class Ignore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A finding that is known and accepted until a day: ``id`` and all beneath it, on ``hosts`` (node set; all)."""
+
+    id: str
+    reason: str
+    until: datetime.date
+    hosts: str = ""
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """What a policy file says. Command-line options win over it."""
+
+    profile: str = ""
+    budget: str = ""
+    require: tuple[str, ...] = ()
+    min_hosts: int | None = None
+    strict: bool = False
+    severity: dict[str, Severity] = {}
+    ignore: tuple[Ignore, ...] = ()
+    thresholds: dict[str, float] = {}
+
+
+def find(directory: Path) -> Path | None:
+    """The policy file of a directory: nccl-doctor.toml, or a pyproject.toml with a [tool.nccl-doctor] table."""
+    for name in NAMES:
+        path = directory / name
+        if path.is_file() and (name != "pyproject.toml" or "[tool.nccl-doctor" in path.read_text("utf-8", "replace")):
+            return path
+    return None
+
+
+def load(path: Path) -> Policy:
+    """Read a policy; ``PolicyError`` for anything that is not understood completely."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw: dict[str, Any] = tomllib.loads(text)
+    except OSError as error:
+        raise PolicyError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: not TOML: {error}") from error
+    if path.name == "pyproject.toml":
+        raw = raw.get("tool", {}).get("nccl-doctor", {})
+    _check_keys(raw, text, path)
+    try:
+        policy = msgspec.convert(raw, Policy)
+    except msgspec.ValidationError as error:
+        raise PolicyError(_placed(str(error), text, path)) from error
+    for name in policy.thresholds:
+        if name not in thresholds.defaults():
+            raise PolicyError(_unknown(name, thresholds.defaults(), "threshold", text, path))
+    return policy
+
+
+def _line(key: str, text: str) -> int | None:
+    wanted = re.compile(rf"""^\s*(\[+[\w.-]*)?["']?{re.escape(key)}["']?\s*(=|\])""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if wanted.search(line)), None)
+
+
+def _unknown(key: str, known: Mapping[str, object] | set[str], what: str, text: str, path: Path) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1)
+    line = _line(key, text)
+    place = f"{path}:{line}" if line else str(path)
+    return f"{place}: unknown {what} {key!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    )
+
+
+def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
+    known = {field.encode_name for field in msgspec.structs.fields(Policy)}
+    for key in raw:
+        if key not in known:
+            raise PolicyError(_unknown(key, known, "key", text, path))
+    severities = raw.get("severity")
+    for id, word in severities.items() if isinstance(severities, dict) else ():
+        if word not in [severity.value for severity in Severity]:
+            known_words = ", ".join(severity.value for severity in Severity)
+            raise PolicyError(
+                f"{path}:{_line(id, text)}: severity of {id!r} is {word!r}; expected one of {known_words}"
+            )
+    inner = {field.encode_name for field in msgspec.structs.fields(Ignore)}
+    for entry in raw.get("ignore", ()) if isinstance(raw.get("ignore"), list) else ():
+        for key in entry if isinstance(entry, dict) else ():
+            if key not in inner:
+                raise PolicyError(_unknown(key, inner, "key", text, path))
+
+
+def _placed(message: str, text: str, path: Path) -> str:
+    """msgspec says ``... - at `$.severity[...]` ``: the line of the key it names."""
+    keys = re.findall(r"[A-Za-z][\w-]*", message.rsplit("`$", 1)[-1]) if "`$" in message else []
+    line = next((number for key in reversed(keys) if (number := _line(key, text))), None)
+    return f"{path}:{line}: {message}" if line else f"{path}: {message}"
+
+
+def _covers(id: str, parent: str) -> bool:
+    return id == parent or id.startswith(parent + ".")
+
+
+def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
+    """The report as the policy sees it: severities replaced, ignored findings taken to INFO and marked as such.
+
+    An ignore that has expired ignores nothing, and is a warning of its own.
+    """
+    changed = tuple(_judged(item, policy, today) for item in report.findings)
+    expired = tuple(
+        finding(
+            "policy.ignore-expired",
+            Severity.WARN,
+            f"the ignore of {rule.id} expired on {rule.until}: it no longer applies",
+            Evidence(f"id = {rule.id!r}, until = {rule.until}, reason = {rule.reason!r}", source="policy"),
+        )
+        for rule in policy.ignore
+        if rule.until < today
+    )
+    findings = (*changed, *expired)
+    return msgspec.structs.replace(report, findings=findings, verdict=verdict_of(findings, report.unknown))
+
+
+def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
+    for parent in sorted(policy.severity, key=len):
+        if _covers(item.id, parent):
+            item = msgspec.structs.replace(item, severity=policy.severity[parent])
+    for rule in policy.ignore:
+        if rule.until >= today and _covers(item.id, rule.id) and _on(item, rule.hosts):
+            title = f"{item.title} (ignored until {rule.until}: {rule.reason})"
+            item = msgspec.structs.replace(item, severity=Severity.INFO, title=title)
+    return item
+
+
+def _on(item: Finding, hosts: str) -> bool:
+    """Whether all hosts of a finding are among those of the ignore: one host more, and it is not covered."""
+    from ClusterShell.NodeSet import NodeSet
+
+    return not hosts or set(item.hosts) <= set(NodeSet(hosts))

@@ -1,0 +1,193 @@
+"""Ports: can the training job's processes really connect to each other, on the ports they will use?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.mesh import Link, Links, Listening
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
+from nccl_doctor.rules.localise import Blame, Pair, blame
+
+# outcome of a connect to a port on which our agent is known to listen -> finding id, verb
+_BLOCKED = {
+    "timed-out": ("net.firewall.dropped", "dropped"),
+    "refused": ("net.firewall.rejected", "rejected"),
+    "reset": ("net.firewall.rejected", "reset"),
+    "not-permitted": ("net.firewall.rejected", "forbidden by the sender's own firewall"),
+    "unreachable": ("net.firewall.unreachable", "answered with 'unreachable'"),
+}
+
+
+@fleet_rule("ports", "net.port-in-use")
+def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
+    """The master port is already taken on the master.
+
+    The job's store would fail with EADDRINUSE, or worse, join the store of another job. The process that holds it is
+    named where it may be seen.
+    """
+    for host, listening in fleet.every(Listening).items():
+        master = listening.master
+        if master is None or master.outcome == "ok":
+            continue
+        if master.outcome != "in-use":
+            fleet.missing.setdefault((f"master port {master.port}", master.detail or master.outcome), []).append(host)
+            continue
+        holder = master.holder
+        who = f"{holder.command} (pid {holder.pid}, user {holder.user})" if holder and holder.pid else ""
+        owner = f"a process of user {holder.user}" if holder and holder.user else "a process that cannot be seen"
+        yield finding(
+            "net.port-in-use",
+            Severity.FAIL,
+            f"port {master.port} on {host} is held by {who or owner}",
+            Evidence(f"bind: {master.detail}; held by {who or owner}", source=f"port {master.port}", host=host),
+            places=[Place(host=host, port=master.port)],
+            fixes=[
+                Fix(
+                    "end the stale process if it is one, or take another port (--master-port, MASTER_PORT)",
+                    f"sudo ss -ltnp 'sport = :{master.port}'",
+                    host,
+                )
+            ],
+            explains=("net.master-unreachable", "collectives"),
+        )
+
+
+@fleet_rule(
+    "ports", "net.firewall.dropped", "net.firewall.rejected", "net.firewall.unreachable", "net.master-unreachable"
+)
+def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
+    """Connections between hosts fail although the peer's agent listens on that very port.
+
+    Dropped packets time out, rejected ones are refused at once; both are told apart, and so are a blocked master port
+    and a blocked ephemeral range (which NCCL, Gloo and the store take their ports from).
+    """
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+    tried = [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links]
+    for host, link in tried:
+        if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
+            fleet.missing.setdefault((f"connect to {link.peer}", f"{link.outcome}: {link.detail}"), []).append(host)
+    general = _pairs(tried, "ephemeral")
+    explained: set[Pair] = set()
+    for id, outcomes in _by_outcome().items():
+        measured = {pair: all(link.outcome in outcomes for link in links) for pair, links in general.items()}
+        for culprit in blame(measured):
+            explained |= set(culprit.pairs)
+            yield _blocked(id, culprit, general, fleet)
+    yield from _partly_blocked(general, explained)
+    yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
+
+
+def _by_outcome() -> dict[str, set[str]]:
+    grouped: dict[str, set[str]] = {}
+    for outcome, (id, _) in _BLOCKED.items():
+        grouped.setdefault(id, set()).add(outcome)
+    return grouped
+
+
+def _pairs(tried: list[tuple[str, Link]], purpose: str) -> dict[Pair, list[Link]]:
+    pairs: dict[Pair, list[Link]] = {}
+    for host, link in tried:
+        if link.purpose == purpose:
+            pairs.setdefault((host, link.peer), []).append(link)
+    return pairs
+
+
+def _quotes(pairs: tuple[Pair, ...], links: dict[Pair, list[Link]]) -> list[Evidence]:
+    return [
+        Evidence(
+            f"{pair[0]} -> {pair[1]}: {link.outcome}: {link.detail}",
+            source=f"connect {link.address}:{link.port}",
+            host=pair[0],
+        )
+        for pair in pairs
+        for link in links[pair]
+        if link.outcome in _BLOCKED
+    ]
+
+
+def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], fleet: Fleet) -> Finding:
+    count = sum(len(links[pair]) for pair in culprit.pairs)
+    verb = _BLOCKED[links[culprit.pairs[0]][0].outcome][1]
+    names = " and ".join(culprit.hosts)
+    where = {
+        "in": f"TCP connections to {names} are {verb}",
+        "out": f"TCP connections from {names} are {verb}",
+        "both": f"TCP connections to and from {names} are {verb}",
+        "pair": f"TCP connections between {names} are {verb}",
+    }[culprit.direction]
+    can = ""
+    if culprit.direction == "in" and any(
+        link.outcome == "ok" for pair, tried in links.items() if pair[0] in culprit.hosts for link in tried
+    ):
+        can = f"; {names} itself can connect out"
+    guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
+    return finding(
+        id,
+        Severity.FAIL,
+        f"{where} on the ephemeral ports tried ({count} of {count} connects{can})",
+        _quotes(culprit.pairs, links),
+        confidence=1.0 if culprit.direction != "pair" else 0.9,
+        places=[Place(host=host) for host in culprit.hosts],
+        fixes=[
+            Fix(
+                "look for the rule that does it",
+                "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
+                guilty,
+            ),
+            Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
+        ],
+        explains=("net.master-unreachable", "net.mtu", "net.slow", "collectives", "net.wrong-interface"),
+    )
+
+
+def _partly_blocked(general: dict[Pair, list[Link]], explained: set[Pair]) -> Iterator[Finding]:
+    """Some of a pair's ephemeral ports pass and others do not: a firewall that knows a port range."""
+    for pair, links in sorted(general.items()):
+        bad = [link for link in links if link.outcome in _BLOCKED]
+        if pair in explained or not bad:
+            continue
+        id, verb = _BLOCKED[bad[0].outcome]
+        ports = ", ".join(str(link.port) for link in bad)
+        yield finding(
+            id,
+            Severity.FAIL,
+            f"TCP connections from {pair[0]} to {pair[1]} are {verb} on {len(bad)} of {len(links)} ports tried"
+            f" ({ports})",
+            _quotes((pair,), general),
+            confidence=0.9,
+            places=[Place(host=pair[1], peer=pair[0])],
+            fixes=[Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset", pair[1])],
+            explains=("collectives",),
+        )
+
+
+def _master_blocked(master: dict[Pair, list[Link]], explained: set[Pair], fleet: Fleet) -> Iterator[Finding]:
+    """The master port is blocked where other ports are not."""
+    bad: dict[str, list[Pair]] = {}
+    for pair, links in sorted(master.items()):
+        if pair not in explained and all(link.outcome in _BLOCKED for link in links):
+            bad.setdefault(links[0].outcome, []).append(pair)
+    for outcome, pairs in sorted(bad.items()):
+        port, server = master[pairs[0]][0].port, pairs[0][1]
+        everyone = len(pairs) == len(master)
+        clients = tuple(sorted(pair[0] for pair in pairs))
+        yield finding(
+            "net.master-unreachable",
+            Severity.FAIL,
+            f"the master port {port} on {server} is {_BLOCKED[outcome][1]} for {len(pairs)} of {len(master)} hosts"
+            ", while other ports are open",
+            _quotes(tuple(pairs), master),
+            places=[Place(host=server, port=port)]
+            if everyone
+            else [Place(host=host, peer=server, port=port) for host in clients],
+            fixes=[
+                Fix(
+                    f"allow TCP port {port} on {server}, or take a port that is open (--master-port, MASTER_PORT)",
+                    "sudo nft list ruleset",
+                    server if everyone else "",
+                )
+            ],
+            explains=("collectives",),
+        )

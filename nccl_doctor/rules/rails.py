@@ -1,0 +1,86 @@
+"""Which RDMA ports of a host are rails (the training network) and which belong to the front end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.env import hca
+from nccl_doctor.facts.infiniband import Device, InfinibandFact, Port
+from nccl_doctor.facts.model import Plan
+
+ETHERNET = "Ethernet"
+AWS = "0x1d0f"
+
+
+class Rail(msgspec.Struct, frozen=True):
+    """One port of the training network; ``position`` counts from 0 in PCI order, the order NCCL lists devices in."""
+
+    position: int
+    device: Device
+    port: Port
+
+    @property
+    def label(self) -> str:
+        """The name NCCL_IB_HCA takes: ``mlx5_0:1``."""
+        return f"{self.device.name}:{self.port.port}"
+
+    @property
+    def roce(self) -> bool:
+        """The link layer is Ethernet."""
+        return self.port.link_layer == ETHERNET
+
+    @property
+    def efa(self) -> bool:
+        """An AWS Elastic Fabric Adapter: no GIDs to choose, no peer-memory module, its own plugin."""
+        return self.device.pci_vendor == AWS
+
+
+Kind = tuple[str, str]
+
+
+def _kind(device: Device, port: Port) -> Kind:
+    """Board and link layer: rails of one machine are alike in both."""
+    return (device.hca_type or device.pci_device or "", port.link_layer or "")
+
+
+def _candidates(fact: InfinibandFact) -> list[tuple[Device, Port]]:
+    """All ports but those of an interface with a default route: that one is the front end, whatever its card."""
+    found = []
+    for device in sorted(fact.devices, key=lambda item: (item.path, item.bus_id or "", item.name)):
+        front = any(
+            interface.name in fact.default_route_devices or interface.master in fact.default_route_devices
+            for interface in device.netdevs
+        )
+        found += [(device, port) for port in device.ports if not (front and port.link_layer == ETHERNET)]
+    return found
+
+
+def kinds_of_rails(facts: Iterable[InfinibandFact]) -> set[Kind]:
+    """The kinds that are rails: those with a port at the best active rate; of several, the most frequent."""
+    ports = [pair for fact in facts for pair in _candidates(fact)]
+    active = [(device, port) for device, port in ports if port.active and port.gbps]
+    if not active:
+        counts = Counter(_kind(device, port) for device, port in ports)
+        return {kind for kind, count in counts.items() if count == max(counts.values())}
+    best = max(port.gbps or 0.0 for _, port in active)
+    fastest = Counter(_kind(device, port) for device, port in active if port.gbps == best)
+    return {fastest.most_common(1)[0][0]}
+
+
+def rails(fact: InfinibandFact, plan: Plan, kinds: set[Kind] | None = None) -> list[Rail]:
+    """The host's rails: by NCCL_IB_HCA of the job where it is set, else by the kind of board (``kinds``: the fleet's).
+
+    A port of the rails' kind that is down is a rail: it is missed. A down port of another kind (a management card) is
+    not.
+    """
+    wanted = hca.parse(plan.env["NCCL_IB_HCA"]) if plan.env.get("NCCL_IB_HCA") else None
+    if wanted is not None:
+        chosen = [(d, p) for d in fact.devices for p in d.ports if wanted.matches(d.name, p.port)]
+        chosen.sort(key=lambda pair: (pair[0].path, pair[0].name, pair[1].port))
+    else:
+        of = kinds if kinds is not None else kinds_of_rails([fact])
+        chosen = [(device, port) for device, port in _candidates(fact) if _kind(device, port) in of]
+    return [Rail(position, device, port) for position, (device, port) in enumerate(chosen)]

@@ -1,0 +1,122 @@
+"""Hosts on which no agent could be started: one finding per way this can go wrong, with what to try next."""
+
+from __future__ import annotations
+
+from nccl_doctor.facts.model import Bundle, HostFacts, ReachOutcome
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+
+# outcome -> finding id, title, what to try next ({host}, {address} and {port} are filled in)
+_WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
+    ReachOutcome.NAME_UNRESOLVED: (
+        "host.name-unresolved",
+        "this machine cannot resolve the host's name",
+        "check the spelling in the hostfile, or add HostName to your ssh config",
+        "getent hosts {host}",
+    ),
+    ReachOutcome.REFUSED: (
+        "host.ssh-refused",
+        "nothing listens on the ssh port: the host is up, its sshd is not (or listens elsewhere)",
+        "start sshd on the host, or give its port in the hostfile (host:port) or ssh config",
+        "ssh -v -p {port} {host} true",
+    ),
+    ReachOutcome.NO_ROUTE: (
+        "host.no-route",
+        "no route to the host: it is down, or its network is",
+        "check that the host is powered on and its link is up (console, BMC)",
+        "ping -c 3 {address}",
+    ),
+    ReachOutcome.TIMED_OUT: (
+        "host.ssh-timeout",
+        "the host did not answer in time",
+        "look at the host's console: it is down, hung, overloaded, or a firewall drops ssh",
+        "ping -c 3 {address}; ssh -v -o ConnectTimeout=10 {host} true",
+    ),
+    ReachOutcome.HOST_KEY_CHANGED: (
+        "host.ssh-key-changed",
+        "the host's ssh key is not the one in known_hosts: reinstalled, or not the host it claims to be",
+        "compare the fingerprint with one from the host's console; only if it matches, remove the old key",
+        "ssh-keygen -R {host}",
+    ),
+    ReachOutcome.HOST_KEY_UNKNOWN: (
+        "host.ssh-key-unknown",
+        "the host's ssh key is not in known_hosts, and nccl-doctor never accepts a key by itself",
+        "verify the key out of band, then add it by connecting once",
+        "ssh {host} true",
+    ),
+    ReachOutcome.AUTH_FAILED: (
+        "host.ssh-auth",
+        "the host refused our credentials",
+        "check user name and key: the user may be missing in the hostfile, the key not in authorized_keys or the agent",
+        "ssh -v {host} true",
+    ),
+    ReachOutcome.NO_PYTHON: (
+        "host.no-python",
+        "no Python on the host's PATH",
+        "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
+        "ssh {host} 'command -v python3; echo $PATH'",
+    ),
+    ReachOutcome.PYTHON_TOO_OLD: (
+        "host.python-too-old",
+        "the host's Python is older than 3.8",
+        "name a newer one: --python /opt/train/bin/python, or --env-setup 'source /opt/train/bin/activate'",
+        "ssh {host} 'ls /usr/bin/python3*'",
+    ),
+    ReachOutcome.CUT_OFF: (
+        "host.cut-off",
+        "the connection broke in the middle of an answer",
+        "look for an out-of-memory kill or an sshd restart on the host, or a flapping link",
+        "ssh {host} 'dmesg -T | tail -50'",
+    ),
+    ReachOutcome.GARBAGE: (
+        "host.unexpected-output",
+        "something other than our agent answered over ssh",
+        "a shell profile, a forced command or a captive gateway writes to standard output; silence it",
+        "ssh {host} true | head -c 300",
+    ),
+    ReachOutcome.TRANSPORT_FAILED: (
+        "host.transport-failed",
+        "the transport's command failed",
+        "run it by hand and read its error",
+        "",
+    ),
+    ReachOutcome.NOT_TRIED: (
+        "host.not-tried",
+        "the host was not tried",
+        "run again for this host alone, or with a longer --deadline",
+        "nccl-doctor check -H {host}",
+    ),
+}
+
+IDS = tuple(way[0] for way in _WAYS.values())
+
+
+def reach_findings(bundle: Bundle) -> list[Finding]:
+    """One finding for every host on which no agent ran, alike ones folded into one."""
+    alike: dict[tuple[ReachOutcome, str], list[HostFacts]] = {}
+    for facts in bundle.hosts:
+        if facts.reach.outcome is not ReachOutcome.OK:
+            # Host-key findings are never folded: each has its own fingerprints.
+            own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
+            alike.setdefault((facts.reach.outcome, own), []).append(facts)
+    return [
+        _finding(outcome, hosts) for (outcome, _), hosts in sorted(alike.items(), key=lambda item: item[0][0].value)
+    ]
+
+
+def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
+    id, title, advice, command = _WAYS[outcome]
+    evidence = [
+        Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
+        for facts in hosts
+        for text in (facts.reach.evidence or (facts.reach.detail or outcome.value,))
+    ]
+    first = hosts[0]
+    filled = command.format(host=first.name, address=first.reach.address or first.name, port=first.reach.port or 22)
+    return finding(
+        id,
+        Severity.WARN if outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
+        title,
+        evidence,
+        places=[Place(host=facts.name) for facts in hosts],
+        fixes=[Fix(advice, filled)],
+    )

@@ -1,0 +1,169 @@
+"""What the job needs, said by the user: ``--require gpus=8,ib-ports=8,shm=16G,disk=100G,same=torch+driver``.
+
+A requirement that could not be measured is unknown, and so is the verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.software import Software
+from nccl_doctor.facts.system import System
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.software import drift_table
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+COUNTS = ("gpus", "ib-ports", "cpus")
+SIZES = ("shm", "disk", "memory")
+
+
+class RequirementError(ValueError):
+    """A requirement that is not understood; says what is."""
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    """One parsed requirement: ``amount`` is a count or bytes; ``subjects`` for ``same``."""
+
+    name: str
+    text: str
+    amount: float = 0.0
+    subjects: tuple[str, ...] = ()
+
+
+GRAMMAR = (
+    "gpus=N, ib-ports=N, cpus=N, shm=SIZE, disk=SIZE, memory=SIZE (SIZE with K, M, G or T, binary), "
+    "same=NAME+NAME (such as same=torch+nccl+driver)"
+)
+
+
+def parse(text: str) -> Requirement:
+    """One ``name=value``; ``RequirementError`` shows the grammar."""
+    name, equals, value = text.strip().partition("=")
+    if not equals or not value:
+        raise RequirementError(f"--require {text!r}: expected {GRAMMAR}")
+    if name in COUNTS and value.isdigit():
+        return Requirement(name, text, float(value))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
+    if name in SIZES and match:
+        return Requirement(name, text, float(match.group(1)) * UNITS[match.group(2)])
+    if name == "same":
+        return Requirement(name, text, subjects=tuple(part for part in value.split("+") if part))
+    raise RequirementError(f"--require {text!r}: expected {GRAMMAR}")
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The comma list of ``--require``, where ``same=torch,nccl,driver`` may use commas as well."""
+    parts: list[str] = []
+    for word in filter(None, (piece.strip() for piece in text.split(","))):
+        if "=" not in word and parts and parts[-1].startswith("same="):
+            parts[-1] += f"+{word}"
+        else:
+            parts.append(word)
+    return tuple(parts)
+
+
+def _wanted(plan: Plan, *names: str) -> list[Requirement]:
+    found = [item for item in map(parse, plan.require) if item.name in names]
+    if not found:
+        raise SkipRule("")  # nothing was asked for: no reason worth telling
+    return found
+
+
+def _short(host: Host, need: Requirement, have: str, source: str) -> Finding:
+    return finding(
+        f"require.{need.name}",
+        Severity.FAIL,
+        f"{host.name} does not meet {need.text}: it has {have}",
+        Evidence(have, source=source, host=host.name),
+        places=[Place(host=host.name)],
+        fixes=[Fix("leave the host out, or ask for less")],
+    )
+
+
+def gib(amount: float) -> str:
+    """Bytes for people: ``15.5 GiB``."""
+    return f"{amount / (1 << 30):.1f} GiB"
+
+
+@host_rule("gpu", "require.gpus")
+def gpus(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The host has at least as many GPUs that NVML can open as ``--require gpus=N`` asks for."""
+    for need in _wanted(plan, "gpus"):
+        count = len(host.need(GpuFact).gpus)
+        if count < need.amount:
+            yield _short(host, need, f"{count} GPUs", "NVML")
+
+
+@host_rule("infiniband", "require.ib-ports")
+def ib_ports(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The host has at least as many active RDMA ports as ``--require ib-ports=N`` asks for."""
+    for need in _wanted(plan, "ib-ports"):
+        ports = [port for device in host.need(InfinibandFact).devices for port in device.ports]
+        active = [port for port in ports if port.active]
+        if len(active) < need.amount:
+            yield _short(host, need, f"{len(active)} active of {len(ports)} RDMA ports", "/sys/class/infiniband")
+
+
+_SYSTEM: dict[str, tuple[str, Callable[[System], float | None], Callable[[float], str]]] = {
+    "shm": ("/dev/shm", lambda system: system.shm.free_bytes, lambda amount: f"{gib(amount)} free in /dev/shm"),
+    "memory": (
+        "/proc/meminfo",
+        lambda system: system.memory.get("MemAvailable"),
+        lambda amount: f"{gib(amount)} of memory available",
+    ),
+}
+
+
+@host_rule("system", "require.shm", "require.disk", "require.memory", "require.cpus")
+def room(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Free shared memory, free disk (temp and cache directories), available memory and usable CPUs suffice."""
+    for need in _wanted(plan, "shm", "disk", "memory", "cpus"):
+        system = host.need(System)
+        if need.name == "disk":
+            for entry in system.filesystems:
+                if entry.outcome == "ok" and entry.free_bytes < need.amount:
+                    yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
+        elif need.name == "cpus":
+            if system.processors.allowed < need.amount:
+                yield _short(host, need, f"{system.processors.allowed} usable CPUs", "sched_getaffinity")
+        else:
+            source, measure, told = _SYSTEM[need.name]
+            amount = measure(system)
+            if amount is None:
+                raise MissingFact(need.text, f"{source} does not say")
+            if amount < need.amount:
+                yield _short(host, need, told(amount), source)
+
+
+@fleet_rule("software", "require.same")
+def same(fleet: Fleet) -> Iterator[Finding]:
+    """What ``--require same=...`` names is equal on all hosts."""
+    needs = _wanted(fleet.plan, "same")
+    every = fleet.every(Software)
+    table: dict[str, Any] = {item.subject.lower(): item for item in drift_table(every)}
+    for need in needs:
+        for subject in need.subjects:
+            row = table.get(subject.lower())
+            if row is None:
+                known = ", ".join(sorted(table)) or "nothing"
+                fleet.missing.setdefault((f"same={subject}", f"no such fact; known: {known}"), []).extend(every)
+            elif not row.equal:
+                yield finding(
+                    "require.same",
+                    Severity.FAIL,
+                    f"{row.subject} is not the same on all hosts",
+                    [
+                        Evidence(f"{row.subject} {value or 'none'}: {', '.join(hosts)}", source="software")
+                        for value, hosts in row.values
+                    ],
+                    hosts=row.differing,
+                    fixes=[Fix("bring the odd hosts to the others' version, or leave them out")],
+                )

@@ -1,0 +1,483 @@
+"""Software: present, fitting together on each host, and equal across hosts."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.software import Software
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.rules.drift import DriftRow, row, table
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+
+
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of drift.yaml: what a difference means. ``compare``: how many parts of the version count; 0 all."""
+
+    severity: Severity
+    id: str
+    compare: int
+    why: str
+
+
+@functools.cache
+def _data(name: str) -> Any:
+    import yaml
+
+    return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def subjects() -> dict[str, Subject]:
+    """What is compared between hosts, in the order of the table."""
+    return msgspec.convert(_data("drift.yaml"), dict[str, Subject])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """``570.86.15`` as (570, 86, 15): leading numbers only."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+# --- one host ------------------------------------------------------------------------------------------------------
+
+
+@host_rule("software", "sw.torch-missing")
+def torch_present(host: Host, plan: Plan) -> Iterator[Finding]:
+    """torch is installed in the Python that was examined. Without it only the network can be judged."""
+    software = host.need(Software)
+    if software.torch is None:
+        yield finding(
+            "sw.torch-missing",
+            Severity.INFO,
+            "The Python that was examined has no torch",
+            Evidence(f"no torch in {software.python.prefix}", software.python.executable, host=host.name),
+            hosts=(host.name,),
+            fixes=(
+                Fix("examine the job's own Python: --python /path/to/venv/bin/python, or --env-setup 'source ...'"),
+            ),
+        )
+
+
+@host_rule("software", "sw.no-nccl-backend")
+def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
+    """On a host with NVIDIA GPUs, torch is a CUDA build (and so has the NCCL backend)."""
+    software = host.need(Software)
+    if software.torch is None:
+        raise SkipRule("no torch in this Python")
+    if not software.has_gpu:
+        raise SkipRule("no NVIDIA GPU on this host")
+    torch = software.torch
+    if torch.cuda:
+        return
+    kind = f"ROCm {torch.hip}" if torch.hip else "CPU-only"
+    yield finding(
+        "sw.no-nccl-backend",
+        Severity.FAIL,
+        f"torch {torch.version} is a {kind} build on a host with {_gpus(software)}: it has no NCCL",
+        (
+            Evidence(
+                f"torch {torch.version}, cuda = {torch.cuda or 'None'}", f"{torch.path}/version.py", host=host.name
+            ),
+            Evidence(
+                f"NVIDIA GPUs at {', '.join(software.driver.pci_gpus[:8]) or 'driver'}", "PCI bus", host=host.name
+            ),
+        ),
+        hosts=(host.name,),
+        fixes=(
+            Fix(
+                "install a CUDA build into this Python (choose the command for your CUDA version on pytorch.org)",
+                f"{software.python.executable} -m pip install --force-reinstall torch",
+                host.name,
+            ),
+        ),
+    )
+
+
+def _gpus(software: Software) -> str:
+    count = len(software.driver.pci_gpus) or software.driver.gpus
+    return "1 NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
+
+
+@host_rule("software", "gpu.driver.not-loaded", "gpu.driver.library-mismatch", "gpu.driver.too-old")
+def driver(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The NVIDIA driver is loaded, agrees with its own libraries, and is new enough for torch's CUDA version.
+
+    A CUDA runtime runs on any driver from the first one of its major version on (minor-version compatibility), or
+    with the cuda-compat package on some older ones of data-centre GPUs.
+    """
+    software = host.need(Software)
+    if not software.has_gpu:
+        raise SkipRule("no NVIDIA GPU on this host")
+    found = software.driver
+    if not found.version:
+        yield finding(
+            "gpu.driver.not-loaded",
+            Severity.FAIL,
+            f"{_gpus(software)} on the PCI bus, but no NVIDIA driver is loaded",
+            Evidence(
+                f"GPUs at {', '.join(found.pci_gpus[:8])}; no /proc/driver/nvidia/version", "PCI bus", host=host.name
+            ),
+            hosts=(host.name,),
+            fixes=(
+                Fix(
+                    "try to load it, and see why it does not",
+                    "sudo modprobe nvidia; sudo dmesg | tail -n 20",
+                    host.name,
+                ),
+                Fix(
+                    "after a kernel upgrade: build it for this kernel",
+                    "sudo dkms autoinstall && sudo modprobe nvidia",
+                    host.name,
+                ),
+            ),
+        )
+        return
+    yield from _library_mismatch(host.name, software)
+    yield from _too_old(host.name, software)
+
+
+def _library_mismatch(host: str, software: Software) -> Iterator[Finding]:
+    found = software.driver
+    for name, library in sorted(found.libraries.items()):
+        if library.version and library.version != found.version and "compat" not in library.path:
+            yield finding(
+                "gpu.driver.library-mismatch",
+                Severity.FAIL,
+                f'The loaded driver is {found.version}, {name} is {library.version}: "Driver/library version mismatch"',
+                (
+                    Evidence(found.line or found.version, "/proc/driver/nvidia/version", host=host),
+                    Evidence(f"{library.path} is version {library.version}", library.path, host=host),
+                ),
+                hosts=(host,),
+                fixes=(
+                    Fix(
+                        "an upgrade replaced the files under the running driver: reload it or reboot",
+                        "sudo reboot",
+                        host,
+                        True,
+                    ),
+                    Fix("in a container: it brings its own libcuda; remove it, the runtime mounts the host's"),
+                ),
+            )
+            return
+
+
+def oldest_driver(cuda: str) -> str:
+    """The oldest driver for a CUDA version (``12.8``); empty if the table does not know it."""
+    rows: dict[str, str] = _data("cuda_driver.yaml")
+    return rows.get(cuda) or rows.get(".".join(cuda.split(".")[:2])) or rows.get(cuda.split(".")[0], "")
+
+
+def _too_old(host: str, software: Software) -> Iterator[Finding]:
+    if software.torch is None or not software.torch.cuda:
+        return
+    cuda, found = software.torch.cuda, software.driver
+    needed = oldest_driver(cuda)
+    if not needed:
+        raise MissingFact(f"oldest driver for CUDA {cuda}", "not in nccl-doctor's table")
+    compat = next((item for item in found.libraries.values() if "compat" in item.path), None)
+    have = max(numbers(found.version), numbers(compat.version) if compat else ())
+    if have < numbers(needed):
+        yield finding(
+            "gpu.driver.too-old",
+            Severity.FAIL,
+            f"Driver {found.version} is too old for torch's CUDA {cuda}, which needs {needed} or newer",
+            (
+                Evidence(found.line or found.version, "/proc/driver/nvidia/version", host=host),
+                Evidence(f"cuda = {cuda!r}", f"{software.torch.path}/version.py", host=host),
+            ),
+            hosts=(host,),
+            fixes=(
+                Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", host=host, risky=True),
+                Fix(f"or install a torch built for an older CUDA than {cuda.split('.')[0]}.0"),
+            ),
+        )
+
+
+@host_rule("software", "sw.library-conflict.shadowed", "sw.library-conflict.cuda", "sw.library-conflict.not-found")
+def nccl_library(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The libnccl that torch loads is the one it was built with, or a newer one, and built for the same CUDA.
+
+    LD_PRELOAD, and with RUNPATH also LD_LIBRARY_PATH, come before torch's own copy. An older library than torch was
+    built with ends in "undefined symbol: nccl..."; two different copies on the hosts of one job end in a version
+    mismatch.
+    """
+    software = host.need(Software)
+    torch = software.torch
+    if torch is None:
+        raise SkipRule("no torch in this Python")
+    if torch.nccl_link == "none":
+        raise SkipRule("this torch has no CUDA part")
+    if torch.nccl_link == "built-in":
+        raise SkipRule("this torch has NCCL built in: no library can shadow it")
+    winner = software.winner
+    if winner is None:
+        if torch.nccl_link == "unknown":
+            raise MissingFact("libnccl", "libtorch_cuda.so could not be read")
+        yield _not_found(host.name, software)
+        return
+    yield from _shadowed(host.name, software)
+    yield from _wrong_cuda(host.name, software)
+    if not winner.version:
+        raise MissingFact(f"version of {winner.real_path}", "no version string in the file")
+
+
+def _not_found(host: str, software: Software) -> Finding:
+    assert software.torch is not None
+    others = [copy for copy in software.nccl if not copy.loadable]
+    return finding(
+        "sw.library-conflict.not-found",
+        Severity.FAIL,
+        "torch needs libnccl.so.2 and the loader finds none: import torch fails",
+        (
+            Evidence("NEEDED libnccl.so.2", f"{software.torch.path}/lib/libtorch_cuda.so", host=host),
+            *(Evidence(f"not searched: {copy.path} ({copy.version})", copy.path, host=host) for copy in others[:3]),
+        ),
+        hosts=(host,),
+        fixes=(
+            Fix(
+                "install the copy torch asks for",
+                f"{software.python.executable} -m pip install --force-reinstall --no-deps {_package(software)}",
+                host,
+            ),
+        ),
+    )
+
+
+def _package(software: Software) -> str:
+    assert software.torch is not None
+    name = next((item for item in sorted(software.distributions) if item.startswith("nvidia-nccl-cu")), "")
+    name = name or f"nvidia-nccl-cu{software.torch.cuda.split('.')[0] or '12'}"
+    return f"{name}=={software.torch_wants_nccl}" if software.torch_wants_nccl else name
+
+
+def _shadowed(host: str, software: Software) -> Iterator[Finding]:
+    winner, wanted = software.winner, software.torch_wants_nccl
+    assert winner is not None
+    forced = winner.found_by in ("LD_PRELOAD", "LD_LIBRARY_PATH")
+    older = bool(wanted and winner.version and numbers(winner.version) < numbers(wanted))
+    own = next((copy for copy in software.nccl if not copy.wins and "/nvidia/nccl/lib/" in copy.real_path), None)
+    differs = own is not None and own.version != winner.version
+    if not older and not (forced and differs):
+        return
+    proof = [
+        Evidence(
+            f"{winner.path} is NCCL {winner.version or '?'}, found by {winner.found_by}", winner.real_path, host=host
+        )
+    ]
+    if own is not None:
+        proof.append(Evidence(f"{own.path} is NCCL {own.version}, torch's own copy", own.real_path, host=host))
+    if forced:
+        proof.append(
+            Evidence(
+                f"{winner.found_by}={software.environment.get(winner.found_by, '')}"[:300], "environment", host=host
+            )
+        )
+    if wanted:
+        proof.append(Evidence(f"torch asks for nvidia-nccl == {wanted}", "torch's METADATA", host=host))
+    reason = f"torch asks for {wanted}" if older else f"torch's own copy is {own.version if own else '?'}"
+    yield finding(
+        "sw.library-conflict.shadowed",
+        Severity.FAIL if older else Severity.WARN,
+        f"torch would load NCCL {winner.version or '?'} from {winner.path} ({winner.found_by}); {reason}",
+        proof,
+        hosts=(host,),
+        fixes=(Fix(f"take its directory out of {winner.found_by} for the job", f"unset {winner.found_by}", host),)
+        if forced
+        else (
+            Fix(
+                "install the copy torch asks for",
+                f"{software.python.executable} -m pip install --no-deps {_package(software)}",
+                host,
+            ),
+        ),
+        env=(EnvAdvice(winner.found_by, "", f"it puts {winner.path} before torch's own libnccl", unset=True),)
+        if forced
+        else (),
+    )
+
+
+def _wrong_cuda(host: str, software: Software) -> Iterator[Finding]:
+    winner, torch = software.winner, software.torch
+    assert winner is not None and torch is not None
+    if not winner.cuda or not torch.cuda or winner.cuda.split(".")[0] == torch.cuda.split(".")[0]:
+        return
+    yield finding(
+        "sw.library-conflict.cuda",
+        Severity.FAIL,
+        f"torch is built for CUDA {torch.cuda}, the NCCL it loads for CUDA {winner.cuda}",
+        (
+            Evidence(f"NCCL version {winner.version}+cuda{winner.cuda}", winner.real_path, host=host),
+            Evidence(f"cuda = {torch.cuda!r}", f"{torch.path}/version.py", host=host),
+        ),
+        hosts=(host,),
+        fixes=(
+            Fix(
+                "install the NCCL of torch's CUDA version",
+                f"{software.python.executable} -m pip install --force-reinstall --no-deps {_package(software)}",
+                host,
+            ),
+        ),
+    )
+
+
+@host_rule("software", "net.plugin.missing")
+def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The network plugin that NCCL_NET_PLUGIN names is found. If it is not, NCCL silently uses its own transports."""
+    software = host.need(Software)
+    value = plan.env.get("NCCL_NET_PLUGIN", software.environment.get("NCCL_NET_PLUGIN", ""))
+    for name in filter(None, value.split(",")):
+        if name.lower() in ("none", "static_plugin") or "/" in name:
+            continue
+        wanted = {name, f"libnccl-net-{name}.so"}
+        if not wanted & {plugin.name for plugin in software.plugins}:
+            yield finding(
+                "net.plugin.missing",
+                Severity.FAIL,
+                f"NCCL_NET_PLUGIN={value}, but no such plugin is found: NCCL falls back to its own transports",
+                (
+                    Evidence(f"NCCL_NET_PLUGIN={value}", "environment", host=host.name),
+                    Evidence(
+                        "found: " + (", ".join(plugin.path for plugin in software.plugins) or "no libnccl-net*.so"),
+                        "LD_LIBRARY_PATH, ld.so.cache",
+                        host=host.name,
+                    ),
+                ),
+                hosts=(host.name,),
+                fixes=(
+                    Fix(
+                        "find it on this host",
+                        f"ldconfig -p | grep libnccl-net; find / -xdev -name 'libnccl-net*{name}*'",
+                        host.name,
+                    ),
+                    Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
+                ),
+            )
+
+
+# --- across hosts --------------------------------------------------------------------------------------------------
+
+
+def versions(software: Software) -> dict[str, str]:
+    """Subject -> version on one host, empty where the host has none of it."""
+    torch = software.torch
+    net = [plugin for plugin in software.plugins if plugin.kind == "net"]
+    return {
+        "NCCL": _nccl(software),
+        "torch": torch.version if torch else "",
+        "torch CUDA": (torch.cuda or (f"ROCm {torch.hip}" if torch.hip else "none")) if torch else "",
+        "Python": software.python.version,
+        "driver": software.driver.version,
+        "cuDNN": software.cudnn,
+        "triton": software.distributions.get("triton", software.distributions.get("pytorch-triton", "")),
+        "numpy": software.distributions.get("numpy", ""),
+        "network plugin": ", ".join(sorted({plugin.real_path.rsplit("/", 1)[-1] for plugin in net})),
+        "OFED": software.ofed.get("release", ""),
+        "mlx5_core": software.ofed.get("mlx5_core", ""),
+        "kernel": software.system.kernel,
+        "C library": software.system.glibc,
+        "distribution": software.system.distribution,
+        "architecture": software.system.architecture,
+    }
+
+
+def _nccl(software: Software) -> str:
+    """The NCCL a job would use; where torch would use none (a CPU build), the one that is installed."""
+    if software.nccl_version:
+        return software.nccl_version
+    if software.torch and software.torch.nccl_link == "built-in":
+        return "built into torch"
+    installed = [copy.version for copy in software.nccl if copy.version]
+    installed += [
+        version for name, version in sorted(software.distributions.items()) if name.startswith("nvidia-nccl-cu")
+    ]
+    return installed[0] if installed else ""
+
+
+def drift_table(every: Mapping[str, Software]) -> tuple[DriftRow, ...]:
+    """Every subject over all hosts, whole versions, for the report; :func:`drift` judges it."""
+    found = {host: versions(software) for host, software in every.items()}
+    return table({subject: {host: values[subject] for host, values in found.items()} for subject in subjects()})
+
+
+def _shortened(version: str, parts: int) -> str:
+    return ".".join(version.split(".")[:parts]) if parts else version
+
+
+@fleet_rule(
+    "software",
+    "sw.nccl-version-mismatch",
+    "sw.nccl-version-mismatch.torch",
+    "sw.nccl-version-mismatch.cuda",
+    "sw.drift.python",
+    "sw.drift.driver",
+    "sw.drift.libraries",
+    "sw.drift.network-plugin",
+    "sw.drift.ofed",
+    "sw.drift.system",
+    "sw.drift.architecture",
+)
+def drift(fleet: Fleet) -> Iterator[Finding]:
+    """NCCL, torch, CUDA, driver and the rest are equal on all hosts.
+
+    The hosts that differ from a majority are named. Two hosts that differ are both named: nobody knows which is right.
+    """
+    every = fleet.every(Software)
+    if len(every) < 2:
+        raise SkipRule("one host: nothing to compare with")
+    rows: dict[str, list[tuple[str, DriftRow]]] = {}
+    for shown in drift_table(every):
+        subject = subjects()[shown.subject]
+        judged = row(
+            shown.subject, {host: _shortened(value, subject.compare) for value, hosts in shown.values for host in hosts}
+        )
+        if not judged.equal:
+            rows.setdefault(subject.id, []).append((shown.subject, judged))
+    for id, differing in rows.items():
+        yield _drift_finding(id, differing)
+
+
+def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
+    worst = min((subjects()[name].severity for name, _ in rows), key=list(Severity).index)
+    hosts = tuple(sorted({host for _, found in rows for host in found.differing}))
+    name, first = rows[0]
+    more = f" (and {', '.join(other for other, _ in rows[1:])})" if len(rows) > 1 else ""
+    if first.tie:
+        values = ", ".join(f"{value or 'none'} on {_hosts(group)}" for value, group in first.values[:4])
+        title = f"{name}{more} differs, and no version has a majority: {values}"
+    else:
+        odd = ", ".join(f"{value or 'none'} on {_hosts(group)}" for value, group in first.values[1:4])
+        title = (
+            f"{name}{more} differs: {odd}; the other {len(first.values[0][1])} hosts have {first.majority or 'none'}"
+        )
+    return finding(
+        id,
+        worst,
+        title,
+        tuple(
+            Evidence(f"{subject} {value or 'none'}: {_hosts(group)}", "software", host=group[0])
+            for subject, found in rows
+            for value, group in found.values[:4]
+        ),
+        hosts=hosts,
+        fixes=(
+            Fix(
+                f"bring {_hosts(hosts)} to {name} {first.majority}"
+                if first.majority
+                else f"choose one {name} version for all hosts",
+            ),
+            Fix(subjects()[name].why),
+        ),
+    )
+
+
+def _hosts(names: tuple[str, ...]) -> str:
+    """Host names, at most four of them: folding into node sets is the report's work."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

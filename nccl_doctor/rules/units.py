@@ -1,0 +1,20 @@
+"""Numbers with their units, as findings show them."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes in binary units: ``64 MiB``, ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB" if count < 100 else f"{count:.0f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``42 s``, ``12 min``, ``5 h`` or ``3 d``."""
+    for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"

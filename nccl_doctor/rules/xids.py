@@ -1,0 +1,193 @@
+"""Xids and SXids in the kernel log: what the driver said went wrong with a GPU or an NVSwitch, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.kernel_log import KernelLogFact, XidEvent, xid_events
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.nvidia import with_hardware
+from nccl_doctor.rules.thresholds import value
+from nccl_doctor.rules.units import duration
+
+SHOWN = 3
+
+_GPU_RESET = "sudo nvidia-smi --gpu-reset"
+
+# action -> what to do, command, may it interrupt work
+_ACTIONS = {
+    "restart-job": ("restart the job; the GPU is fit for use", "", False),
+    "reset-gpu": ("drain the host and reset the GPU (NVSwitch boards: all GPUs together)", _GPU_RESET, True),
+    "reboot": ("drain the host and power-cycle it", "sudo ipmitool power cycle", True),
+    "rma": ("drain the host and reset the GPU; if it comes back, replace the GPU (RMA)", _GPU_RESET, True),
+    "check-mechanics": ("check the GPU's power cables and seating", "", False),
+    "update-software": ("update driver and firmware", "", False),
+    "contact-support": ("collect a bug report and open a case", "sudo nvidia-bug-report.sh", False),
+    "see-line": ("do what the quoted line asks for", _GPU_RESET, True),
+}
+_HARMLESS = ("ignore", "restart-job", "update-software")
+
+# Everything an Xid can become: the ids of the catalogue, and NVSwitch's and unknown numbers.
+IDS = tuple(sorted({entry.finding for entry in xids().values()} | {"gpu.nvlink.nvswitch", "gpu.driver.unknown-xid"}))
+
+
+@host_rule("gpu", *IDS)
+def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The kernel log holds no Xid or SXid that asks for action.
+
+    Each number has a meaning and an action in the catalogue (NVIDIA's, with date). Application errors (13, 31, 43, 45)
+    are information: they name a job that failed, not a sick GPU. Events older than a day are warnings: the GPU may have
+    been repaired since without a reboot. Reading the kernel log may need root; then nothing is known.
+    """
+    fact = with_hardware(host)
+    log = host.need(KernelLogFact)
+    groups: dict[tuple[int, str, bool], list[XidEvent]] = {}
+    for event in xid_events(log.lines):
+        groups.setdefault((event.number, event.bus_id, event.switch), []).append(event)
+    aborted = _aborted_job(groups)
+    for (number, bus_id, switch), events in sorted(groups.items()):
+        if switch:
+            yield from _switch(host, log, number, bus_id, events, aborted)
+        else:
+            yield from _gpu(host, fact, log, number, bus_id, events, aborted)
+
+
+def _aborted_job(groups: dict[tuple[int, str, bool], list[XidEvent]]) -> bool:
+    """Xid 137 with SXid 12028: a job was killed inside an NVLS collective. Xid 94 then follows without a fault."""
+    numbers = {(number, switch) for number, _, switch in groups}
+    return (137, False) in numbers and (12028, True) in numbers
+
+
+def _age(log: KernelLogFact, events: list[XidEvent]) -> float | None:
+    """Seconds since the newest of the events; None where the log tells no times."""
+    times = [event.line.at_s for event in events if event.line.at_s is not None]
+    return log.uptime_s - max(times) if times and log.uptime_s is not None else None
+
+
+def _quoted(host: Host, log: KernelLogFact, events: list[XidEvent]) -> list[Evidence]:
+    quoted = []
+    for event in events[-SHOWN:]:
+        at = event.line.at_s
+        when = f"  ({duration(max(0.0, log.uptime_s - at))} ago)" if at is not None and log.uptime_s is not None else ""
+        quoted.append(Evidence(event.line.text + when, log.source, host=host.name))
+    return quoted
+
+
+def _severity(action: str, age: float | None) -> Severity:
+    if action in _HARMLESS:
+        return Severity.INFO
+    recent = age is None or age <= value("gpu.xid.recent")
+    return Severity.FAIL if recent else Severity.WARN
+
+
+def _gpu(
+    host: Host, fact: GpuFact, log: KernelLogFact, number: int, bus_id: str, events: list[XidEvent], aborted: bool
+) -> Iterator[Finding]:
+    entry = xids().get(number)
+    age = _age(log, events)
+    label = _label(fact, bus_id)
+    count = f", {len(events)} times" if len(events) > 1 else ""
+    if entry is None:
+        yield finding(
+            "gpu.driver.unknown-xid",
+            Severity.WARN,
+            f"Xid {number} on GPU {label}{count}: not in the catalogue",
+            _quoted(host, log, events),
+            places=[Place(host=host.name, gpu=label)],
+            confidence=0.5,
+        )
+        return
+    action = _told_action(entry, events[-1])
+    severity = _severity(action, age)
+    if number == 94 and not aborted:
+        severity = Severity.WARN
+    if "Nonfatal" in events[-1].line.text or "Non-fatal" in events[-1].line.text:
+        severity = Severity.INFO
+    text, command, risky = _ACTIONS.get(action, ("", "", False))
+    if command == _GPU_RESET:
+        command += f" -i {bus_id}"
+    yield finding(
+        entry.finding,
+        severity,
+        f"Xid {number} on GPU {label}{count}: {entry.name}",
+        [*_quoted(host, log, events), *([Evidence(entry.note, "Xid catalogue")] if entry.note else [])],
+        places=[Place(host=host.name, gpu=label)],
+        fixes=[Fix(text, command, host.name, risky)] if text else [],
+        confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
+        explains=_explained(entry),
+    )
+
+
+def _told_action(entry: Xid, event: XidEvent) -> str:
+    """The entry's action; for Xid 154 the one in the line's own words."""
+    if entry.action != "see-line":
+        return entry.action
+    text = event.line.text.lower()
+    if "node reboot" in text:
+        return "reboot"
+    if "reset" in text:
+        return "reset-gpu"
+    return "ignore" if "none" in text else "see-line"
+
+
+def _explained(entry: Xid) -> tuple[str, ...]:
+    if entry.finding.startswith("gpu.fell-off-bus"):
+        return ("gpu.not-visible", "gpu.driver", "gpu.needs-reset", "topology", "gpu.nvlink", "collectives")
+    if entry.kind == "nvlink":
+        return ("gpu.nvlink.errors", "collectives")
+    return ("gpu.needs-reset", "collectives") if entry.kind == "hardware" else ()
+
+
+def _switch(
+    host: Host, log: KernelLogFact, number: int, bus_id: str, events: list[XidEvent], aborted: bool
+) -> Iterator[Finding]:
+    entry = sxids().get(number)
+    text = events[-1].line.text
+    severity = _switch_severity(entry, text, aborted and number == 12028)
+    recent = (age := _age(log, events)) is None or age <= value("gpu.xid.recent")
+    if severity is Severity.FAIL and not recent:
+        severity = Severity.WARN
+    name = entry.name if entry else "not in the catalogue"
+    count = f", {len(events)} times" if len(events) > 1 else ""
+    whole = entry is not None and entry.severity == "always-fatal"
+    yield finding(
+        "gpu.nvlink.nvswitch",
+        severity,
+        f"SXid {number} on NVSwitch {bus_id}{count}: {name}",
+        _quoted(host, log, events),
+        places=[Place(host=host.name, gpu=f"NVSwitch {bus_id}")],
+        fixes=[
+            Fix(
+                "drain the host and reset all GPUs and NVSwitches, or reboot"
+                if whole
+                else "drain the host and reset the GPUs on this switch's ports; restart the fabric manager",
+                "sudo reboot" if whole else "sudo nvidia-smi --gpu-reset; sudo systemctl restart nvidia-fabricmanager",
+                host.name,
+                True,
+            )
+        ]
+        if severity is not Severity.INFO
+        else [],
+        confidence=0.9 if entry else 0.5,
+        explains=("gpu.nvlink", "collectives"),
+    )
+
+
+def _switch_severity(entry: SXid | None, text: str, aborted: bool) -> Severity:
+    """The line's own word (Fatal, Non-fatal) decides; then the catalogue; an unknown number is a warning."""
+    if aborted or "Non-fatal" in text:
+        return Severity.INFO
+    if "Fatal" in text:
+        return Severity.FAIL
+    if entry is None:
+        return Severity.WARN
+    return Severity.INFO if entry.severity == "non-fatal" else Severity.FAIL
+
+
+def _label(fact: GpuFact, bus_id: str) -> str:
+    """Index and address of the GPU at a PCI address; the address alone where NVML does not have it (any more)."""
+    return next((gpu.label for gpu in fact.gpus if gpu.bus_id == bus_id), bus_id)

@@ -1,0 +1,191 @@
+"""All hosts at once: connect within limits that spare the cluster, call every session, close everything."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
+from nccl_doctor.transport.session import Session, connect
+
+T = TypeVar("T")
+OnProgress = Callable[[str, "Session | Reach"], None]
+
+
+def make_transport(options: ConnectOptions) -> Transport:
+    """The transport that the options name; ``ValueError`` says what is wrong with them."""
+    kind, _, template = options.transport.partition("=")
+    if kind == "local" and not template:
+        from nccl_doctor.transport.local import LocalTransport
+
+        return LocalTransport()
+    raise ValueError(f"transport {options.transport!r}: expected ssh, local or command=TEMPLATE")
+
+
+def connect_all(
+    entries: Sequence[HostEntry],
+    options: ConnectOptions,
+    deadline: Deadline,
+    on_progress: OnProgress | None = None,
+    transport: Transport | None = None,
+) -> dict[str, Session | Reach]:
+    """Start an agent on every host, at most ``options.fan_out`` at a time: name -> session, or why there is none.
+
+    ``on_progress`` is called in this thread as each host is decided. Hosts undecided at the deadline are ``timed-out``,
+    those not begun ``not-tried``. When interrupted, every session that was opened is closed.
+    """
+    made = transport or make_transport(options)
+    attempt = _Attempt(entries, made, options, deadline)
+    try:
+        return attempt.run(on_progress or (lambda name, result: None))
+    except BaseException:
+        attempt.abandon()
+        raise
+    finally:
+        if transport is None:
+            attempt.when_all_closed(made.close)
+
+
+class _Attempt:
+    """One run of ``connect_all``: worker threads take entries, the calling thread takes results."""
+
+    def __init__(
+        self, entries: Sequence[HostEntry], transport: Transport, options: ConnectOptions, deadline: Deadline
+    ) -> None:
+        self._entries = list(entries)
+        self._transport = transport
+        self._options = options
+        self._deadline = deadline
+        self._todo: queue.SimpleQueue[HostEntry] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[str, Session | Reach]] = queue.SimpleQueue()
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._results: dict[str, Session | Reach] = {}
+
+    def run(self, on_progress: OnProgress) -> dict[str, Session | Reach]:
+        started = time.monotonic()
+        for entry in self._entries:
+            self._todo.put(entry)
+        for _ in range(min(self._options.fan_out, len(self._entries))):
+            threading.Thread(target=self._work, daemon=True, name="connect").start()
+        while len(self._results) < len(self._entries):
+            try:
+                name, result = self._done.get(timeout=self._deadline.left(3600.0))
+            except queue.Empty:
+                if not self._deadline.passed:
+                    continue
+                break
+            self._results[name] = result
+            on_progress(name, result)
+        if len(self._results) < len(self._entries):
+            self._give_up(on_progress, time.monotonic() - started)
+        return {entry.name: self._results[entry.name] for entry in self._entries}
+
+    def _give_up(self, on_progress: OnProgress, seconds: float) -> None:
+        with self._lock:
+            self._abandoned = True
+        for entry in self._entries:
+            if entry.name not in self._results:
+                if entry.name in self._begun:
+                    reach = Reach(
+                        ReachOutcome.TIMED_OUT, "not connected when the run's deadline passed", seconds=seconds
+                    )
+                else:
+                    reach = Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
+                self._results[entry.name] = reach
+                on_progress(entry.name, reach)
+
+    def abandon(self) -> None:
+        """Interrupted: close what is open, now and later."""
+        with self._lock:
+            self._abandoned = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                name, result = self._done.get_nowait()
+                self._results[name] = result
+        close_all(self._results.values())
+
+    def when_all_closed(self, close_transport: Callable[[], None]) -> None:
+        """Shared connections (jump hosts) are closed with the last session."""
+        sessions = [item for item in self._results.values() if isinstance(item, Session)]
+        if not sessions:
+            close_transport()
+            return
+        left = len(sessions)
+        lock = threading.Lock()
+
+        def one_closed() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                close_transport()
+
+        for session in sessions:
+            session.on_close(one_closed)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                entry = self._todo.get_nowait()
+            except queue.Empty:
+                return
+            if self._abandoned or self._deadline.passed:
+                return
+            self._begun.add(entry.name)
+            try:
+                result = connect(self._transport, entry, self._options, self._deadline)
+            except Exception as error:  # noqa: BLE001 - a defect of ours on one host must not lose the others
+                result = Reach(ReachOutcome.TRANSPORT_FAILED, f"internal error: {type(error).__name__}: {error}")
+            with self._lock:
+                late = self._abandoned
+                if not late:
+                    self._done.put((entry.name, result))
+            if late and isinstance(result, Session):
+                result.close()
+
+
+def call_all(sessions: Mapping[str, Session], function: Callable[[str, Session], T]) -> dict[str, T]:
+    """Call ``function(name, session)`` for all sessions at once, a thread each; the first exception is raised last.
+
+    The calls are as bounded in time as the session's methods are.
+    """
+    results: dict[str, T] = {}
+    trouble: list[BaseException] = []
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def call(name: str, session: Session) -> None:
+        try:
+            results[name] = function(name, session)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            trouble.append(error)
+        finally:
+            done.put(None)
+
+    for name, session in sessions.items():
+        threading.Thread(target=call, args=(name, session), daemon=True, name=f"call {name}").start()
+    for _ in sessions:
+        done.get()
+    if trouble:
+        raise trouble[0]
+    return {name: results[name] for name in sessions}
+
+
+def close_all(items: Iterable[Session | Reach], limit_s: float = 5.0) -> None:
+    """Close all sessions at once; those that take longer than the limit are left to their daemon threads."""
+    threads = [
+        threading.Thread(target=item.close, daemon=True, name="close") for item in items if isinstance(item, Session)
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))

@@ -1,0 +1,137 @@
+"""A local child process as a stream: for the local transport and for commands such as ssh, srun, kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+STDERR_TAIL = 8 << 10  # bytes kept of a command's stderr
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if os.name == "posix" and hasattr(ctypes.CDLL(None), "prctl") else None
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """For ``preexec_fn``: the kernel kills the child when the thread that started it ends, however it ends."""
+
+    def between_fork_and_exec() -> None:
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return between_fork_and_exec
+
+
+class ProcessStream:
+    """The stdin and stdout of a local command.
+
+    The command gets a session of its own (Ctrl-C is ours to handle; no terminal to ask a password on), and the kernel
+    kills it when this process dies. A thread of its own starts it, keeps the end of its stderr and waits for it: the
+    kernel's promise is tied to the starting thread, so that thread must live as long as the command. (A local agent
+    takes itself out of the promise once it runs: the end of its input ends it, and it takes its children along.)
+    """
+
+    def __init__(self, argv: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        """Start it; raises ``OSError`` where that fails."""
+        self._tail = bytearray()
+        self._ended = threading.Event()
+        started = threading.Event()
+        trouble: list[OSError] = []
+
+        def own() -> None:
+            try:
+                self._child = subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=_die_with(os.getpid()),
+                )
+            except OSError as error:
+                trouble.append(error)
+                started.set()
+                return
+            started.set()
+            self._keep_stderr()
+            self._child.wait()
+            self._ended.set()
+
+        threading.Thread(target=own, daemon=True, name="child").start()
+        started.wait()
+        if trouble:
+            raise trouble[0]
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
+        os.set_blocking(self._in, False)
+
+    def _keep_stderr(self) -> None:
+        assert self._child.stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            while block := os.read(self._child.stderr.fileno(), 4096):
+                self._tail += block
+                del self._tail[:-STDERR_TAIL]
+
+    def write(self, data: bytes, limit_s: float) -> None:
+        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        end = time.monotonic() + limit_s
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._in, view) :]
+            except BlockingIOError:
+                left = end - time.monotonic()
+                if left <= 0 or not _ready(self._in, select.POLLOUT, left):
+                    raise TimeoutError(f"the command did not read its input within {limit_s:.0f} s") from None
+
+    def read(self, limit_s: float) -> bytes:
+        """What has come, at least one byte; empty at the end. ``TimeoutError`` when nothing came in time."""
+        if not _ready(self._out, select.POLLIN, limit_s):
+            raise TimeoutError
+        return os.read(self._out, 1 << 16)
+
+    def error_text(self) -> str:
+        """The last few kilobytes of the command's stderr."""
+        return bytes(self._tail).decode("utf-8", "replace")
+
+    def status(self, limit_s: float) -> int | None:
+        """The command's exit status, or None where it did not come in time. Negative: killed by that signal."""
+        self._ended.wait(limit_s)
+        return self._child.returncode
+
+    def close(self, grace_s: float = 1.5) -> None:
+        """Close its input, give it a moment to end by itself, then kill it with all its descendants."""
+        with contextlib.suppress(OSError):
+            if self._child.stdin is not None:
+                self._child.stdin.close()
+        if not self._ended.wait(grace_s):
+            _kill_tree(self._child.pid)
+            self._ended.wait(1.0)
+        with contextlib.suppress(OSError):
+            if self._child.stdout is not None:
+                self._child.stdout.close()
+
+
+def _ready(descriptor: int, event: int, limit_s: float) -> bool:
+    poll = select.poll()  # select() fails for descriptors above 1023: 500 hosts reach that
+    poll.register(descriptor, event)
+    return bool(poll.poll(max(0.0, limit_s) * 1000))
+
+
+def _kill_tree(pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in [*parent.children(recursive=True), parent]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()

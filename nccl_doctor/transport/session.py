@@ -1,0 +1,448 @@
+"""The controller's end of one agent: starts it over a stream and asks it for probes. A host's troubles are results."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.util
+import itertools
+import json
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
+from nccl_doctor.transport.launch import launch
+
+PING_S = 10.0  # the agent ends after 45 s of silence
+GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
+LINE_LIMIT = 20 << 20  # bytes of one line; the agent cuts replies at 16 MiB
+NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's first line
+CARRIED = frozenset({"pynvml"})  # pure-Python modules that are sent along when a host's Python lacks them
+
+OnEvent = Callable[[dict[str, Any]], None]
+OnResult = Callable[[str, ProbeResult], None]
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Who answered: the agent's Python, host name and process."""
+
+    protocol: int
+    python: str
+    executable: str
+    host: str
+    uid: int
+    pid: int
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """A reply or an event, as the agent sends it."""
+
+    id: int
+    result: ProbeResult | None = None
+    event: dict[str, Any] | None = None
+
+
+class _Lost(msgspec.Struct, frozen=True):
+    """Put into every waiting queue when the stream ends."""
+
+    why: str
+
+
+def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, deadline: Deadline) -> Session | Reach:
+    """Start an agent on a host: a session, or the reason why there is none. Never raises for what a host does."""
+    started = time.monotonic()
+    try:
+        plan = launch(options.python, options.env_setup)
+        stream = transport.open(entry, plan.command, deadline)
+        try:
+            return Session(transport, stream, plan.payload, plan.marker, options, deadline, started)
+        except BaseException:
+            stream.close(grace_s=0.2)  # no agent answered: nothing is worth waiting for
+            raise
+    except Unreachable as trouble:
+        seconds = round(time.monotonic() - started, 3)
+        return msgspec.structs.replace(trouble.reach, seconds=seconds)
+
+
+class Session:
+    """One live agent. Methods may be called from several threads; waits are limited by their own limit and the run's.
+
+    ``hello`` says who answered; ``reach`` becomes ``cut-off`` when the connection is lost before :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stream: Stream,
+        payload: bytes,
+        marker: str,
+        options: ConnectOptions,
+        deadline: Deadline,
+        started: float,
+    ) -> None:
+        """Send the agent and wait for its first line; raises :class:`Unreachable`."""
+        self._stream = stream
+        self._deadline = deadline
+        self._held = bytearray()
+        self._ids = itertools.count(1)
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, queue.SimpleQueue[_Reply | _Lost]] = {}
+        self._lost = ""
+        self._closed = False
+        self._carry_lock = threading.Lock()
+        self._carried: dict[str, bool] = {}
+        self._on_close: list[Callable[[], None]] = []
+        greeting = _Greeting(transport, stream, marker, options, deadline)
+        self.hello = greeting.exchange(payload)
+        self._held += greeting.rest
+        self.reach = Reach(
+            ReachOutcome.OK,
+            address=getattr(stream, "address", ""),
+            port=getattr(stream, "port", 0),
+            detail=getattr(stream, "note", ""),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        threading.Thread(target=self._read_loop, daemon=True, name="session").start()
+
+    # Asking
+
+    def probe(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        limit_s: float = 10.0,
+        on_event: OnEvent | None = None,
+    ) -> ProbeResult:
+        """Run one probe. ``on_event`` gets its progress, in this thread. A lost connection is outcome ``failed``."""
+        return self.probes(
+            {name: (arguments, limit_s)}, on_event=lambda _, event: on_event(event) if on_event else None
+        )[name]
+
+    def probes(
+        self,
+        wanted: Mapping[str, tuple[Mapping[str, Any] | None, float]],
+        on_result: OnResult | None = None,
+        on_event: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> dict[str, ProbeResult]:
+        """Run several probes at once: ``{name: (arguments, limit in seconds)}``. Callbacks run in this thread."""
+        tell = on_result or _ignore
+
+        def tell_unless_carried(name: str, result: ProbeResult) -> None:
+            if _missing_module(result) not in CARRIED:
+                tell(name, result)
+
+        requests = {name: self._probe_request(name, *wanted[name]) for name in wanted}
+        results = self._ask(requests, tell_unless_carried, on_event or _ignore)
+        lacking = {name: module for name in results if (module := _missing_module(results[name])) in CARRIED}
+        have = {module: self._carry_local(module) for module in sorted(set(lacking.values()))}
+        again = {name: self._probe_request(name, *wanted[name]) for name, module in lacking.items() if have[module]}
+        for name in lacking.keys() - again.keys():
+            tell(name, results[name])
+        results.update(self._ask(again, tell, on_event or _ignore))
+        return results
+
+    def carry(self, module: str, source: str, limit_s: float = 30.0) -> ProbeResult:
+        """Hand a pure-Python module's source to the agent, for probes to import. Outcome ``ok`` when it has it."""
+        packed = base64.b64encode(zlib.compress(source.encode("utf-8"), 6)).decode("ascii")
+        request = ({"op": "module", "name": module, "source": packed}, limit_s)
+        return self._ask({module: request}, _ignore, _ignore)[module]
+
+    def close(self) -> None:
+        """End the agent (it kills all it started) and the stream."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            callbacks = list(self._on_close)
+        self._stream.close()
+        for callback in callbacks:
+            callback()
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back once this session is closed (at once, if it is)."""
+        with self._lock:
+            if not self._closed:
+                self._on_close.append(callback)
+                return
+        callback()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent still answers, as far as is known."""
+        return not self._lost and not self._closed
+
+    def _probe_request(
+        self, name: str, arguments: Mapping[str, Any] | None, limit_s: float
+    ) -> tuple[dict[str, Any], float]:
+        limit_s = self._deadline.left(limit_s)
+        return {"op": "probe", "name": name, "arguments": dict(arguments or {}), "limit_s": limit_s}, limit_s
+
+    def _carry_local(self, module: str) -> bool:
+        """Send this Python's own copy of a module, once; False if it has none or the agent did not take it."""
+        with self._carry_lock:
+            if module not in self._carried:
+                found = importlib.util.find_spec(module)
+                if found is None or not found.origin or not found.origin.endswith(".py"):
+                    return False
+                source = Path(found.origin).read_text(encoding="utf-8")
+                self._carried[module] = self.carry(module, source).outcome is Outcome.OK
+            return self._carried[module]
+
+    def _ask(
+        self,
+        requests: dict[str, tuple[dict[str, Any], float]],
+        on_result: OnResult,
+        on_event: Callable[[str, dict[str, Any]], None],
+    ) -> dict[str, ProbeResult]:
+        """Send requests and collect their results, each within its own limit."""
+        answers: queue.SimpleQueue[_Reply | _Lost] = queue.SimpleQueue()
+        started = time.monotonic()
+        ends: dict[int, tuple[str, float]] = {}
+        for name, (body, limit_s) in requests.items():
+            number = next(self._ids)
+            ends[number] = (name, started + self._deadline.left(limit_s + GRACE_S))
+            with self._lock:
+                self._waiting[number] = answers
+            self._send({"id": number, **body})
+        if self._lost:
+            answers.put(_Lost(self._lost))
+        results: dict[str, ProbeResult] = {}
+        try:
+            while ends:
+                self._next_answer(answers, ends, results, started, on_result, on_event)
+        finally:
+            with self._lock:
+                for number in ends:
+                    self._waiting.pop(number, None)
+        return results
+
+    def _next_answer(
+        self,
+        answers: queue.SimpleQueue[_Reply | _Lost],
+        ends: dict[int, tuple[str, float]],
+        results: dict[str, ProbeResult],
+        started: float,
+        on_result: OnResult,
+        on_event: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """Take one message, or find out which requests are overdue; what is answered leaves ``ends``."""
+        wait_s = max(0.0, min(end for _, end in ends.values()) - time.monotonic())
+        done: dict[int, ProbeResult] = {}
+        try:
+            message = answers.get(timeout=wait_s)
+        except queue.Empty:
+            now = time.monotonic()
+            overdue = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail(), round(now - started, 3))
+            done = {number: overdue for number, (_, end) in ends.items() if end <= now}
+        else:
+            if isinstance(message, _Lost):
+                lost = ProbeResult(Outcome.FAILED, None, message.why, round(time.monotonic() - started, 3))
+                done = dict.fromkeys(ends, lost)
+            elif message.id in ends and message.event is not None:
+                on_event(ends[message.id][0], message.event)
+            elif message.id in ends and message.result is not None:
+                done = {message.id: message.result}
+        for number, result in done.items():
+            name, _ = ends.pop(number)
+            with self._lock:
+                self._waiting.pop(number, None)
+            results[name] = result
+            on_result(name, result)
+
+    def _overdue_detail(self) -> str:
+        return "stopped by the run's deadline" if self._deadline.passed else "the agent did not answer in time"
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message, separators=(",", ":")).encode("utf-8") + b"\n"
+        try:
+            with self._send_lock:
+                self._stream.write(line, self._deadline.left(PING_S))
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: closed meanwhile
+            self._lose(f"cannot write: {error}" if str(error) else "cannot write")
+
+    # Listening
+
+    def _read_loop(self) -> None:
+        """Take lines off the stream until it ends; ping in the pauses, so that the agent knows we are there."""
+        pinged = time.monotonic()
+        try:
+            while True:
+                self._take_lines()
+                if time.monotonic() - pinged >= PING_S:
+                    self._send({"op": "ping"})
+                    pinged = time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    block = self._stream.read(PING_S)
+                    if not block:
+                        break
+                    self._held += block
+            self._lose("the stream ended" + (" in the middle of an answer" if self._held.strip() else ""))
+        except (OSError, ValueError, EOFError) as error:
+            self._lose(str(error) or type(error).__name__)
+
+    def _take_lines(self) -> None:
+        while (end := self._held.find(b"\n")) >= 0:
+            line = bytes(self._held[:end])
+            del self._held[: end + 1]
+            self._take(line)
+        if len(self._held) > LINE_LIMIT:
+            raise OSError(f"a line of more than {LINE_LIMIT} bytes")
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = msgspec.json.decode(line, type=_Reply)
+        except msgspec.DecodeError as error:
+            if line.startswith(b'{"id"'):
+                raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
+            return  # a background job of the login shell that prints into the stream
+        with self._lock:
+            waiting = self._waiting.get(message.id)
+        if waiting is not None:
+            waiting.put(message)
+
+    def _lose(self, why: str) -> None:
+        """The connection is gone: every waiting request is answered, and the reach says cut off."""
+        tail = last_line(self._stream.error_text())
+        with self._lock:
+            if self._lost:
+                return
+            self._lost = f"connection lost: {why}" + (f" (stderr: {tail})" if tail else "")
+            waiting = set(self._waiting.values())
+            if not self._closed:
+                evidence = tuple(text for text in (why, quote(bytes(self._held)), tail) if text)
+                self.reach = msgspec.structs.replace(
+                    self.reach, outcome=ReachOutcome.CUT_OFF, detail=self._lost, evidence=evidence
+                )
+        for answers in waiting:
+            answers.put(_Lost(self._lost))
+
+
+class _Greeting:
+    """The start of a session: send the agent, skip what a login shell prints, read the hello line or explain."""
+
+    def __init__(
+        self, transport: Transport, stream: Stream, marker: str, options: ConnectOptions, deadline: Deadline
+    ) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._marker = marker.encode("ascii")
+        self._options = options
+        self._end = time.monotonic() + deadline.left(options.start_s)
+        self._seen = bytearray()
+        self.rest = b""
+
+    def exchange(self, payload: bytes) -> Hello:
+        """Send ``payload``, return the agent's hello; raises :class:`Unreachable`."""
+        with contextlib.suppress(OSError):  # what ended it is told by what it printed: read on
+            self._stream.write(payload, self._left())
+        while True:
+            answer = self._answer()
+            if answer is not None:
+                return self._understand(answer)
+            if len(self._seen) > NOISE_LIMIT:
+                raise self._garbage("more than 64 KiB came, and the agent's first line was not among it")
+            try:
+                block = self._stream.read(self._left())
+            except TimeoutError:
+                raise self._too_late() from None
+            except (OSError, EOFError):
+                block = b""
+            if not block:
+                raise self._ended()
+            self._seen += block
+
+    def _left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def _answer(self) -> bytes | None:
+        """The rest of the marked line, once it is complete."""
+        start = self._seen.find(self._marker)
+        end = self._seen.find(b"\n", start) if start >= 0 else -1
+        if end < 0:
+            return None
+        self.rest = bytes(self._seen[end + 1 :])
+        return bytes(self._seen[start + len(self._marker) : end]).strip()
+
+    def _understand(self, answer: bytes) -> Hello:
+        word, _, rest = answer.partition(b" ")
+        if word == b"hello":
+            try:
+                return msgspec.json.decode(rest, type=Hello)
+            except msgspec.DecodeError as error:
+                raise Unreachable(
+                    ReachOutcome.GARBAGE, f"the agent's first line is broken: {error}", quote(rest)
+                ) from error
+        if word == b"python-too-old":
+            version, _, where = rest.decode("utf-8", "replace").partition(" ")
+            detail = f"Python {version} is too old: 3.8 or newer is needed; name another with --python"
+            raise Unreachable(ReachOutcome.PYTHON_TOO_OLD, detail, f"{where} is Python {version}")
+        raise Unreachable(ReachOutcome.GARBAGE, "the agent's first line is broken", quote(answer))
+
+    def _noise(self) -> str:
+        return quote(bytes(self._seen))
+
+    def _garbage(self, detail: str) -> Unreachable:
+        return Unreachable(ReachOutcome.GARBAGE, detail, self._noise(), last_line(self._stream.error_text()))
+
+    def _too_late(self) -> Unreachable:
+        if self._seen.strip():
+            return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
+        detail = f"connected, but the agent did not answer within {self._options.start_s:.0f} s"
+        return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
+
+    def _ended(self) -> Unreachable:
+        """The stream ended before the hello line was complete: why?"""
+        status = self._stream.status(1.0)
+        by_transport = self._transport.explain(self._stream, status)
+        if by_transport is not None:
+            return by_transport
+        tail = last_line(self._stream.error_text())
+        if b"nccl-doctor-boot: no-python" in self._seen or (status == 127 and self._marker not in self._seen):
+            wanted = self._options.python or "neither python3 nor python"
+            where = "is not there" if self._options.python else "is in the PATH of a non-interactive shell"
+            detail = f"no Python: {wanted} {where}; name one with --python or --env-setup"
+            return Unreachable(ReachOutcome.NO_PYTHON, detail, tail or f"exit status {status}")
+        if b"nccl-doctor-boot: env-setup-failed" in self._seen:
+            detail = f"--env-setup failed: {self._options.env_setup}"
+            return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, self._noise(), tail)
+        if self._marker in self._seen:
+            return Unreachable(
+                ReachOutcome.CUT_OFF, "the stream ended in the middle of the agent's first line", self._noise()
+            )
+        ending = "without an exit status" if status is None else f"with status {status}"
+        if self._seen.strip():
+            return self._garbage(f"the login shell printed something and ended {ending}; the agent never started")
+        detail = f"the remote command ended {ending} before the agent answered"
+        return Unreachable(ReachOutcome.CUT_OFF, detail, tail or "no output")
+
+
+def _ignore(*_: Any) -> None:
+    """A callback for those who want none."""
+
+
+def _missing_module(result: ProbeResult) -> str:
+    if result.outcome is Outcome.TOOL_MISSING and isinstance(result.data, dict):
+        return str(result.data.get("module", ""))
+    return ""
+
+
+def quote(data: bytes, limit: int = 300) -> str:
+    """The first bytes of something unexpected, readable and without control characters."""
+    text = data[:limit].decode("utf-8", "backslashreplace").strip()
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def last_line(text: str) -> str:
+    """The last line of a command's stderr that says something, made safe to print."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return quote(lines[-1].encode("utf-8", "replace")) if lines else ""

@@ -1,0 +1,204 @@
+"""``nccl-doctor check`` in the lab: every fault is named, on the guilty host, with proof and a playbook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.findings import playbooks
+from nccl_doctor.rules import engine, reach
+
+from . import faults
+from .lab import Lab
+
+HEALTHY, FAULTY = 0, 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and the finding that must come first for it.
+
+    ``ids``: the finding's id is one of these or lies beneath one. ``guilty``: exactly the hosts it names. ``quotes``:
+    each must occur in its title or evidence. ``options``: further options of check. ``severity`` info or warn: the
+    verdict stays healthy.
+    """
+
+    fault: str
+    ids: tuple[str, ...]
+    guilty: tuple[str, ...] = ("gpu02",)
+    host: str = "gpu02"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    quotes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--quick",)
+    severity: str = "fail"
+
+    def __str__(self) -> str:
+        return "-".join([self.fault, *(f"{name}-{value}" for name, value in self.parameters.items())])
+
+
+EVERYONE = ("gpu01", "gpu02", "gpu03", "gpu04")
+# For what shows in the hosts' own facts alone, the slow measurements between hosts are left out.
+OWN = ("--quick", "--skip", "connectivity", "--skip", "ports")
+
+CASES = [
+    # the way in
+    Case("sshd-down", ("host.ssh-refused",), quotes=("refused",)),
+    Case("sshd-hung", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "2")),
+    Case("ssh-filtered", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "2")),
+    Case("host-down", ("host.no-route",), quotes=("oute",)),
+    Case("host-key-changed", ("host.ssh-key-changed",), quotes=("SHA256:",)),
+    Case("host-key-unknown", ("host.ssh-key-unknown",)),
+    Case("authentication-fails", ("host.ssh-auth",)),
+    Case("name-unknown", ("host.name-unresolved",), quotes=("gpu02",)),
+    # what answers
+    Case("no-python", ("host.no-python",)),
+    Case("old-python", ("host.python-too-old",), quotes=("3.6",)),
+    Case("garbage-answer", ("host.unexpected-output",), quotes=("owned",)),
+    Case("answer-cut", ("host.cut-off",)),
+    # names
+    Case("own-name-loopback", ("net.hostname-resolution.loopback",), quotes=("127.0.1.1", "/etc/hosts")),
+    Case("stale-address", ("net.hostname-resolution",), quotes=("10.77.0.99", "gpu03")),
+    Case("peer-unresolvable", ("net.hostname-resolution.unresolved",), quotes=("gpu03",)),
+    Case("own-name-unresolvable", ("net.hostname-resolution.unresolved",), quotes=("gpu02",)),
+    # ports
+    Case("port-dropped", ("net.firewall.dropped",), quotes=("gpu02 itself can connect out",)),
+    Case("port-dropped", ("net.firewall.dropped",), parameters={"outward": True}),
+    Case("outbound-dropped", ("net.firewall.dropped",), quotes=("from gpu02",)),
+    Case("port-rejected", ("net.firewall",), parameters={"reply": "icmp"}),
+    Case("port-rejected", ("net.firewall.rejected",), parameters={"reply": "reset"}),
+    Case("master-port-dropped", ("net.master-unreachable",), ("gpu01",), "gpu01", quotes=("29500",)),
+    Case("port-taken", ("net.port-in-use",), ("gpu01",), "gpu01", quotes=("29500", "listener.py")),
+    # links
+    Case("mtu-black-hole", ("net.mtu.black-hole",), quotes=("1400",)),
+    Case("mtu-mismatch", ("net.mtu",), quotes=("9000", "1500"), severity="warn"),
+    Case("mtu-mismatch", ("net.mtu",), parameters={"mtu": 1400}, quotes=("1400", "1500"), severity="warn"),
+    Case("slow-link", ("net.slow",), options=(), quotes=("Mbit/s",)),
+    Case("lossy-link", ("net.packet-loss",)),
+    # interfaces
+    Case("second-interface", ("net.wrong-interface",), quotes=("aux0",)),
+    Case(
+        "same-bridge-everywhere", ("net.wrong-interface",), EVERYONE, quotes=("docker0", "172.17.0.1"), severity="info"
+    ),
+    Case(
+        "same-bridge-everywhere",
+        ("net.wrong-interface",),
+        EVERYONE,
+        parameters={"interface": "br-lxd"},
+        quotes=("br-lxd", "172.17.0.1"),
+    ),
+    Case("wrong-nccl-conf", ("net.wrong-interface", "env.bad-nccl-var"), quotes=("/etc/nccl.conf", "eno1")),
+    Case("wrong-environment", ("net.wrong-interface", "env.bad-nccl-var"), quotes=("NCCL_SOCKET_IFNAME", "eno1")),
+    # the system
+    Case("small-shm", ("sys.shm",), options=OWN, quotes=("64 MiB",)),
+    Case("no-shm", ("sys.shm",), options=OWN),
+    Case("low-memlock", ("ib.memlock", "sys.memlock"), options=OWN, quotes=("64 KiB",), severity="any"),
+    Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",), severity="warn"),
+    Case("low-nofile", ("sys.nofile",), parameters={"files": 128}, options=OWN, quotes=("128",)),
+    Case("disk-full", ("sys.disk-full",), options=OWN, quotes=("/tmp",)),
+    Case("clock-offset", ("host.clock-offset",), quotes=("30",), severity="warn"),
+    # software and GPUs
+    Case("other-torch", ("sw",), options=OWN, quotes=("2.6.0",)),
+    Case("other-nccl", ("sw.nccl-version-mismatch",), options=OWN, quotes=("2.26.2", "2.28.9")),
+    Case("hanging-nvidia-smi", ("gpu.driver",), options=OWN, quotes=("nvidia-smi",)),
+]
+
+# Sights that look odd and break nothing.
+HARMLESS = ["ping-dropped", "login-noise", "read-only-root"]
+
+
+def check(lab: Lab, *options: str, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON report of a check of all hosts, collectives left out (they have tests of their own)."""
+    words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--format", "json", "--skip", "collectives"]
+    done = lab.run([*words, *options], timeout=timeout)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def lies_beneath(id: str, parents: Sequence[str]) -> bool:
+    """Whether a finding id is one of ``parents`` or beneath one."""
+    return any(id == parent or id.startswith(parent + ".") for parent in parents)
+
+
+def text_of(finding: dict[str, Any]) -> str:
+    """Title, and each piece of evidence with where it was read."""
+    evidence = [f"{item.get('source', '')}: {item['text']}" for item in finding["evidence"]]
+    return "\n".join([finding["title"], *evidence])
+
+
+def causes(report: dict[str, Any], *severities: str) -> list[dict[str, Any]]:
+    """The findings of these severities that are not folded under another one."""
+    return [item for item in report["findings"] if item["severity"] in severities and not item.get("folded_under", "")]
+
+
+def no_rule_for(ids: Sequence[str]) -> bool:
+    known = {id for rule in engine.all_rules() for id in rule.ids} | set(reach.IDS)
+    return not any(lies_beneath(id, ids) for id in known)
+
+
+def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
+    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed."""
+    code, report = check(lab)
+    assert [(item["id"], item["title"]) for item in report["findings"] if item["severity"] != "info"] == []
+    assert report["verdict"] == "healthy", report["unknown"]
+    assert code == HEALTHY
+    assert report["reached"] == lab.hostnames
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_fault_is_named(lab: Lab, case: Case) -> None:
+    missing = faults.all_faults()[case.fault].missing()
+    if missing:
+        pytest.skip("; ".join(missing))
+    if no_rule_for(case.ids):
+        pytest.skip(f"no rule finds {' or '.join(case.ids)}")
+    with lab.fault(case.fault, case.host, **case.parameters):
+        code, report = check(lab, *case.options)
+    severities = ("fail", "warn", "info") if case.severity == "any" else (case.severity,)
+    wanted = [item for item in causes(report, *severities) if lies_beneath(item["id"], case.ids)]
+    told = [(item["id"], item["severity"], item["hosts"], item.get("folded_under", "")) for item in report["findings"]]
+    assert len(wanted) == 1, (told, report["unknown"])
+    found = wanted[0]
+    assert tuple(found["hosts"]) == case.guilty, told
+    for quote in case.quotes:
+        assert quote in text_of(found)
+    if case.severity == "fail":
+        assert code == FAULTY
+        assert report["findings"][0] == found, told  # the first thing that the report says
+        assert [item["id"] for item in causes(report, "fail")] == [found["id"]], told  # and the only cause
+    else:
+        assert causes(report, "fail") == [] or found["severity"] == "fail", told
+    assert found["playbook"], f"no playbook for {found['id']}"
+    assert playbooks.load(found["playbook"]).section("Fix now")
+
+
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_what_breaks_nothing_is_no_finding(lab: Lab, fault: str) -> None:
+    with lab.fault(fault):
+        code, report = check(lab)
+    assert causes(report, "fail", "warn") == []
+    assert (code, report["verdict"]) == (HEALTHY, "healthy"), report["unknown"]
+
+
+def test_a_host_that_vanishes_in_the_middle(lab: Lab) -> None:
+    with lab.fault("host-vanishes", after_s=0.9):
+        code, report = check(lab, "--deadline", "30", timeout=45)
+    assert code != HEALTHY
+    blamed = {host for item in causes(report, "fail") for host in item["hosts"]}
+    unknown = {host for gap in report["unknown"] for host in gap["hosts"]}
+    assert "gpu02" in blamed | unknown
+    assert blamed <= {"gpu02"}
+
+
+def test_every_fault_has_a_case() -> None:
+    covered = {case.fault for case in CASES} | set(HARMLESS) | {"host-vanishes"}
+    assert covered == set(faults.all_faults())
+
+
+def test_every_fault_of_the_table_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "lab.md").read_text()
+    assert [name for name in faults.all_faults() if f"`{name}`" not in page] == []

@@ -1,0 +1,303 @@
+"""What ``check`` promises of itself, seen from outside: nothing survives, nothing is written, nothing is weakened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .lab import Lab, Process, missing_requirements
+from .test_check import FAULTY, causes, check, text_of
+
+CHECK = ["nccl-doctor", "check", "--format", "json", "--skip", "collectives", "--quick"]
+
+
+def wait_until(condition: Any, seconds: float, what: str) -> None:
+    """Poll every 20 ms; fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def left_on_hosts(lab: Lab) -> dict[str, list[str]]:
+    """What runs on the hosts beyond the lab's own processes."""
+    found = {name: [str(process) for process in lab.processes(name)] for name in lab.hostnames}
+    return {name: processes for name, processes in found.items() if processes}
+
+
+def agents(lab: Lab, host: str) -> list[Process]:
+    """The agent's processes on a host: Pythons that were started over ssh."""
+    return [process for process in lab.processes(host) if "python" in (process.arguments or ("",))[0]]
+
+
+def all_have_agents(lab: Lab) -> bool:
+    """Whether every host has an agent."""
+    return all(agents(lab, name) for name in lab.hostnames)
+
+
+@pytest.fixture
+def running(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
+    """A check in the middle of its work: every host but a filtered one has an agent, and connects wait for 3 s."""
+    with lab.fault("port-dropped", "gpu04"):
+        process = lab.popen(
+            [*CHECK, "--hosts", str(lab.hostfile)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_until(lambda: all_have_agents(lab), 20, "no agents on the hosts")
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+# -- promises 6 and 7: nothing survives
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda how: how.name
+)
+def test_nothing_survives_the_end_of_the_controller(
+    lab: Lab, running: subprocess.Popen[bytes], how: signal.Signals
+) -> None:
+    running.send_signal(how)
+    assert running.wait(10) != 0
+    wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+    wait_until(lambda: not lab.processes("controller"), 5, f"left here: {lab.processes('controller')}")
+
+
+def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.Popen[bytes]) -> None:
+    for process in lab.processes("gpu03"):
+        if process.arguments and process.arguments[0].startswith("sshd"):
+            os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not agents(lab, "gpu03"), 5, "the agent outlives its session")
+    assert running.wait(30) != 0
+
+
+def test_a_silent_cut_ends_the_agents_within_a_minute(lab: Lab, running: subprocess.Popen[bytes]) -> None:
+    with lab.fault("host-down", "controller"):
+        running.kill()
+        wait_until(lambda: not any(agents(lab, name) for name in lab.hostnames), 60, "agents outlive a silent cut")
+    for name in lab.hostnames:  # the sessions' sshds find out in their own time
+        for process in lab.processes(name):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_run_that_ends_by_itself_leaves_nothing(lab: Lab) -> None:
+    check(lab)
+    wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+
+
+# -- promise 9: partial failure is reported completely
+
+
+@pytest.fixture(scope="module")
+def ten_hosts() -> Iterator[Lab]:
+    """Ten hosts of which eight are out of order, each in its own way."""
+    missing = missing_requirements()
+    if missing:
+        pytest.skip("no lab can stand here: " + "; ".join(missing))
+    with Lab(hosts=10) as lab:
+        for name, (fault, _) in OUTCOMES.items():
+            if fault:
+                lab.apply_fault(fault, name)
+        yield lab
+
+
+OUTCOMES = {
+    "gpu01": ("", ""),
+    "gpu02": ("sshd-down", "host.ssh-refused"),
+    "gpu03": ("host-down", "host.no-route"),
+    "gpu04": ("authentication-fails", "host.ssh-auth"),
+    "gpu05": ("host-key-changed", "host.ssh-key-changed"),
+    "gpu06": ("sshd-hung", "host.ssh-timeout"),
+    "gpu07": ("answer-cut", "host.cut-off"),
+    "gpu08": ("no-python", "host.no-python"),
+    "gpu09": ("", ""),
+    "gpu10": ("garbage-answer", "host.unexpected-output"),
+}
+
+
+@pytest.mark.lab
+def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
+    code, report = check(ten_hosts, "--quick", "--connect-timeout", "5")
+    assert code == FAULTY
+    assert report["reached"] == ["gpu01", "gpu09"]
+    told = {host: item["id"] for item in report["findings"] for host in item["hosts"] if item["id"].startswith("host.")}
+    assert told == {name: id for name, (_, id) in OUTCOMES.items() if id}
+    unknown = {host for gap in report["unknown"] if gap["what"] == "every stage" for host in gap["hosts"]}
+    assert unknown == {name for name, (_, id) in OUTCOMES.items() if id}  # and none of them is called healthy
+
+
+@pytest.mark.lab
+def test_the_deadline_holds_whatever_hangs(ten_hosts: Lab) -> None:
+    started = time.monotonic()
+    code, report = check(ten_hosts, "--connect-timeout", "100", "--deadline", "4", timeout=20)
+    assert time.monotonic() - started < 12
+    assert code == FAULTY and len(report["hosts"]) == 10
+
+
+# -- promise 1: the host-key policy
+
+
+def test_a_changed_key_stops_that_host_only_and_changes_nothing(lab: Lab) -> None:
+    before = lab.known_hosts.read_text()
+    host = lab.host("gpu02")
+    old = _fingerprint(host.directory / "host_key.pub")
+    with lab.fault("host-key-changed"):
+        new = _fingerprint(host.directory / "host_key.pub")
+        log = host.directory / "sshd.log"
+        already = len(log.read_text())
+        _, report = check(lab, "--quick")
+        said = log.read_text()[already:]
+    (found,) = causes(report, "fail")
+    assert old in text_of(found) and new in text_of(found)
+    assert report["reached"] == ["gpu01", "gpu03", "gpu04"]
+    assert "Accepted" not in said and "session" not in said  # no login, and so no command
+    assert lab.known_hosts.read_text() == before
+
+
+def test_an_unknown_key_is_not_learnt(lab: Lab) -> None:
+    with lab.fault("host-key-unknown"):
+        before = lab.known_hosts.read_text()
+        _, report = check(lab, "--quick")
+        assert lab.known_hosts.read_text() == before
+    assert "gpu02" not in report["reached"]
+
+
+def _fingerprint(public_key: Path) -> str:
+    done = subprocess.run(["ssh-keygen", "-lf", str(public_key)], capture_output=True, text=True, check=True)
+    return done.stdout.split()[1]
+
+
+# -- promise 2: the user's ssh config
+
+
+def test_proxy_jump_include_and_match_are_obeyed(lab: Lab, tmp_path: Path) -> None:
+    config = lab.ssh_config.read_text()
+    part = lab.home / ".ssh" / "inner.conf"
+    part.write_text(f"Host inner\n  HostName {lab.address('gpu03')}\n  HostKeyAlias gpu03\n  User root\n")
+    try:
+        lab.ssh_config.write_text(f"Include inner.conf\nMatch originalhost inner\n  ProxyJump gpu01\n{config}")
+        assert lab.run(["ssh", "-o", "BatchMode=yes", "inner", "hostname"]).stdout == "gpu03\n"
+        log = lab.host("gpu03").directory / "sshd.log"
+        already = len(log.read_text())
+        done = lab.run([*CHECK, "-H", "inner", "--skip", "connectivity"])
+        report = json.loads(done.stdout)
+        assert report["reached"] == ["inner"], report
+        accepted = [line for line in log.read_text()[already:].splitlines() if "Accepted publickey" in line]
+        assert accepted and all(f"from {lab.address('gpu01')} " in line for line in accepted)
+    finally:
+        lab.ssh_config.write_text(config)
+        part.unlink()
+
+
+# -- promise 3: nothing is forwarded
+
+
+def test_no_agent_and_no_display_reach_the_hosts(lab: Lab) -> None:
+    config = lab.ssh_config.read_text()
+    socket_path = lab.home / "agent.sock"
+    agent = lab.popen(["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(socket_path.exists, 5, "no ssh-agent")
+        lab.ssh_config.write_text(f"ForwardAgent yes\nForwardX11 yes\nForwardX11Trusted yes\n{config}")
+        with lab.fault("port-dropped", "gpu04"):
+            process = lab.popen(
+                [*CHECK, "--hosts", str(lab.hostfile)],
+                env={"SSH_AUTH_SOCK": str(socket_path), "DISPLAY": "localhost:10.0"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            wait_until(lambda: all_have_agents(lab), 20, "no agents on the hosts")
+            seen = [
+                Path(f"/proc/{found.pid}/environ").read_bytes() for name in lab.hostnames for found in agents(lab, name)
+            ]
+            process.wait(60)
+    finally:
+        agent.kill()
+        agent.wait()
+        socket_path.unlink(missing_ok=True)
+        lab.ssh_config.write_text(config)
+    assert len(seen) >= len(lab.hostnames)
+    assert not [environment for environment in seen if b"SSH_AUTH_SOCK" in environment or b"DISPLAY" in environment]
+
+
+# -- promise 4: a host name is never an option or a shell word
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch {marker}", "$(touch {marker})", "gpu01;touch${{IFS}}{marker}"])
+def test_a_hostile_host_name_runs_nothing(lab: Lab, tmp_path: Path, name: str) -> None:
+    marker = tmp_path / "marker"
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(f"gpu01\n{name.format(marker=marker)}\n")
+    done = lab.run([*CHECK, "--hosts", str(hostfile)])
+    assert not marker.exists()
+    assert done.returncode == 2 and "hostfile" in done.stderr and ":2" in done.stderr
+
+
+# -- promise 5: reads only
+
+
+def test_nothing_is_written_on_the_hosts(lab: Lab) -> None:
+    def files() -> dict[str, str]:
+        show = "find /etc /tmp /dev/shm /var/tmp $HOME -xdev -printf '%p %s %T@\\n' | sort"
+        return {name: lab.on(name, ["sh", "-c", show]).stdout for name in lab.hostnames}
+
+    lab.on("gpu01", ["true"])
+    before = files()
+    check(lab)
+    assert files() == before
+
+
+# -- promise 12: the same facts give the same report
+
+
+def test_a_saved_bundle_gives_the_same_report(lab: Lab, tmp_path: Path) -> None:
+    bundle = tmp_path / "facts.ndb"
+    shuffled = tmp_path / "hostfile"
+    shuffled.write_text("gpu03\ngpu01\n# again\ngpu04\ngpu02\n")
+    with lab.fault("own-name-loopback"):
+        live = lab.run([*CHECK, "--hosts", str(shuffled), "--master", "gpu01", "--save", str(bundle)])
+    again = [
+        lab.run(["nccl-doctor", "check", "--from", str(bundle), "--format", "json"], env=env)
+        for env in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "LC_ALL": "C", "TZ": "Asia/Tokyo"})
+    ]
+    assert live.returncode == FAULTY, live.stderr
+    assert [(done.returncode, done.stdout) for done in again] == [(live.returncode, live.stdout)] * 2
+
+
+# -- promise 17: secrets stay where they are
+
+
+def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
+    canary = "CANARY7f3a91"
+    bundle = tmp_path / "facts.ndb"
+    lab.set_env(
+        "gpu02",
+        AWS_SECRET_ACCESS_KEY=f"{canary}aws",
+        WANDB_API_KEY=f"{canary}wandb",
+        DATABASE_URL=f"postgres://me:{canary}@db/x",
+        NCCL_NET_PLUGIN=f"--token={canary}plugin",
+        HF_TOKEN=f"hf_{canary}",
+    )
+    holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
+    pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
+    try:
+        wait_until(lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, 5, "the port is not taken")
+        done = lab.run([*CHECK, "--hosts", str(lab.hostfile), "--save", str(bundle), "--verbose"])
+        console = lab.run(["nccl-doctor", "check", "--from", str(bundle), "--verbose"])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        names = ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_NET_PLUGIN", "HF_TOKEN")
+        lab.set_env("gpu02", **dict.fromkeys(names))
+    assert done.returncode == FAULTY, done.stderr
+    for output in (done.stdout, done.stderr, console.stdout, console.stderr, bundle.read_bytes().decode("latin-1")):
+        assert canary not in output

@@ -1,0 +1,95 @@
+"""A green fleet, as plain data, that tests then spoil: every probe of the mesh says what a healthy cluster says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.rules.engine import STAGES
+
+NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
+
+
+def address(name: str) -> str:
+    return f"10.0.0.{int(name[-2:])}"
+
+
+def green_probes(host: str, names: tuple[str, ...] = NAMES) -> dict[str, Any]:
+    peers = [name for name in names if name != host]
+    return {
+        "names": {
+            "host_name": host,
+            "own": {"addresses": [address(host)]},
+            "resolved": {name: {"addresses": [address(name)]} for name in names},
+            "addresses": ["127.0.0.1", address(host)],
+        },
+        "listening": {
+            "ephemeral": [40001, 40002, 40003],
+            "udp": 40004,
+            "master": {"port": 29500, "outcome": "ok"} if host == names[0] else None,
+            "port_range": [32768, 60999],
+        },
+        "links": {
+            "links": [
+                {
+                    "peer": peer,
+                    "address": address(peer),
+                    "port": port,
+                    "purpose": purpose,
+                    "outcome": "ok",
+                    "messages": 100 if port == 40001 else 0,
+                    "answered": 100 if port == 40001 else 0,
+                    "rtt_p50_ms": 0.1 if port == 40001 else None,
+                }
+                for peer in peers
+                for port, purpose in [(40001, "ephemeral"), (40002, "ephemeral"), (29500, "master")]
+                if purpose != "master" or peer == names[0]
+            ]
+        },
+        "path-mtu": {
+            "paths": [
+                {
+                    "peer": peer,
+                    "address": address(peer),
+                    "outcome": "ok",
+                    "interface_mtu": 1500,
+                    "largest_passed": 1500,
+                }
+                for peer in peers
+            ]
+        },
+        "throughput": {
+            "flows": [
+                {"peer": peer, "address": address(peer), "outcome": "ok", "bytes": 10**9, "seconds": 1.0}
+                for peer in peers
+            ]
+        },
+        "clock": {"offset": 0.001, "uncertainty": 0.002},
+    }
+
+
+class Builder:
+    """``probes[host][probe]`` is plain data, to be changed at will; ``bundle()`` makes it a bundle."""
+
+    def __init__(self, names: tuple[str, ...] = NAMES, stages: tuple[str, ...] = ("connectivity", "ports")) -> None:
+        assert set(stages) <= set(STAGES)
+        self.stages = stages
+        self.probes: dict[str, dict[str, Any]] = {name: copy.deepcopy(green_probes(name, names)) for name in names}
+        self.reach: dict[str, Reach] = {name: Reach(ReachOutcome.OK, address=address(name), port=22) for name in names}
+
+    def links(self, source: str, peer: str) -> list[dict[str, Any]]:
+        return [link for link in self.probes[source]["links"]["links"] if link["peer"] == peer]
+
+    def bundle(self) -> Bundle:
+        hosts = tuple(
+            HostFacts(
+                name,
+                self.reach[name],
+                {probe: ProbeResult(Outcome.OK, data) for probe, data in sorted(self.probes[name].items())}
+                if self.reach[name].outcome is ReachOutcome.OK
+                else {},
+            )
+            for name in sorted(self.probes)
+        )
+        return Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(self.stages, master=min(self.probes)), hosts)

@@ -1,0 +1,109 @@
+"""Sizes, names, statistics and the fit: what bench is asked, and how it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
+from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
+from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("64M", (64 << 20,)),
+        ("1K:8K", (1 << 10, 2 << 10, 4 << 10, 8 << 10)),
+        ("8M:128M:x4", (8 << 20, 32 << 20, 128 << 20)),
+        ("1M:3M:+1M", (1 << 20, 2 << 20, 3 << 20)),
+        ("1K:3000", (1024, 2048)),
+        ("4,1k,4", (4, 1024)),
+        ("1KiB:2KB", (1024, 2048)),
+        ("7:7", (7,)),
+    ],
+)
+def test_sizes_parse(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-1M", "1.5M", "1X", "1M:", ":1M", "2M:1M", "1M:2M:3M", "1M:2M:x1", "1M:2M:x0", "1M:2M:+0", "1M:2M:x2:x2",
+     "1:1G:+1", "x2", "1M 2M", "１M", "99999P", "1M:2M:x", "1e6", "999999999999999T"],
+)  # fmt: skip
+def test_wrong_sizes_are_refused_with_the_grammar(text: str) -> None:
+    with pytest.raises(SizeError, match="FROM:TO") as caught:
+        parse_sizes(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_sizes_or_a_size_error(text: str) -> None:
+    with contextlib.suppress(SizeError):
+        assert all(size > 0 for size in parse_sizes(text))
+
+
+@given(st.integers(1, 1 << 45))
+def test_sizes_survive_formatting(size: int) -> None:
+    assert parse_size(format_size(size).replace(",", "")) == size
+
+
+def test_collective_names() -> None:
+    assert parse_collectives("all_reduce_perf,all-gather") == ("allreduce", "allgather")
+    assert parse_collectives("all") == tuple(COLLECTIVES)
+    with pytest.raises(UnknownCollective, match="did you mean allreduce"):
+        parse_collectives("alreduce")
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("allreduce", 1.75), ("allgather", 0.875), ("reducescatter", 0.875), ("alltoall", 0.875), ("gather", 0.875),
+     ("scatter", 0.875), ("broadcast", 1.0), ("reduce", 1.0), ("sendrecv", 1.0)],
+)  # fmt: skip
+def test_bus_factors_are_those_of_nccl_tests(name: str, factor: float) -> None:
+    assert COLLECTIVES[name].bus_factor(8) == pytest.approx(factor)
+
+
+def test_spread() -> None:
+    found = spread([4.0, 1.0, 3.0, 2.0])
+    assert (found.min_us, found.median_us, found.max_us, found.mean_us, found.n) == (1.0, 2.5, 4.0, 2.5, 4)
+    assert found.cv == pytest.approx(math.sqrt(5 / 3) / 2.5)
+    assert percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
+    with pytest.raises(ValueError, match="no iteration"):
+        spread([])
+
+
+def test_the_fit_finds_latency_and_bandwidth() -> None:
+    sizes = [1 << power for power in range(10, 28, 2)]
+    times = [20.0 + size / 12.5 / 1e3 for size in sizes]  # 20 us, 12.5 GB/s
+    found = fit(sizes, times)
+    assert found is not None
+    assert found.alpha_us == pytest.approx(20.0) and found.beta_gbs == pytest.approx(12.5)
+    assert found.error == pytest.approx(0.0, abs=1e-6) and found.half_size == pytest.approx(250_000, rel=1e-3)
+
+
+def test_the_fit_bears_noise_and_refuses_nonsense() -> None:
+    noise = random.Random(1)
+    sizes = [1 << power for power in range(10, 28)]
+    found = fit(sizes, [(20.0 + size / 12.5e3) * noise.uniform(0.95, 1.05) for size in sizes])
+    assert found is not None and found.alpha_us == pytest.approx(20.0, rel=0.05) and 0.01 < found.error < 0.05
+    assert fit([1, 2], [1.0, 2.0]) is None
+    assert fit([1024, 2048, 4096], [30.0, 20.0, 10.0]) is None
+
+
+def series(median: float, cv: float, n: int = 50) -> Spread:
+    return Spread(n, median * 0.9, median, median, median * 1.1, median * 1.2, median * 1.3, cv)
+
+
+def test_a_change_beyond_the_noise_is_decided_and_within_it_is_not() -> None:
+    slower = compare(series(112.0, 0.03), series(100.0, 0.03))
+    assert slower.decided and slower.change == pytest.approx(-0.107, abs=0.001) and slower.margin < 0.03
+    noisy = compare(series(112.0, 0.9), series(100.0, 0.3))
+    assert not noisy.decided and noisy.noise == pytest.approx(0.9)
+    assert not compare(series(200.0, 0.01, n=2), series(100.0, 0.01, n=2)).decided

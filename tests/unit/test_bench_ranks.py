@@ -1,0 +1,78 @@
+"""Who am I: every launcher's variables, and never a silent world of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.agent.collective.ranks import Identity, RankError, detect, first_host, local_size_of_slurm
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29501", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
+SRUN = {
+    "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "gpu[03-04]",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+
+
+def test_nothing_is_nothing() -> None:
+    assert detect({"PATH": "/bin"}) is None
+
+
+def test_torchrun() -> None:
+    assert detect(TORCHRUN) == Identity(3, 4, 1, 2, "n1", 29501, "torchrun", True, "2")
+
+
+def test_srun_takes_the_step_and_its_first_host() -> None:
+    assert detect(SRUN) == Identity(2, 4, 0, 2, "gpu03", 29500, "srun")
+
+
+def test_a_batch_script_is_no_rank() -> None:
+    assert detect({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}) is None
+
+
+def test_open_mpi_on_one_host_meets_on_loopback_and_needs_an_address_otherwise() -> None:
+    assert detect(OPEN_MPI) == Identity(1, 2, 1, 2, "127.0.0.1", 29500, "mpirun (Open MPI)")
+    wide = dict(OPEN_MPI, OMPI_COMM_WORLD_SIZE="4")
+    with pytest.raises(RankError, match="MASTER_ADDR"):
+        detect(wide)
+    found = detect(dict(wide, MASTER_ADDR="n1", MASTER_PORT="1234"))
+    assert found is not None and (found.master_addr, found.master_port) == ("n1", 1234)
+
+
+def test_pmi() -> None:
+    found = detect({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"})
+    assert found is not None and (found.rank, found.world, found.launcher) == (0, 2, "mpiexec (PMI)")
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        (dict(TORCHRUN, RANK="4"), "not a rank"),
+        (dict(TORCHRUN, RANK="-1"), "RANK='-1'"),
+        (dict(TORCHRUN, WORLD_SIZE="0", RANK="0"), "not a rank"),
+        (dict(TORCHRUN, LOCAL_WORLD_SIZE="9"), "contradicting"),
+        (dict(TORCHRUN, MASTER_PORT="http"), "MASTER_PORT"),
+        ({"PMIX_RANK": "1"}, "how many ranks"),
+        ({"PMI_RANK": "1"}, "PMI_SIZE"),
+    ],
+)
+def test_unclear_worlds_are_errors_that_name_the_variable(env: dict[str, str], word: str) -> None:
+    with pytest.raises(RankError, match=word):
+        detect(env)
+
+
+def test_slurm_lists() -> None:
+    assert first_host("gpu[03-05,9],x") == "gpu03"
+    assert first_host("a,b") == "a"
+    assert first_host("n[1]-ib") == "n1-ib"
+    assert local_size_of_slurm({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}) == 1
+    assert local_size_of_slurm({"SLURM_STEP_TASKS_PER_NODE": "?", "SLURM_NODEID": "3"}) == 0

@@ -1,0 +1,275 @@
+"""Real worlds of gloo ranks on this machine: right answers, wrong worlds, and ranks that die, stop or never come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nccl_doctor.agent.collective import launch
+from nccl_doctor.agent.collective.operations import OPERATIONS, Checker, Me, allocate
+from nccl_doctor.bench.model import Collector, Results
+from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.rules.collectives import failures
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+
+Events = Callable[[dict[str, Any]], None]
+
+
+def run(ranks: int, on_event: Events = lambda event: None, **plan: Any) -> tuple[Collectives, Results]:
+    """A world of local ranks from start to end."""
+    collector = Collector(ranks)
+
+    def take(event: dict[str, Any]) -> None:
+        collector.take(event)
+        on_event(event)
+
+    own = {name: plan.pop(name) for name in ("master_port", "python", "limit_s_all", "env", "world") if name in plan}
+    arguments = {
+        "plan": {"limit_s": 30.0, "budget_s": 1.0, "iters": 3, "min_iters": 2, "warmup": 1, **plan},
+        "world": own.get("world", ranks),
+        "first_rank": 0,
+        "local_world": ranks,
+        "master_addr": "127.0.0.1",
+        "master_port": own.get("master_port") or launch.free_port(),
+        "python": own.get("python", sys.executable),
+        "env": own.get("env", {}),
+        "limit_s": own.get("limit_s_all", 120.0),
+    }
+    data = launch.launch(arguments, take)
+    return msgspec.convert(data, Collectives), collector.results()
+
+
+def finding_ids(fact: Collectives) -> list[str]:
+    return [item.id for item in failures({"here": fact})]
+
+
+@pytest.fixture(scope="module")
+def everything() -> tuple[Collectives, Results]:
+    """All collectives, both ways, at odd sizes, on three ranks: one world, because torch takes seconds to start."""
+    return run(
+        3,
+        collectives=list(OPERATIONS),
+        sizes=[2, 1000, 65536, 1 << 20],
+        modes=["in", "out"],
+        budget_s=60.0,
+        links=1 << 16,
+    )
+
+
+def test_every_collective_gives_right_answers(everything: tuple[Collectives, Results]) -> None:
+    fact, results = everything
+    assert all(end.finished and end.exit == 0 for end in fact.ranks), [end.output for end in fact.ranks]
+    measured = {(item.collective, item.mode, item.asked) for item in results.measurements}
+    for operation in OPERATIONS.values():
+        for mode in operation.modes:
+            assert {(operation.name, mode, size) for size in (1000, 65536, 1 << 20)} <= measured
+    assert [item for item in results.measurements if item.wrong != 0] == []
+    assert all(item.spread.n == 3 and item.time_us > 0 for item in results.measurements)
+
+
+def test_sizes_are_rounded_down_to_whole_parts_and_too_small_ones_are_skipped(
+    everything: tuple[Collectives, Results],
+) -> None:
+    _, results = everything
+    gathered = next(item for item in results.measurements if item.collective == "allgather" and item.asked == 1000)
+    assert (gathered.size, gathered.count) == (996, 83)  # 83 floats for each of three ranks
+    reasons = {item.collective: item.reason for item in results.skips}
+    assert reasons["allreduce"] == "smaller than one float32"
+    assert reasons["alltoall"] == "smaller than one float32 for each of 3 ranks"
+
+
+def test_the_world_and_the_path_are_told(everything: tuple[Collectives, Results]) -> None:
+    fact, results = everything
+    assert [record.rank for record in results.ranks] == [0, 1, 2]
+    assert {record.pid for record in results.ranks} == {end.pid for end in fact.ranks}
+    assert all(record.torch == str(torch.__version__) for record in results.ranks)
+    paths = [event for event in fact.events if event["event"] == "path"]
+    assert len(paths) == 3 and all(event["connections"] for event in paths)
+    assert all(item["interface"] for event in paths for item in event["connections"])
+
+
+def test_other_types_and_operations_and_what_gloo_refuses() -> None:
+    for dtype, op in (("bfloat16", "avg"), ("int8", "prod")):
+        fact, results = run(2, collectives=["allreduce", "reducescatter"], sizes=[5000], dtype=dtype, op=op)
+        assert all(end.finished for end in fact.ranks), fact.ranks[0].output
+        assert [item.wrong for item in results.measurements] == [0, 0], (dtype, op)
+    fact, results = run(
+        2, collectives=["allreduce", "broadcast"], sizes=[5000, 10000], dtype="float8_e4m3fn", check=False
+    )
+    assert all(end.finished for end in fact.ranks), fact.ranks[0].output
+    refused = [item for item in results.skips if item.collective == "allreduce"]
+    assert len(refused) == 1 and "gloo does not do this" in refused[0].reason
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_check_counts_a_wrong_element(name: str) -> None:
+    operation, count = OPERATIONS[name], 70000
+    for rank in range(3):
+        me = Me(rank, 3, 0)
+        checker = Checker(torch, operation, "float32", "sum", me, 7)
+        buffers = allocate(torch, operation, "out", count, torch.float32, "cpu", me)
+        checker.prepare("out", buffers)
+        expected = checker._expected(count)
+        untouched = checker.wrong(buffers, count)
+        assert untouched == sum(length for _, length, _ in expected)  # poison: nothing arrived, all of it is wrong
+        from nccl_doctor.agent.collective import patterns
+
+        for start, length, tile in expected:
+            patterns.fill(buffers.receive[start : start + length], tile)
+        assert checker.wrong(buffers, count) == 0
+        if expected:
+            buffers.receive[expected[-1][0] + 69999] += 1
+            assert checker.wrong(buffers, count) == 1
+
+
+def test_more_than_memory_is_skipped_with_the_reason() -> None:
+    fact, results = run(2, collectives=["allgather"], sizes=[1024, 1 << 46])
+    assert all(end.finished for end in fact.ranks)
+    assert [item.asked for item in results.measurements] == [1024]
+    assert results.skips[0].size == 1 << 46 and "MiB of memory" in results.skips[0].reason
+
+
+def test_one_rank_runs_alone() -> None:
+    fact, results = run(1, collectives=["allreduce", "sendrecv"], sizes=[1024])
+    assert fact.ranks[0].finished, fact.ranks[0].output
+    assert results.world == 1 and [item.wrong for item in results.measurements] == [0]
+    assert [(item.collective, item.reason) for item in results.skips] == [
+        ("sendrecv", "one rank has no neighbour to send to")
+    ]
+
+
+def _signal_at_first_size(number: signal.Signals, victim: int) -> Events:
+    pids: dict[int, int] = {}
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "world":
+            pids.update((record["rank"], record["pid"]) for record in event["ranks"])
+        if event["event"] == "size" and pids:
+            os.kill(pids[victim], number)
+            pids.clear()
+
+    return on_event
+
+
+def test_a_killed_rank_is_named() -> None:
+    fact, results = run(
+        3,
+        _signal_at_first_size(signal.SIGKILL, 1),
+        collectives=["allreduce"],
+        sizes=[1024, 1 << 22],
+        iters=200,
+        budget_s=30.0,
+    )
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.rank-died" and "SIGKILL" in found.title
+    assert [place.rank for place in found.places] == [1] and found.hosts == ("here",)
+    assert len(results.measurements) >= 1  # what was measured until then is kept
+
+
+def test_a_stopped_rank_is_named_within_the_limit() -> None:
+    started = time.monotonic()
+    fact, _ = run(
+        2,
+        _signal_at_first_size(signal.SIGSTOP, 1),
+        collectives=["allreduce"],
+        sizes=[1024, 1 << 22],
+        iters=200,
+        budget_s=30.0,
+    )
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.rank-stopped" and [place.rank for place in found.places] == [1]
+    assert time.monotonic() - started < 60.0
+    waiting = next(end for end in fact.ranks if end.rank == 0)
+    assert "all_reduce" in waiting.output  # the stack of the rank that waited
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=4.0, world=2)
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.stuck.store"
+    assert "1 of 2 ranks never reached the store: [1]" in found.evidence[0].text
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=10.0, master_port=taken.getsockname()[1])
+    (found,) = failures({"here": fact})
+    assert found.id == "net.port-in-use.store" and found.fixes
+
+
+def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
+    fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(_broken_torch(tmp_path))})
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.no-torch" and "no torch for tests" in found.evidence[0].text
+
+
+def _broken_torch(tmp_path: Path) -> Path:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch for tests')\n")
+    return tmp_path
+
+
+def test_a_world_of_another_size_is_an_error() -> None:
+    fact, _ = run(2, collectives=["allreduce"], sizes=[4], expect_world=3)
+    assert finding_ids(fact) == ["collectives.world"]
+
+
+def test_nothing_survives_the_launcher() -> None:
+    """kill -9 of the process that runs the launcher: its ranks are gone within seconds."""
+    code = (
+        "import sys; from nccl_doctor.agent.collective import launch\n"
+        "launch.launch({'plan': {'collectives': ['allreduce'], 'sizes': [1024], 'iters': 1000000, 'limit_s': 100},"
+        "'world': 2, 'first_rank': 0, 'local_world': 2, 'master_addr': '127.0.0.1',"
+        "'master_port': launch.free_port()},"
+        "lambda e: e['event'] == 'world' and print(*[r['pid'] for r in e['ranks']], flush=True))"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ, PYTHONPATH=str(ROOT))
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 5.0
+    while time.monotonic() < end and any(_alive(pid) for pid in pids):
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    return launch.process_state(pid) not in ("", "Z", "X")
+
+
+def torchrun(*arguments: str) -> Iterator[str]:
+    """The output of a real torchrun job of two ranks."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *rendezvous]
+    command += ["-m", "nccl_doctor.bench", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=dict(os.environ, PYTHONPATH=str(ROOT))
+    )
+    assert done.returncode == 0, done.stderr
+    return iter(done.stdout.splitlines())
+
+
+def test_under_torchrun_there_is_one_world_and_one_table() -> None:
+    lines = list(torchrun("allreduce", "--sizes", "4K,1M", "--time-budget", "1", "--format", "nccl-tests"))
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    assert [int(row[0]) for row in rows] == [4096, 1 << 20]
+    assert all(len(row) == 13 and row[8] == "0" and row[12] == "0" for row in rows)
+    assert sum(line.startswith("#  Rank") for line in lines) == 2
+    assert sum(line.startswith("# Avg bus bandwidth") for line in lines) == 1

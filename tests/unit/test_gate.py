@@ -1,0 +1,246 @@
+"""Preflight's pure parts: policy, requirements, the gate, and every report format, on hostile text as well."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from facts_builder import NAMES, Builder
+
+from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.report import formats
+from nccl_doctor.report.formats.github import summary
+from nccl_doctor.rules import policy, requirements
+from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide
+from nccl_doctor.rules.judge import Report, judge
+
+TODAY = datetime.date(2026, 11, 21)
+# What can drive a terminal, a CI runner, XML or HTML.
+HOSTILE = (
+    "\x1b]52;c;aGk=\x07\x1b[2J\x9b1m\r\n::error::owned<script>alert(1)</script>[bold]x[/]\u202e\u200b\x00&#27;]]>%0A"
+)
+
+
+def loopback(host: str) -> Builder:
+    builder = Builder()
+    builder.probes[host]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {host}", "line": 2}
+    return builder
+
+
+def states(report: Report, **options: object) -> dict[str, str]:
+    return {item.host: item.state for item in decide(report, **options).decisions}  # type: ignore[arg-type]
+
+
+def test_all_healthy_is_go() -> None:
+    gate = decide(judge(Builder().bundle()))
+    assert gate.go and gate.chosen == NAMES
+
+
+def test_a_bad_host_is_no_go_unless_fewer_are_enough() -> None:
+    report = judge(loopback("gpu02").bundle())
+    assert states(report) == {"gpu01": HEALTHY, "gpu02": BAD, "gpu03": HEALTHY, "gpu04": HEALTHY}
+    assert not decide(report).go
+    gate = decide(report, min_hosts=3)
+    assert gate.go and gate.chosen == ("gpu01", "gpu03", "gpu04")
+
+
+def test_unmeasured_is_unknown_and_never_chosen() -> None:
+    builder = Builder()
+    del builder.probes["gpu03"]["clock"]
+    report = judge(builder.bundle())
+    assert states(report)["gpu03"] == UNKNOWN
+    assert "gpu03" not in decide(report, min_hosts=3).chosen
+
+
+def test_an_unreached_host_is_bad_and_a_vanished_one_is_not_good() -> None:
+    builder = Builder()
+    builder.reach["gpu04"] = Reach(ReachOutcome.NOT_TRIED, "the deadline passed")
+    assert states(judge(builder.bundle()))["gpu04"] == UNKNOWN
+    builder.reach["gpu04"] = Reach(ReachOutcome.REFUSED, "refused")
+    assert states(judge(builder.bundle()))["gpu04"] == BAD
+
+
+def test_two_ends_that_cannot_be_told_apart_are_suspect_and_not_chosen() -> None:
+    builder = Builder(("gpu01", "gpu02"))
+    for link in builder.links("gpu01", "gpu02"):
+        link.update(outcome="timed-out", detail="timed out", messages=0)
+    report = judge(builder.bundle())
+    assert set(states(report).values()) == {SUSPECT}
+    assert not decide(report, min_hosts=1).go
+
+
+def test_warnings_make_suspects_that_run_unless_strict() -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
+    report = judge(builder.bundle())
+    assert states(report)["gpu02"] == SUSPECT
+    assert decide(report).go and not decide(report, strict=True).go
+
+
+def test_spares_choose_alike_hosts_first() -> None:
+    report = judge(Builder().bundle())
+    groups = {"gpu01": "old", "gpu02": "new", "gpu03": "new", "gpu04": "new"}
+    gate = decide(report, min_hosts=2, spares=1, groups=groups)
+    assert gate.chosen == ("gpu02", "gpu03") and gate.spares == ("gpu04",)
+
+
+def write(tmp_path: Path, text: str, name: str = "nccl-doctor.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_policy_severity_ignore_and_expiry(tmp_path: Path) -> None:
+    rules = policy.load(
+        write(
+            tmp_path,
+            '[severity]\n"net.hostname-resolution" = "warn"\n'
+            '[[ignore]]\nid = "host.clock-offset"\nhosts = "gpu[01-02]"\nuntil = 2026-12-31\nreason = "NTP ticket 12"\n'
+            '[[ignore]]\nid = "net.mtu"\nuntil = 2026-01-01\nreason = "old"\n',
+        )
+    )
+    builder = loopback("gpu02")
+    builder.probes["gpu01"]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
+    report = policy.apply(judge(builder.bundle()), rules, TODAY)
+    found = {item.id: item for item in report.findings}
+    assert report.verdict == "healthy"
+    assert found["net.hostname-resolution.loopback"].severity.value == "warn"
+    assert found["host.clock-offset"].severity.value == "info" and "NTP ticket 12" in found["host.clock-offset"].title
+    assert found["policy.ignore-expired"].severity.value == "warn"
+
+
+def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
+    rules = policy.load(write(tmp_path, '[[ignore]]\nid = "host"\nhosts = "gpu01"\nuntil = 2026-12-31\nreason = "x"\n'))
+    builder = Builder()
+    builder.probes["gpu02"]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
+    report = policy.apply(judge(builder.bundle()), rules, TODAY)
+    assert report.findings[0].severity.value == "warn"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[sevrity]\n'a' = 'fail'\n", r":1: unknown key 'sevrity'; did you mean 'severity'"),
+        ("strict = true\n\nmin-host = 3\n", r":3: unknown key 'min-host'; did you mean 'min-hosts'"),
+        (
+            "[severity]\n'net.mtu' = 'fatal'\n",
+            r":2: severity of 'net.mtu' is 'fatal'; expected one of fail, warn, info",
+        ),
+        (
+            "[[ignore]]\nid = 'x'\nreason = 'y'\nuntill = 2026-12-31\n",
+            r":4: unknown key 'untill'; did you mean 'until'",
+        ),
+        ("[[ignore]]\nid = 'x'\nuntil = 2026-12-31\n", r"missing required field `reason`"),
+        (
+            "[thresholds]\n'disk.free.fial' = 3\n",
+            r":2: unknown threshold 'disk.free.fial'; did you mean 'disk.free.fail'",
+        ),
+        ("strict = \n", "not TOML"),
+    ],
+)
+def test_a_policy_with_a_mistake_names_line_and_key(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(policy.PolicyError, match=told):
+        policy.load(write(tmp_path, text))
+
+
+def test_policy_in_pyproject(tmp_path: Path) -> None:
+    write(tmp_path, "[project]\nname = 'x'\n[tool.nccl-doctor]\nrequire = ['gpus=8']\n", "pyproject.toml")
+    found = policy.find(tmp_path)
+    assert found is not None and policy.load(found).require == ("gpus=8",)
+    assert policy.find(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("text", ["gpus", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"])
+def test_a_bad_requirement_shows_the_grammar(text: str) -> None:
+    with pytest.raises(requirements.RequirementError, match="gpus=N"):
+        requirements.parse(text)
+
+
+def test_requirements_split_and_sizes() -> None:
+    assert requirements.split("gpus=8,shm=16G,same=torch,nccl,driver,disk=1T") == (
+        "gpus=8",
+        "shm=16G",
+        "same=torch+nccl+driver",
+        "disk=1T",
+    )
+    assert requirements.parse("shm=16G").amount == 16 * 2**30
+
+
+@pytest.mark.parametrize("needs", ["gpus=8", "ib-ports=8", "shm=1G", "same=torch"])
+def test_a_requirement_without_its_fact_is_unknown(needs: str) -> None:
+    builder = Builder(stages=("connectivity", "ports", "system", "software", "gpu", "infiniband"))
+    bundle = builder.bundle()
+    plan = msgspec.structs.replace(bundle.plan, require=(needs,))
+    report = judge(msgspec.structs.replace(bundle, plan=plan))
+    assert report.verdict == "incomplete"
+    assert not decide(report, min_hosts=1).go
+
+
+def hostile_report() -> Report:
+    builder = loopback("gpu02")
+    names = builder.probes["gpu02"]["names"]
+    names["host_name"] = HOSTILE
+    names["own"]["quoted"] = HOSTILE
+    return judge(builder.bundle())
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_no_format_lets_remote_text_act(name: str) -> None:
+    report = hostile_report()
+    text = formats.render(name, report, decide(report))
+    assert (
+        "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and "\x00" not in text and "\r" not in text
+    )
+    assert not any(line.startswith("::error::owned") for line in text.splitlines())
+    if name not in ("json", "gitlab", "sarif", "github", "nhc", "prometheus"):
+        assert "<script>" not in text
+
+
+def test_junit_parses_back_with_one_case_per_host_and_stage() -> None:
+    report = hostile_report()
+    tree = ElementTree.fromstring(formats.render("junit", report, decide(report)))
+    cases = [(case.get("classname"), case.get("name")) for case in tree.iter("testcase")]
+    assert len(cases) == len(set(cases)) == len(NAMES) * len(report.stages)
+    failed = [
+        (case.get("classname"), case.get("name")) for case in tree.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failed == [("nccl-doctor.connectivity", "gpu02")]
+
+
+def test_junit_shows_what_was_not_measured_as_an_error_and_never_as_passed() -> None:
+    builder = Builder()
+    del builder.probes["gpu03"]["clock"]
+    report = judge(builder.bundle())
+    tree = ElementTree.fromstring(formats.render("junit", report, decide(report)))
+    assert [case.get("name") for case in tree.iter("testcase") if case.find("error") is not None] == ["gpu03"]
+
+
+def test_json_formats_parse_and_name_the_bad_host() -> None:
+    report = hostile_report()
+    gate = decide(report)
+    document = json.loads(formats.render("json", report, gate))
+    assert document["decisions"]["gpu02"]["state"] == "bad" and document["go"] is False
+    sarif = json.loads(formats.render("sarif", report, gate))
+    assert sarif["runs"][0]["results"][0]["ruleId"] == "net.hostname-resolution.loopback"
+    quality = json.loads(formats.render("gitlab", report, gate))
+    assert quality[0]["severity"] == "blocker" and quality[0]["location"]["path"] == "hosts/gpu02"
+
+
+def test_prometheus_and_nhc_lines() -> None:
+    report = judge(loopback("gpu02").bundle())
+    gate = decide(report)
+    metrics = formats.render("prometheus", report, gate)
+    assert 'nccl_doctor_host_state{host="gpu02",state="bad"} 1' in metrics and "nccl_doctor_go 0" in metrics
+    for line in metrics.splitlines():
+        assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
+    assert formats.render("nhc", report, gate).startswith("ERROR: nhc: Health check failed: nccl-doctor: gpu02: bad:")
+
+
+def test_github_summary_escapes_markdown() -> None:
+    report = hostile_report()
+    text = summary(report, decide(report))
+    assert "<script>" not in text and "no-go" in text and "\x1b" not in text

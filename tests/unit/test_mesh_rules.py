@@ -1,0 +1,217 @@
+"""Connectivity and ports: each fault names its host, on a fleet that is green otherwise; missing data is unknown."""
+
+from __future__ import annotations
+
+import pytest
+from facts_builder import NAMES, Builder
+
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Finding
+from nccl_doctor.rules.judge import Report, judge
+
+
+def only(report: Report) -> Finding:
+    assert len(report.causes) == 1, [(item.id, item.hosts) for item in report.findings]
+    return report.causes[0]
+
+
+def test_a_green_fleet_is_healthy() -> None:
+    report = judge(Builder().bundle())
+    assert report.verdict == "healthy" and not report.findings and not report.unknown
+    assert report.exit_code() is ExitCode.HEALTHY
+    assert [(stage.name, stage.state, stage.passed) for stage in report.stages] == [
+        ("connectivity", "pass", 4),
+        ("ports", "pass", 4),
+    ]
+
+
+@pytest.mark.parametrize("probe", ["names", "links", "path-mtu", "throughput", "clock", "listening"])
+@pytest.mark.parametrize("host", NAMES)
+def test_a_missing_fact_is_unknown_never_healthy(probe: str, host: str) -> None:
+    builder = Builder()
+    del builder.probes[host][probe]
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and report.exit_code() is ExitCode.INCOMPLETE
+    assert any(host in gap.hosts for gap in report.unknown)
+
+
+def test_inbound_drop_names_the_host_that_drops() -> None:
+    builder = Builder()
+    for source in NAMES:
+        for link in builder.links(source, "gpu03"):
+            link.update(outcome="timed-out", detail="timed out", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.firewall.dropped" and found.hosts == ("gpu03",)
+    assert "gpu03 itself can connect out" in found.title
+    assert len(found.evidence) == 6
+
+
+def test_reject_is_told_from_drop() -> None:
+    builder = Builder()
+    for source in NAMES:
+        for link in builder.links(source, "gpu02"):
+            link.update(outcome="refused", detail="[Errno 111] Connection refused", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.firewall.rejected" and found.hosts == ("gpu02",)
+
+
+def test_only_the_master_port_blocked() -> None:
+    builder = Builder()
+    for source in NAMES[1:]:
+        for link in builder.links(source, "gpu01"):
+            if link["purpose"] == "master":
+                link.update(outcome="timed-out", detail="timed out")
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.master-unreachable" and found.hosts == ("gpu01",)
+
+
+def test_master_port_blocked_for_one_client_only_blames_that_client() -> None:
+    builder = Builder()
+    for link in builder.links("gpu04", "gpu01"):
+        if link["purpose"] == "master":
+            link.update(outcome="timed-out", detail="timed out")
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.master-unreachable" and found.hosts == ("gpu04",)
+
+
+def test_two_hosts_cannot_tell_which_end_drops() -> None:
+    names = ("gpu01", "gpu02")
+    builder = Builder(names)
+    for link in builder.links("gpu01", "gpu02"):
+        link.update(outcome="timed-out", detail="timed out", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == names and found.confidence < 0.99
+
+
+def test_port_in_use_names_the_process() -> None:
+    builder = Builder()
+    holder = {"pid": 4242, "command": "python3", "user": "alice"}
+    builder.probes["gpu01"]["listening"]["master"] = {
+        "port": 29500,
+        "outcome": "in-use",
+        "detail": "[Errno 98] Address already in use",
+        "holder": holder,
+    }
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.port-in-use" and "python3 (pid 4242, user alice)" in found.title
+
+
+def test_master_port_that_may_not_be_bound_is_unknown() -> None:
+    builder = Builder()
+    builder.probes["gpu01"]["listening"]["master"] = {"port": 80, "outcome": "not-permitted", "detail": "denied"}
+    assert judge(builder.bundle()).verdict == "incomplete"
+
+
+def test_a_connect_that_failed_in_an_unheard_of_way_is_unknown() -> None:
+    builder = Builder()
+    builder.links("gpu01", "gpu02")[0].update(outcome="failed", detail="[Errno 999] what")
+    assert judge(builder.bundle()).verdict == "incomplete"
+
+
+def test_own_name_loopback() -> None:
+    builder = Builder()
+    builder.probes["gpu03"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu03", "line": 2}
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.hostname-resolution.loopback" and found.hosts == ("gpu03",)
+    assert found.evidence[0].source == "/etc/hosts" and found.evidence[0].line == 2
+
+
+def test_stale_address_blames_the_host_that_believes_it_and_folds_what_follows() -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["names"]["resolved"]["gpu01"] = {
+        "addresses": ["10.0.0.99"],
+        "quoted": "10.0.0.99 gpu01",
+        "line": 7,
+    }
+    for link in builder.links("gpu02", "gpu01"):
+        if link["purpose"] == "master":
+            link.update(address="10.0.0.99", outcome="timed-out", detail="timed out")
+    report = judge(builder.bundle())
+    found = only(report)
+    assert found.id == "net.hostname-resolution.wrong-address" and found.hosts == ("gpu02",)
+    assert [item.folded_under for item in report.findings if item.id == "net.master-unreachable"] == [found.id]
+
+
+def test_an_address_behind_nat_that_leads_to_the_peer_is_no_fault() -> None:
+    builder = Builder()
+    for host in NAMES:
+        builder.probes[host]["names"]["resolved"]["gpu01"] = {"addresses": ["203.0.113.7"]}
+        for link in builder.links(host, "gpu01"):
+            link["address"] = "203.0.113.7"
+    assert judge(builder.bundle()).verdict == "healthy"
+
+
+def test_unresolved_on_one_host_fails_and_on_all_warns() -> None:
+    builder = Builder()
+    builder.probes["gpu04"]["names"]["resolved"]["gpu02"] = {"error": "[Errno -2] Name or service not known"}
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.hostname-resolution.unresolved" and found.hosts == ("gpu04",)
+    for host in NAMES:
+        builder.probes[host]["names"]["resolved"]["gpu02"] = {"error": "[Errno -2] Name or service not known"}
+    report = judge(builder.bundle())
+    assert report.verdict == "healthy" and only(report).severity.value == "warn"
+    assert report.exit_code(strict=True) is ExitCode.WARNINGS
+
+
+def test_black_hole_names_the_host_all_bad_paths_share() -> None:
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            if "gpu02" in (host, path["peer"]):
+                path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.mtu.black-hole" and found.hosts == ("gpu02",) and "1400 B" in found.title
+
+
+def test_no_udp_is_unknown() -> None:
+    builder = Builder()
+    for path in builder.probes["gpu02"]["path-mtu"]["paths"]:
+        path.update(outcome="blocked", largest_passed=0, interface_mtu=0)
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and report.unknown[0].hosts == ("gpu02",)
+
+
+def test_mtu_mismatch_names_the_odd_one() -> None:
+    builder = Builder()
+    for host in NAMES:
+        mtu = 1500 if host == "gpu04" else 9000
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            passes = min(mtu, 1500 if path["peer"] == "gpu04" else 9000)
+            path.update(interface_mtu=mtu, largest_passed=passes)
+            if passes < mtu:
+                path.update(outcome="black-hole", smallest_lost=passes + 1)
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.mtu.mismatch" and found.hosts == ("gpu04",)
+
+
+def test_loss_into_one_host() -> None:
+    builder = Builder()
+    for host in NAMES:
+        for link in [link for peer in NAMES for link in builder.links(host, peer) if link["messages"]]:
+            if link["peer"] == "gpu03":
+                link["lost_forward"] = 5
+            if host == "gpu03":
+                link["lost_back"] = 6
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
+
+
+def test_one_lost_packet_is_no_finding() -> None:
+    builder = Builder()
+    builder.links("gpu01", "gpu02")[0]["lost_forward"] = 1
+    assert judge(builder.bundle()).verdict == "healthy"
+
+
+def test_slow_sender() -> None:
+    builder = Builder()
+    for flow in builder.probes["gpu04"]["throughput"]["flows"]:
+        flow["seconds"] = 80.0
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.slow.link" and found.hosts == ("gpu04",) and "from gpu04 runs at 100 Mbit/s" in found.title
+
+
+def test_clock() -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["clock"] = {"offset": -61.5, "uncertainty": 0.01}
+    found = only(judge(builder.bundle()))
+    assert found.id == "host.clock-offset" and "61.5 s behind" in found.title

@@ -1,0 +1,348 @@
+"""The probes interfaces, system and software, over recorded trees and over this very machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded_host import Link, elf, loader_cache, probe, write_tree
+
+from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.facts.software import Software
+from nccl_doctor.facts.system import System
+
+# --- interfaces ----------------------------------------------------------------------------------------------------
+
+
+def test_addresses_are_the_kernels_in_its_own_order() -> None:
+    facts = msgspec.convert(probe("interfaces", None), Interfaces)
+    assert [address.name for address in facts.addresses if address.loopback and address.address == "127.0.0.1"]
+    if shutil.which("ip"):
+        shown = json.loads(
+            subprocess.run(["ip", "-j", "-4", "address"], capture_output=True, check=True, text=True).stdout
+        )
+        expected = [
+            (item["ifname"], entry["local"], entry["prefixlen"]) for item in shown for entry in item["addr_info"]
+        ]
+        assert [(a.name, a.address, a.prefix) for a in facts.addresses if a.family == "inet"] == expected
+    assert facts.hostname == socket.gethostname()
+    assert {name for _, name in socket.if_nameindex()} == {device.name for device in facts.devices}
+
+
+SYSFS = {
+    "/sys/class/net/bonding_masters": "bond0\n",
+    "/sys/class/net/bond0/bonding/mode": "802.3ad 4\n",
+    "/sys/class/net/bond0/type": "1\n",
+    "/sys/class/net/bond0/speed": "200000\n",
+    "/sys/class/net/bond0/mtu": "9000\n",
+    "/sys/class/net/bond0/operstate": "up\n",
+    "/sys/class/net/eth0/type": "1\n",
+    "/sys/class/net/eth0/speed": "-1\n",
+    "/sys/class/net/eth0/uevent": "INTERFACE=eth0\nIFINDEX=2\n",
+    "/sys/class/net/eth0/device": Link("../../../devices/pci0000:00/0000:17:00.0"),
+    "/sys/devices/pci0000:00/0000:17:00.0/driver": Link("../../../bus/pci/drivers/mlx5_core"),
+    "/sys/class/net/eth0/master": Link("../bond0"),
+    "/sys/class/net/docker0/bridge/stp_state": "0\n",
+    "/sys/class/net/docker0/type": "1\n",
+    "/sys/class/net/vpn/tun_flags": "0x1001\n",
+    "/sys/class/net/vpn/type": "65534\n",
+    "/sys/class/net/wg0/type": "65534\n",
+    "/sys/class/net/wg0/uevent": "DEVTYPE=wireguard\nINTERFACE=wg0\n",
+    "/sys/class/net/lo/type": "772\n",
+    "/proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+    "bond0\t00000000\t0101000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    "bond0\t0001000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n",
+    "/etc/nccl.conf": "# site\nNCCL_DEBUG=WARN\nSECRET_TOKEN=canary\n"
+    "NCCL_SOCKET_IFNAME=bond0\r\n export NCCL_IB_HCA = mlx5\n",
+}
+
+
+def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> None:
+    write_tree(tmp_path, SYSFS)
+    data = probe("interfaces", tmp_path, {"NCCL_SOCKET_IFNAME": "bond", "NCCL_API_TOKEN": "canary", "SECRET": "canary"})
+    facts = msgspec.convert(data, Interfaces)
+    kinds = {device.name: device.kind for device in facts.devices}
+    assert kinds == {
+        "bond0": "bond", "docker0": "bridge", "eth0": "physical", "lo": "loopback", "vpn": "tun", "wg0": "wireguard",
+    }  # fmt: skip
+    eth0, bond0 = facts.device("eth0"), facts.device("bond0")
+    assert eth0 and bond0
+    assert (eth0.speed_mbps, eth0.driver, eth0.pci, eth0.master) == (None, "mlx5_core", "0000:17:00.0", "bond0")
+    assert (bond0.speed_mbps, bond0.mtu) == (200000, 9000)
+    default, network = facts.routes
+    assert (default.prefix, default.gateway, network.destination, network.prefix) == (0, "10.0.1.1", "10.0.1.0", 24)
+    system = next(file for file in facts.conf_files if file.role == "system")
+    assert [(line.line, line.text) for line in system.lines] == [
+        (2, "NCCL_DEBUG=WARN"), (4, "NCCL_SOCKET_IFNAME=bond0\r"), (5, " export NCCL_IB_HCA = mlx5"),
+    ]  # fmt: skip
+    assert facts.environment == {"NCCL_SOCKET_IFNAME": "bond"}
+    assert "canary" not in json.dumps(data)
+
+
+# --- system --------------------------------------------------------------------------------------------------------
+
+MOUNTS = """\
+21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+22 21 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
+23 21 0:21 / /dev/shm rw - tmpfs shm rw,size=65536k
+24 21 0:44 / /mnt/my\\040data ro,relatime - nfs4 nas1:/export/data ro,vers=4.2
+"""
+GROUP = "/sys/fs/cgroup/system.slice/job.scope"
+
+
+def system_tree() -> dict[str, str | bytes | None]:
+    return {
+        "/proc/self/mountinfo": MOUNTS,
+        "/proc/self/cgroup": "0::/system.slice/job.scope\n",
+        "/proc/meminfo": "MemTotal:       527955968 kB\nMemAvailable:   500000000 kB\nHugePages_Total:   0\n",
+        f"{GROUP}/memory.max": "max\n",
+        f"{GROUP}/memory.events": "low 0\noom 4\noom_kill 3\n",
+        f"{GROUP}/pids.max": "512\n",
+        f"{GROUP}/pids.current": "100\n",
+        f"{GROUP}/cpu.max": "max 100000\n",
+        "/sys/fs/cgroup/system.slice/memory.max": "1073741824\n",
+        "/sys/fs/cgroup/system.slice/memory.current": "900000000\n",
+        "/sys/fs/cgroup/system.slice/memory.stat": "anon 1\ninactive_file 100000000\n",
+        "/sys/fs/cgroup/system.slice/pids.max": "max\n",
+        "/sys/fs/cgroup/system.slice/cpu.max": "150000 100000\n",
+        "/.dockerenv": "",
+        "/proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456\n",
+        "/proc/sys/net/ipv4/conf/eth0/rp_filter": "1\n",
+        "/proc/cmdline": "BOOT_IMAGE=/vmlinuz root=UUID=1 intel_iommu=on password=canary pci=realloc\n",
+        "/proc/uptime": "300000.00 1000.00\n",
+        "/dev/shm": None,
+        "/dev/nvidia0": "",
+        "/dev/nvidia1": "",
+        "/sys/class/infiniband/mlx5_0/node_type": "1: CA\n",
+        # a leftover rank, a zombie whose thread lives on, a shell
+        "/proc/4242/fd/7": Link("/dev/nvidia1"),
+        "/proc/4242/stat": "4242 (python3 (x)) S 1 " + " ".join(["0"] * 17) + " 4000000 0 0",
+        "/proc/4242/status": "Name:\tpython3\nUid:\t0\t0\t0\t0\n",
+        "/proc/4243/fd": None,
+        "/proc/4243/task/4250/fd/3": Link("/dev/nvidia0"),
+        "/proc/4243/stat": "4243 (python3) Z 4242 " + " ".join(["0"] * 17) + " 4000000 0 0",
+        "/proc/4243/status": "Name:\tpython3\nUid:\t54321\t0\t0\t0\n",
+        "/proc/4300/fd/1": Link("/dev/null"),
+    }
+
+
+def test_system_of_a_recorded_host(tmp_path: Path) -> None:
+    write_tree(tmp_path, system_tree())
+    data = probe("system", tmp_path, {"HF_HOME": "/mnt/my data/hf", "TMPDIR": "relative"})
+    facts = msgspec.convert(data, System)
+    group = facts.cgroup
+    assert (group.version, group.memory_limit_bytes, group.memory_used_bytes) == (2, 1 << 30, 900000000)
+    assert (group.memory_cache_bytes, group.oom_kills, group.pids_limit, group.pids_used) == (100000000, 3, 512, 100)
+    assert group.cpu_limit == 1.5
+    assert facts.memory["MemTotal"] == 527955968 * 1024
+    assert "/.dockerenv" in facts.container.hints
+    assert facts.sysctl_numbers("net.ipv4.tcp_rmem") == (4096, 131072, 6291456)
+    assert facts.sysctl_numbers("net.ipv4.conf.eth0.rp_filter") == (1,)
+    assert facts.machine.kernel_options == ("intel_iommu=on", "pci=realloc")
+    assert facts.rdma_devices == ("mlx5_0",)
+    assert facts.shm.present and facts.shm.own_mount
+    roles = {entry.role: entry for entry in facts.filesystems}
+    assert (roles["HF_HOME"].mount, roles["HF_HOME"].source, roles["HF_HOME"].read_only) == (
+        "/mnt/my data",
+        "nas1:/export/data",
+        True,
+    )
+    assert "TMPDIR" not in roles and roles["/tmp"].type == "ext4" and roles["/tmp"].outcome == "ok"
+    assert "canary" not in json.dumps(data)
+
+
+def test_processes_with_open_gpus_of_a_recorded_host(tmp_path: Path) -> None:
+    write_tree(tmp_path, system_tree())
+    found = msgspec.convert(probe("system", tmp_path), System).gpu_processes
+    assert found.gpu_devices == 2
+    leftover, zombie = found.processes
+    assert (leftover.pid, leftover.command, leftover.user, leftover.state, leftover.devices) == (
+        4242, "python3 (x)", "root", "S", ("/dev/nvidia1",),
+    )  # fmt: skip
+    assert leftover.age_s is not None and 250000 < leftover.age_s < 270000
+    assert (zombie.pid, zombie.state, zombie.user, zombie.devices) == (4243, "Z", "54321", ("/dev/nvidia0",))
+
+
+def test_cgroup_version_1_of_a_recorded_host(tmp_path: Path) -> None:
+    base = "/sys/fs/cgroup"
+    write_tree(
+        tmp_path,
+        {
+            "/proc/self/mountinfo": f"30 1 0:30 /docker/abc {base}/memory rw - cgroup cgroup rw,memory\n"
+            f"31 1 0:31 / {base}/pids rw - cgroup cgroup rw,pids\n"
+            f"32 1 0:32 / {base}/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+            f"33 1 0:33 / {base}/unified rw - cgroup2 cgroup2 rw\n",
+            "/proc/self/cgroup": "5:memory:/docker/abc\n4:pids:/user.slice\n3:cpu,cpuacct:/\n0::/\n",
+            f"{base}/memory/memory.limit_in_bytes": "2147483648\n",
+            f"{base}/memory/memory.usage_in_bytes": "1000\n",
+            f"{base}/memory/memory.stat": "cache 5\ntotal_inactive_file 500\n",
+            f"{base}/pids/user.slice/pids.max": "max\n",
+            f"{base}/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+            f"{base}/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            f"{base}/unified/cgroup.procs": "",
+        },
+    )
+    group = msgspec.convert(probe("system", tmp_path), System).cgroup
+    assert (group.version, group.memory_limit_bytes, group.memory_used_bytes, group.memory_cache_bytes) == (
+        1,
+        2 << 30,
+        1000,
+        500,
+    )
+    assert (group.pids_limit, group.cpu_limit) == (None, None)
+
+
+def test_a_file_system_that_hangs_costs_one_limit_and_is_named(tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "stat"
+    stub.parent.mkdir()
+    stub.write_text(
+        '#!/bin/sh\nfor last; do :; done\ncase "$last" in */hung*) exec sleep 60;; esac\nexec /usr/bin/stat "$@"\n'
+    )
+    stub.chmod(0o755)
+    root = tmp_path / "root"
+    write_tree(root, {**system_tree(), "/proc/self/mountinfo": MOUNTS + "25 21 0:45 / /hung rw - nfs4 nas2:/x rw\n"})
+    path = f"{stub.parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "HOME": "/hung/home", "HF_HOME": "/hung/hf", "TORCH_HOME": "/hung/torch"}
+    facts = msgspec.convert(probe("system", root, environment), System)
+    outcomes = {entry.role: (entry.outcome, entry.mount, entry.source) for entry in facts.filesystems}
+    assert outcomes["HF_HOME"] == outcomes["home"] == ("timed-out", "/hung", "nas2:/x")
+    assert outcomes["/tmp"][0] == "ok"
+
+
+def test_system_of_this_machine_is_readable() -> None:
+    facts = msgspec.convert(probe("system", None), System)
+    assert facts.memory["MemTotal"] > 0 and facts.limits["nofile"].soft != 0
+    assert all(entry.outcome == "ok" for entry in facts.filesystems)
+
+
+# --- software ------------------------------------------------------------------------------------------------------
+
+SITE = "/opt/train/lib/python3.11/site-packages"
+
+
+def library(version: str, cuda: str = "12.8") -> bytes:
+    return elf(constants=f"\0\0NCCL version {version}+cuda{cuda}\0rest".encode())
+
+
+def software_tree(search: dict[str, str]) -> dict[str, str | bytes | None]:
+    return {
+        f"{SITE}/torch/version.py": "__version__ = '2.8.0+cu128'\n"
+        "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n",
+        f"{SITE}/torch/lib/libtorch_cuda.so": elf(("libcudart.so.12", "libnccl.so.2"), **search),
+        f"{SITE}/torch-2.8.0+cu128.dist-info/METADATA": "Name: torch\n"
+        "Requires-Dist: nvidia-nccl-cu12==2.27.3; platform_system == 'Linux'\n",
+        f"{SITE}/nvidia_nccl_cu12-2.27.3.dist-info/METADATA": "",
+        f"{SITE}/numpy-2.1.0.dist-info/METADATA": "",
+        f"{SITE}/secret_thing-1.0.dist-info/METADATA": "",
+        f"{SITE}/nvidia/nccl/lib/libnccl.so.2": library("2.27.3"),
+        "/opt/nccl/lib/libnccl.so.2.18.3": library("2.18.3", "12.1"),
+        "/opt/nccl/lib/libnccl.so.2": Link("libnccl.so.2.18.3"),
+        "/usr/lib/x86_64-linux-gnu/libnccl.so.2.20.5": elf(),  # no version string: the name tells
+        "/usr/lib/x86_64-linux-gnu/libnccl.so.2": Link("libnccl.so.2.20.5"),
+        "/opt/amazon/ofi-nccl/lib/libnccl-net.so": elf(),
+        "/opt/amazon/ofi-nccl/lib/libnccl-ofi-tuner.so": elf(),
+        "/usr/lib/x86_64-linux-gnu/libcuda.so.570.86.15": elf(),
+        "/usr/lib/x86_64-linux-gnu/libcuda.so.1": Link("libcuda.so.570.86.15"),
+        "/etc/ld.so.cache": loader_cache(
+            ("libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2"),
+            ("libnccl-net.so", "/opt/amazon/ofi-nccl/lib/libnccl-net.so"),
+            ("libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+        ),
+        "/proc/driver/nvidia/version": "NVRM version: "
+        "NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs)\nGCC version: 12\n",
+        "/proc/driver/nvidia/gpus/0000:1b:00.0/information": "",
+        "/sys/bus/pci/devices/0000:1b:00.0/vendor": "0x10de\n",
+        "/sys/bus/pci/devices/0000:1b:00.0/class": "0x030200\n",
+        "/sys/bus/pci/devices/0000:1c:00.0/vendor": "0x10de\n",
+        "/sys/bus/pci/devices/0000:1c:00.0/class": "0x068000\n",  # an NVSwitch
+        "/sys/module/mlx5_core/version": "24.10-1.1.4\n",
+        "/usr/bin/ofed_info": "#!/bin/bash\necho 'MLNX_OFED_LINUX-24.10-1.1.4.0 (OFED-24.10-1.1.4):'\n",
+        "/usr/local/cuda/version.json": '{"cuda" : {"name" : "CUDA SDK", "version" : "12.8.20241031"}, '
+        '"cuda_cudart": {"version": "1"}}',
+        "/etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
+        "/proc/sys/kernel/osrelease": "6.8.0-50-generic\n",
+    }  # fmt: skip
+
+
+OWN = "$ORIGIN/../../nvidia/nccl/lib:$ORIGIN"
+
+
+def software(root: Path, search: dict[str, str], **environment: str) -> Software:
+    write_tree(root, software_tree(search))
+    return msgspec.convert(probe("software", root, environment), Software)
+
+
+def test_software_of_a_recorded_host(tmp_path: Path) -> None:
+    facts = software(tmp_path, {"rpath": OWN})
+    assert facts.torch and (facts.torch.version, facts.torch.cuda, facts.torch.nccl_link) == (
+        "2.8.0+cu128",
+        "12.8",
+        "shared",
+    )
+    assert facts.distributions == {"torch": "2.8.0+cu128", "nvidia-nccl-cu12": "2.27.3", "numpy": "2.1.0"}
+    assert facts.torch_wants_nccl == "2.27.3"
+    assert (facts.driver.version, facts.driver.open, facts.driver.gpus) == ("570.86.15", True, 1)
+    assert facts.driver.pci_gpus == ("0000:1b:00.0",)
+    assert facts.driver.libraries["libcuda.so.1"].version == "570.86.15"
+    assert (facts.cuda_toolkit, facts.ofed["mlx5_core"]) == ("12.8.20241031", "24.10-1.1.4")
+    assert facts.ofed["release"] == "MLNX_OFED_LINUX-24.10-1.1.4.0"
+    assert (facts.system.kernel, facts.system.distribution) == ("6.8.0-50-generic", "Ubuntu 24.04.1 LTS")
+    assert [(plugin.kind, plugin.path) for plugin in facts.plugins] == [
+        ("net", "/opt/amazon/ofi-nccl/lib/libnccl-net.so")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("search", "environment", "version", "found_by"),
+    [
+        ({"rpath": OWN}, {}, "2.27.3", "RPATH of libtorch_cuda.so"),
+        ({"rpath": OWN}, {"LD_LIBRARY_PATH": "/opt/nccl/lib"}, "2.27.3", "RPATH of libtorch_cuda.so"),
+        ({"runpath": OWN}, {"LD_LIBRARY_PATH": "/opt/nccl/lib"}, "2.18.3", "LD_LIBRARY_PATH"),
+        ({"runpath": OWN}, {}, "2.27.3", "RUNPATH of libtorch_cuda.so"),
+        ({}, {}, "2.20.5", "ld.so.cache"),
+        ({"rpath": OWN}, {"LD_PRELOAD": "/opt/nccl/lib/libnccl.so.2"}, "2.18.3", "LD_PRELOAD"),
+    ],
+)
+def test_which_libnccl_wins(
+    tmp_path: Path, search: dict[str, str], environment: dict[str, str], version: str, found_by: str
+) -> None:
+    facts = software(tmp_path, search, **environment)
+    assert facts.winner and (facts.winner.version, facts.winner.found_by) == (version, found_by)
+    assert facts.nccl_version == version
+    assert {copy.version for copy in facts.nccl} >= {"2.27.3", "2.20.5"}
+    assert sum(copy.wins for copy in facts.nccl) == 1
+
+
+def test_torch_with_nccl_built_in_and_without_cuda(tmp_path: Path) -> None:
+    write_tree(tmp_path, software_tree({"rpath": OWN}))
+    shared = tmp_path / SITE.lstrip("/") / "torch/lib/libtorch_cuda.so"
+    shared.write_bytes(elf(("libcudart.so.11.0",)))
+    facts = msgspec.convert(probe("software", tmp_path), Software)
+    assert facts.torch and facts.torch.nccl_link == "built-in" and facts.winner is None
+    shared.write_bytes(b"\x7fELF broken")
+    facts = msgspec.convert(probe("software", tmp_path), Software)
+    assert facts.torch and facts.torch.nccl_link == "unknown"
+    shared.unlink()
+    facts = msgspec.convert(probe("software", tmp_path), Software)
+    assert facts.torch and facts.torch.nccl_link == "none"
+
+
+def test_software_of_this_machine_without_importing_torch() -> None:
+    facts = msgspec.convert(probe("software", None), Software)
+    assert facts.python.version and facts.system.kernel
+    assert facts.torch is not None and facts.torch.version == facts.distributions["torch"]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01\x01" + b"\xff" * 200, b"NCCL version 2.26.2+cuda12.2\0"]
+)
+def test_damaged_libraries_do_not_break_the_probe(tmp_path: Path, damage: bytes) -> None:
+    write_tree(tmp_path, software_tree({"rpath": OWN}))
+    (tmp_path / SITE.lstrip("/") / "nvidia/nccl/lib/libnccl.so.2").write_bytes(damage)
+    facts = msgspec.convert(probe("software", tmp_path), Software)
+    assert facts.winner and facts.winner.version in ("", "2.26.2")

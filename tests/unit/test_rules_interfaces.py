@@ -1,0 +1,336 @@
+"""Rules of the interfaces stage, over small fleets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fleets import ids, interfaces, links, only, run, software, system
+
+from nccl_doctor.env.interface_advice import Attempt, recommend_interface
+from nccl_doctor.env.socket_interface import nccl_interfaces
+from nccl_doctor.facts.interfaces import Device, Interfaces
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules import engine
+
+INTERFACE_RULES = [
+    rule.name for rule in engine.all_rules() if rule.stage == "interfaces" and rule.name.startswith("interfaces.")
+]
+BOND = {
+    "a": interfaces("bond0/10.0.0.1/24"),
+    "b": interfaces("bond0/10.0.0.2/24"),
+    "c": interfaces("bond0/10.0.0.3/24"),
+}
+
+
+def fleet(hosts: dict[str, Interfaces], **more: Any) -> dict[str, dict[str, Any]]:
+    return {name: {"interfaces": facts, "system": system(), **more} for name, facts in hosts.items()}
+
+
+def conf(path: str, *lines: tuple[int, str]) -> tuple[dict[str, Any], ...]:
+    return ({"role": "system", "path": path, "lines": [{"line": number, "text": text} for number, text in lines]},)
+
+
+@pytest.mark.parametrize("rule", INTERFACE_RULES)
+def test_a_clean_fleet_has_nothing_but_notes(rule: str) -> None:
+    hosts = fleet(
+        {
+            "a": interfaces(
+                "eth0/10.0.0.1/24", "docker0/172.17.0.1/16", "virbr0/192.168.122.1/24/D", "eth0/fe80::1/64"
+            ),
+            "b": interfaces("eth0/10.0.0.2/24", "docker0/172.17.0.1/16", "eth0/fe80::2/64"),
+        }
+    )
+    hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
+    hosts["b"]["links"] = links(("a", "10.0.0.1", "ok"))
+    result = run(rule, hosts)
+    notes = ("interfaces.choice", "interfaces.unused_duplicates")
+    assert [item.severity for item in result.findings] == ([Severity.INFO] if rule in notes else [])
+    assert result.passed == ("a", "b") and not result.unknown
+
+
+@pytest.mark.parametrize("rule", INTERFACE_RULES)
+def test_without_facts_no_host_passes(rule: str) -> None:
+    result = run(rule, {"a": {}, "b": {}})
+    assert not result.passed and result.unknown
+
+
+def test_choice_says_that_nothing_needs_setting() -> None:
+    note = only(run("interfaces.choice", fleet(BOND)))
+    assert "bond0" in note.title and "nothing needs setting" in note.title and not note.env
+
+
+def test_wrong_name_in_nccl_conf_is_quoted_with_its_line() -> None:
+    files = conf("/etc/nccl.conf", (1, "NCCL_DEBUG=WARN"), (3, "NCCL_SOCKET_IFNAME=bond1"))
+    hosts = fleet({**BOND, "b": interfaces("bond0/10.0.0.2/24", conf_files=files)})
+    found = only(run("interfaces.interface_setting", hosts))
+    assert (found.id, found.hosts) == ("net.wrong-interface.no-match", ("b",))
+    first = found.evidence[0]
+    assert (first.source, first.line, first.text) == ("/etc/nccl.conf", 3, "NCCL_SOCKET_IFNAME=bond1")
+    assert found.fixes[0].command == "sudo sed -i '3s/^/#/' /etc/nccl.conf"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("eth9", "no such interface"),
+        ("BOND0", "case"),
+        ('"bond0"', "quotes"),
+        (" bond0", "blanks"),
+        ("=bond", "whole name"),
+        ("^=", "leaves nothing"),
+        ("bond1", "is down"),
+        ("ib0", "has no address"),
+    ],
+)
+def test_why_a_name_matches_nothing(value: str, reason: str) -> None:
+    facts = interfaces(
+        "bond0/10.0.0.1/24",
+        "bond1/10.1.0.1/24/D",
+        environment={"NCCL_SOCKET_IFNAME": value},
+        devices=(Device("bond0"), Device("ib0")),
+    )
+    found = only(run("interfaces.interface_setting", fleet({"a": facts})))
+    assert reason in found.title and found.env[0].unset
+
+
+def test_the_job_environment_of_the_plan_wins() -> None:
+    plan = Plan(env={"NCCL_SOCKET_IFNAME": "eth9"})
+    found = only(run("interfaces.interface_setting", fleet({"a": BOND["a"]}), plan))
+    assert "eth9" in found.title and found.evidence[0].source == "job environment"
+
+
+def test_exclude_list_that_selects_loopback() -> None:
+    files = conf("/etc/nccl.conf", (2, "NCCL_SOCKET_IFNAME=^docker0"))
+    hosts = fleet({**BOND, "c": interfaces("bond0/10.0.0.3/24", conf_files=files)})
+    found = only(run("interfaces.chosen_interface", hosts))
+    assert (found.id, found.hosts, found.severity) == ("net.wrong-interface.loopback", ("c",), Severity.FAIL)
+    assert "/etc/nccl.conf:2" in found.evidence[0].text
+    assert any("lo,docker,virbr" in fix.text for fix in found.fixes)
+
+
+def test_one_host_alone_may_use_loopback() -> None:
+    result = run("interfaces.chosen_interface", fleet({"a": interfaces()}))
+    assert not result.findings and "a" in result.skipped
+
+
+def test_docker_bridge_is_blamed_only_where_it_is_chosen() -> None:
+    hosts = fleet(
+        {"a": interfaces("docker0/172.17.0.1/16"), "b": interfaces("docker0/172.17.0.1/16", "eth0/10.0.0.2/24")}
+    )
+    assert ids(run("interfaces.chosen_interface", hosts)) == [("net.wrong-interface.local", ("a",))]
+    assert ids(run("interfaces.duplicate_addresses", hosts)) == []
+    both = fleet({"a": interfaces("docker0/172.17.0.1/16"), "b": interfaces("docker0/172.17.0.1/16")})
+    assert ids(run("interfaces.chosen_interface", both)) == [("net.wrong-interface.local", (name,)) for name in "ab"]
+    assert ids(run("interfaces.duplicate_addresses", both)) == []
+
+
+def test_bridge_of_any_name_with_one_address_everywhere() -> None:
+    hosts = fleet(
+        {name: interfaces(f"bond0/10.0.0.{number}/24", "br-lxd/172.17.0.1/16") for number, name in enumerate("ab", 1)}
+    )
+    for source, peer in (("a", "b"), ("b", "a")):
+        hosts[source]["links"] = links(
+            (peer, "172.17.0.1", "wrong-peer"), (peer, "10.0.0.2" if peer == "b" else "10.0.0.1", "ok")
+        )
+    found = only(run("interfaces.duplicate_addresses", hosts))
+    assert (found.hosts, found.severity) == (("a", "b"), Severity.FAIL) and found.env[0].value == "=bond0"
+    assert ids(run("interfaces.unreachable", hosts)) == [] == ids(run("interfaces.subnets", hosts))
+
+
+def test_docker_bridges_that_are_not_used_are_a_note() -> None:
+    hosts = fleet(
+        {name: interfaces(f"eth0/10.0.0.{number}/24", "docker0/172.17.0.1/16") for number, name in enumerate("ab", 1)}
+    )
+    note = only(run("interfaces.unused_duplicates", hosts))
+    assert (note.severity, note.hosts) == (Severity.INFO, ("a", "b")) and "docker0 has 172.17.0.1" in note.title
+
+
+def test_vpn_is_a_warning_and_the_wire_is_recommended() -> None:
+    hosts = fleet(
+        {
+            "a": interfaces("tailscale0/100.64.0.1/10", "enp1s0/10.0.0.1/24"),
+            "b": interfaces("tailscale0/100.64.0.2/10", "enp1s0/10.0.0.2/24"),
+        }
+    )
+    result = run("interfaces.chosen_interface", hosts)
+    assert ids(result, Severity.WARN) == [("net.wrong-interface.vpn", ("a",)), ("net.wrong-interface.vpn", ("b",))]
+    assert result.findings[0].env[0].value == "=enp1s0"
+
+
+def test_old_nccl_takes_an_interface_that_is_down() -> None:
+    hosts = fleet({**BOND, "a": interfaces("eth1/10.9.0.1/24/D", "bond0/10.0.0.1/24")})
+    assert ids(run("interfaces.chosen_interface", hosts, Plan(nccl_version="2.27.3"))) == [
+        ("net.wrong-interface.down", ("a",))
+    ]
+    assert ids(run("interfaces.chosen_interface", hosts, Plan(nccl_version="2.28.3"))) == []
+
+
+def test_the_version_found_on_the_host_decides() -> None:
+    hosts = fleet({**BOND, "a": interfaces("eth1/10.9.0.1/24/D", "bond0/10.0.0.1/24")}, software=software())
+    assert ids(run("interfaces.chosen_interface", hosts)) == [("net.wrong-interface.down", ("a",))]
+
+
+def test_measured_unreachable_address_is_blamed_and_the_reachable_one_recommended() -> None:
+    hosts = fleet(
+        {
+            name: interfaces(f"eth1/192.168.5.{number}/24", f"eth0/10.0.0.{number}/24")
+            for number, name in enumerate("abc", 1)
+        }
+    )
+    for source in "abc":
+        hosts[source]["links"] = links(
+            *((peer, f"192.168.5.{number}", "timed-out") for number, peer in enumerate("abc", 1) if peer != source),
+            *((peer, f"10.0.0.{number}", "ok") for number, peer in enumerate("abc", 1) if peer != source),
+        )
+    result = run("interfaces.unreachable", hosts)
+    assert [item.hosts for item in result.findings] == [("a",), ("b",), ("c",)]
+    first = result.findings[0]
+    assert first.env[0].value == "=eth0" and "timed-out" in first.evidence[1].text and "10.0.0.1" in first.title
+
+
+def test_a_host_that_nobody_reaches_anywhere_is_not_an_interface_problem() -> None:
+    hosts = fleet(BOND)
+    for source in "ab":
+        hosts[source]["links"] = links(("c", "10.0.0.3", "timed-out"))
+    hosts["c"]["links"] = links(("a", "10.0.0.1", "ok"))
+    assert ids(run("interfaces.unreachable", hosts)) == []
+    examined_elsewhere = run("interfaces.unreachable", hosts, reached_at={"c": "192.0.2.3"})
+    assert ids(examined_elsewhere) == [("net.wrong-interface.unreachable", ("c",))]
+
+
+def test_second_interface_that_peers_cannot_reach() -> None:
+    hosts = fleet({**BOND, "b": interfaces("bond0/10.0.0.2/24", "eth7/192.168.77.2/24")})
+    found = only(run("interfaces.subnets", hosts))
+    assert (found.id, found.hosts) == ("net.wrong-interface.extra", ("b",))
+    assert found.env[0].value == "=bond0"
+    rdma = {name: {**probes, "system": system(rdma_devices=("mlx5_0",))} for name, probes in hosts.items()}
+    assert ids(run("interfaces.subnets", rdma)) == []
+
+
+def test_docker_network_bridge_is_an_extra_interface() -> None:
+    hosts = fleet(
+        {
+            name: interfaces(f"bond0/10.0.0.{number}/24", "br-0a1b2c3d4e5f/172.18.0.1/16")
+            for number, name in enumerate("ab", 1)
+        }
+    )
+    assert ids(run("interfaces.subnets", hosts)) == [
+        ("net.wrong-interface.extra", ("a",)),
+        ("net.wrong-interface.extra", ("b",)),
+    ]
+
+
+def test_link_local_only_interface_is_a_note() -> None:
+    hosts = fleet(
+        {
+            name: interfaces(f"bond0/10.0.0.{number}/24", f"eno2/fe80::{number}/64")
+            for number, name in enumerate("ab", 1)
+        }
+    )
+    assert ids(run("interfaces.subnets", hosts), Severity.WARN) == []
+    assert len(run("interfaces.subnets", hosts).findings) == 2
+
+
+def test_different_subnets_are_fine_once_measured() -> None:
+    hosts = fleet({"a": interfaces("eth0/10.1.0.1/24"), "b": interfaces("eth0/10.2.0.1/24")})
+    assert [item[0] for item in ids(run("interfaces.subnets", hosts))] == ["net.wrong-interface.different-subnet"] * 2
+    hosts["a"]["links"] = links(("b", "10.2.0.1", "ok"))
+    hosts["b"]["links"] = links(("a", "10.1.0.1", "ok"))
+    assert ids(run("interfaces.subnets", hosts)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("eth1", "net.wrong-interface.prefix"),
+        ("=eth1", None),
+        ("eth", None),
+        ("eth1, eth10", "net.wrong-interface.ifname-syntax"),
+        ("eth1,^lo", "net.wrong-interface.ifname-syntax"),
+        ("e", "net.wrong-interface.ifname-syntax"),
+        ("", None),
+        ("^lo,docker", None),
+    ],
+)
+def test_syntax(value: str, expected: str | None) -> None:
+    facts = interfaces("eth1/10.0.0.1/24", "eth10/10.1.0.1/24", environment={"NCCL_SOCKET_IFNAME": value})
+    assert [item[0] for item in ids(run("interfaces.interface_syntax", fleet({"a": facts})))] == (
+        [expected] if expected else []
+    )
+
+
+def test_gloo_names_are_exact() -> None:
+    facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth"})
+    assert ids(run("interfaces.gloo_setting", fleet({"a": facts}))) == [("net.wrong-interface.gloo-no-match", ("a",))]
+    facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth0,"})
+    assert ids(run("interfaces.gloo_setting", fleet({"a": facts}))) == []
+
+
+def test_configuration_lines_without_effect() -> None:
+    facts = interfaces("eth0/10.0.0.1/24", conf_files=conf("/etc/nccl.conf", (4, "NCCL_SOCKET_IFNAME = eth0")))
+    found = only(run("interfaces.configuration_lines", fleet({"a": facts})))
+    assert found.id == "env.bad-nccl-var.conf-line-ignored" and found.evidence[0].line == 4
+    hidden = interfaces(
+        "eth0/10.0.0.1/24", conf_files=({"role": "system", "path": "/etc/nccl.conf", "outcome": "not-permitted"},)
+    )
+    assert run("interfaces.configuration_lines", fleet({"a": hidden})).unknown
+
+
+def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:
+    facts = interfaces("eth0/10.0.0.1/24", environment={"NCCL_COMM_ID": "gpu01:1234"})
+    result = run("interfaces.chosen_interface", fleet({"a": facts, "b": BOND["b"]}))
+    assert not result.findings and result.unknown[0].hosts == ("a",)
+
+
+def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() -> None:
+    sysctls = {**system().sysctls, "net.ipv4.conf.all.rp_filter": "1"}
+    twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
+    strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
+    assert ids(run("interfaces.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
+    single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
+    assert ids(run("interfaces.reverse_path_filter", single)) == []
+
+
+def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
+    versions = dict.fromkeys(hosts, (2, 28, 9))
+    choices = {host: nccl_interfaces(facts.addresses, {}, (2, 28, 9)) for host, facts in hosts.items()}
+    return recommend_interface(hosts, choices, versions, tried)
+
+
+def test_recommendation_where_names_differ_lists_both_and_is_checked_on_every_host() -> None:
+    hosts = {
+        "a": interfaces("br-0a1b2c3d4e5f/172.18.0.1/16", "eth0/10.0.0.1/24"),
+        "b": interfaces("ens3/10.0.0.2/24"),
+    }
+    assert recommend(hosts).advice.value == "=ens3,eth0"
+    # the list would take b's own eth0, which peers cannot reach: no single setting works
+    hosts["b"] = interfaces("eth0/192.168.9.2/24", "ens3/10.0.0.2/24")
+    found = recommend(hosts)
+    assert found.advice is None and not found.works
+
+
+def test_recommendation_prefers_the_faster_of_two_working_networks() -> None:
+    def host(number: int) -> Interfaces:
+        devices = (Device("eno1", speed_mbps=1000), Device("ens5", speed_mbps=100000))
+        return interfaces(
+            "virbr0/192.168.122.1/24", f"eno1/10.0.0.{number}/24", f"ens5/10.5.0.{number}/24", devices=devices
+        )
+
+    hosts = {"a": host(1), "b": host(2)}
+    old = dict.fromkeys(hosts, (2, 27, 3))
+    choices = {name: nccl_interfaces(facts.addresses, {}, (2, 27, 3)) for name, facts in hosts.items()}
+    found = recommend_interface(hosts, choices, old)
+    assert found.advice is not None and found.advice.value == "=ens5"
+
+
+def test_recommendation_believes_measurements_over_subnets() -> None:
+    hosts = {name: interfaces(f"eth1/192.168.5.{n}/24", f"eth0/10.0.0.{n}/24") for n, name in enumerate("ab", 1)}
+    assert recommend(hosts).advice is None and recommend(hosts).works
+    tried = [
+        Attempt("a", "b", "192.168.5.2", False),
+        Attempt("a", "b", "10.0.0.2", True),
+        Attempt("b", "a", "10.0.0.1", True),
+    ]
+    assert recommend(hosts, *tried).advice.value == "=eth0"

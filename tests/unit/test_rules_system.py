@@ -1,0 +1,233 @@
+"""Rules of the system stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fleets import GIB, ids, only, run, software, system
+
+from nccl_doctor.facts.model import Outcome, Plan, ProbeResult
+from nccl_doctor.facts.system import (
+    Cgroup,
+    Container,
+    Filesystem,
+    GpuProcess,
+    GpuProcesses,
+    Limit,
+    Processors,
+    SharedMemory,
+    System,
+)
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules import engine, thresholds
+
+RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith("system.")]
+MIB = 1 << 20
+
+
+def host(**changes: Any) -> dict[str, dict[str, Any]]:
+    return {"a": {"system": system(**changes), "software": software()}}
+
+
+def limits(**changes: Limit) -> dict[str, Limit]:
+    return {**system().limits, **changes}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_healthy_host_gives_nothing_and_passes(rule: str) -> None:
+    result = run(rule, {"a": host()["a"], "b": host()["a"]})
+    assert not result.findings and not result.unknown and result.passed == ("a", "b")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_probe_that_timed_out_is_unknown(rule: str) -> None:
+    result = run(rule, {"a": {"system": ProbeResult(Outcome.TIMED_OUT, None, "hung")}})
+    assert not result.passed and (result.unknown or result.skipped)
+
+
+@pytest.mark.parametrize(
+    ("shm", "id", "severity"),
+    [
+        (SharedMemory(False), "sys.shm.missing", Severity.FAIL),
+        (SharedMemory(True, 64 * MIB, 64 * MIB), "sys.shm.too-small", Severity.FAIL),
+        (SharedMemory(True, 512 * MIB, 512 * MIB), "sys.shm.too-small", Severity.WARN),
+        (SharedMemory(True, GIB, GIB), None, None),
+        (
+            SharedMemory(True, 8 * GIB, MIB, leftovers={"nccl-": {"files": 9, "bytes": 8 * GIB}}),
+            "sys.shm.full",
+            Severity.FAIL,
+        ),
+    ],
+)
+def test_shared_memory(shm: SharedMemory, id: str | None, severity: Severity | None) -> None:
+    result = run("system.shared_memory", host(shm=shm))
+    assert [(item.id, item.severity) for item in result.findings] == ([(id, severity)] if id else [])
+
+
+def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
+    small = SharedMemory(True, 64 * MIB, 64 * MIB)
+    found = only(run("system.shared_memory", host(shm=small, container=Container(("/.dockerenv",)))))
+    assert "--shm-size" in found.fixes[0].text and "64 MiB" in found.title
+
+
+@pytest.mark.parametrize(
+    ("soft", "rdma", "severity"),
+    [
+        (65536, ("mlx5_0",), Severity.FAIL),
+        (8 * MIB, ("mlx5_0",), Severity.FAIL),
+        (-1, ("mlx5_0",), None),
+        (64 * GIB, ("mlx5_0",), None),
+        (65536, (), Severity.INFO),
+        (8 * MIB, (), None),
+    ],
+)
+def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
+    result = run("system.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
+    assert [item.severity for item in result.findings] == ([severity] if severity else [])
+
+
+def test_the_one_host_with_lower_limits_is_named() -> None:
+    low = {"system": system(limits=limits(memlock=Limit(65536, 65536)))}
+    good = {"system": system()}
+    found = only(run("system.limits_differ", {"a": good, "b": low, "c": good}))
+    assert found.hosts == ("b",) and "64 KiB here and unlimited on the other hosts" in found.title
+    assert ids(run("system.limits_differ", {"a": good, "b": low})) == []  # nobody knows which is right
+    assert ids(run("system.limits_differ", {"a": low, "b": low, "c": good})) == []  # higher than the others is no fault
+
+
+@pytest.mark.parametrize(("soft", "severity"), [(255, Severity.FAIL), (256, Severity.WARN), (1024, None), (-1, None)])
+def test_open_files(soft: int, severity: Severity | None) -> None:
+    result = run("system.open_files", host(limits=limits(nofile=Limit(soft, 4096))))
+    assert [item.severity for item in result.findings] == ([severity] if severity else [])
+
+
+def test_threads() -> None:
+    tight = Cgroup(pids_limit=1000, pids_used=800, pids_group="/sys/fs/cgroup/x")
+    assert ids(run("system.threads", host(cgroup=tight)), Severity.FAIL) == [("sys.threads.pids-limit", ("a",))]
+    assert ids(run("system.threads", host(cgroup=Cgroup(pids_limit=100000, pids_used=800)))) == []
+    few = limits(nproc=Limit(1024, 1024))
+    assert ids(run("system.threads", host(limits=few, user=1000))) == [("sys.threads.nproc", ("a",))]
+    assert ids(run("system.threads", host(limits=few, user=0))) == []  # the limit does not bind root
+
+
+def disk(**changes: Any) -> Filesystem:
+    return msgspec.structs.replace(system().filesystems[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "id"),
+    [
+        (disk(free_bytes=0), "sys.disk-full"),
+        (disk(inodes_free=3), "sys.disk-full.inodes"),
+        (disk(free_bytes=GIB), "sys.disk-full.low"),
+        (disk(read_only=True), "sys.disk-full.read-only"),
+        (disk(role="home", path="/home/u", read_only=True), None),
+        (disk(size_bytes=GIB, free_bytes=GIB - MIB), None),  # a small disk that is empty
+        (disk(inodes=0, inodes_free=0), None),  # btrfs counts none
+    ],
+)
+def test_disks(entry: Filesystem, id: str | None) -> None:
+    assert [item[0] for item in ids(run("system.disks", host(filesystems=(entry,))))] == ([id] if id else [])
+
+
+def test_one_full_disk_is_one_finding_whatever_lies_on_it() -> None:
+    entries = tuple(
+        disk(role=role, path=path, free_bytes=0) for role, path in (("/tmp", "/tmp"), ("cache", "/root/.cache"))
+    )
+    found = only(run("system.disks", host(filesystems=entries)))
+    assert "/tmp, /root/.cache" in found.title and "/dev/sda1" in found.title
+
+
+def test_a_disk_that_could_not_be_asked_is_unknown() -> None:
+    result = run("system.disks", host(filesystems=(disk(), disk(outcome="not-permitted", path="/data"))))
+    assert not result.findings and not result.passed and "/data" in result.unknown[0].what
+
+
+def test_hung_mount_is_named_with_its_server() -> None:
+    hung = Filesystem("home", "/home/u", "timed-out", mount="/home", type="nfs4", source="nas1:/export/home")
+    found = only(run("system.hung_mounts", host(filesystems=(disk(), hung))))
+    assert "/home (nfs4 from nas1:/export/home)" in found.title and "rpcinfo -t nas1" in found.fixes[1].command
+    assert not run("system.disks", host(filesystems=(disk(), hung))).findings
+
+
+def test_memory() -> None:
+    assert ids(run("system.memory", host(memory={"MemTotal": 512 * GIB, "MemAvailable": GIB}))) == [
+        ("sys.host-oom.low-memory", ("a",))
+    ]
+    tight = Cgroup(
+        memory_limit_bytes=16 * GIB, memory_used_bytes=8 * GIB, memory_cache_bytes=2 * GIB, memory_group="/g"
+    )
+    assert ids(run("system.memory", host(cgroup=tight))) == [("sys.host-oom.cgroup-limit", ("a",))]  # 10 GiB for 8 GPUs
+    assert ids(run("system.memory", {"a": {"system": system(cgroup=tight)}})) == []  # no GPU known: 10 GiB will do
+    assert ids(run("system.memory", host(cgroup=Cgroup(oom_kills=2)))) == [("sys.host-oom.killed", ("a",))]
+    assert run("system.memory", host(memory={})).unknown
+
+
+def test_cpus() -> None:
+    assert ids(run("system.cpus", host(processors=Processors(count=64, allowed=8)))) == [("sys.cpu-limit", ("a",))]
+    assert ids(run("system.cpus", host(cgroup=Cgroup(cpu_limit=4.0)))) == [("sys.cpu-limit", ("a",))]
+    assert "a" in run("system.cpus", {"a": {"system": system()}}).skipped
+
+
+def test_tcp_buffers_and_ports() -> None:
+    small = {**system().sysctls, "net.ipv4.tcp_rmem": "4096 87380 174760"}
+    assert ids(run("system.tcp_buffers", host(sysctls=small))) == [("net.slow.tcp-buffers", ("a",))]
+    assert run("system.tcp_buffers", host(sysctls={})).unknown
+    narrow = {**system().sysctls, "net.ipv4.ip_local_port_range": "60000 60099"}
+    assert ids(run("system.ephemeral_ports", host(sysctls=narrow))) == [("net.ephemeral-ports.few", ("a",))]
+    inside = run("system.ephemeral_ports", host(), Plan(master="a", master_port=40000))
+    assert ids(inside, Severity.INFO) == [("net.port-in-use.ephemeral-range", ("a",))]
+
+
+def holder(pid: int, command: str, state: str = "S") -> GpuProcess:
+    return GpuProcess(pid, command, "alice", state, 1, 260000.0, ("/dev/nvidia0",))
+
+
+def test_processes_on_gpus() -> None:
+    def holders(*processes: GpuProcess, hidden: int = 0, user: int = 0) -> dict[str, dict[str, Any]]:
+        return host(gpu_processes=GpuProcesses(8, processes, hidden, 300), user=user)
+
+    found = only(run("system.gpu_holders", holders(holder(42, "python3"), holder(7, "nv-hostengine"))))
+    assert (
+        found.id == "gpu.busy"
+        and "pid 42 python3 of alice" in found.evidence[0].text
+        and "3 d ago" in found.evidence[0].text
+    )
+    assert ids(run("system.gpu_holders", holders(holder(42, "python3", "Z"))), Severity.FAIL) == [
+        ("gpu.busy.stuck-process", ("a",))
+    ]
+    assert ids(run("system.gpu_holders", holders(holder(7, "nv-hostengine")))) == []
+    blind = run("system.gpu_holders", holders(hidden=120, user=1000))
+    assert not blind.passed and "only root" in blind.skipped["a"]
+
+
+def test_containers_are_a_note_where_only_some_hosts_are() -> None:
+    inside = {"system": system(container=Container(("/.dockerenv",)))}
+    assert ids(run("system.containers", {"a": inside, "b": inside})) == []
+    assert ids(run("system.containers", {"a": inside, "b": {"system": system()}}), Severity.INFO) == [
+        ("sys.container", ("a",))
+    ]
+
+
+def test_every_threshold_says_where_it_comes_from() -> None:
+    for id, row in thresholds.defaults().items():
+        assert row.unit and len(row.source) > 8 and row.date.year >= 2026, id
+
+
+def test_thresholds_of_the_user(tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("nofile.warn: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
+    assert thresholds.value("nofile.warn", thresholds.load(file)) == 4096
+    assert thresholds.value("nofile.fail", thresholds.load(file)) == 256
+    file.write_text("nofile.wran: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
+    with pytest.raises(thresholds.ThresholdError, match=r"called .nofile\.wran"):
+        thresholds.load(file)
+    file.write_text("nofile.warn: 4096\n")
+    with pytest.raises(thresholds.ThresholdError, match=r"mine\.yaml"):
+        thresholds.load(file)
+
+
+def test_facts_survive_json() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(system()), type=System) == system()

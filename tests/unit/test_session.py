@@ -1,0 +1,374 @@
+"""One agent on this machine over the local transport: the session, the loader, the runtime's limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport import launch as launching
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import call_all, close_all, connect_all
+from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.session import Session, connect
+
+PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def test_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ship one more probe module, made for these tests."""
+    import json
+    import zlib
+
+    sources = json.loads(zlib.decompress(launching.pack()))
+    sources["nccl_doctor.agent.probes.testing"] = [PROBES, False]
+    sources["nccl_doctor.agent.probes.broken"] = ["import no_such_module", False]
+    packed = zlib.compress(json.dumps(sources).encode())
+    monkeypatch.setattr(launching, "pack", lambda: packed)
+    yield
+
+
+def open_session(**options: Any) -> Session:
+    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(**options), Deadline(60))
+    assert isinstance(found, Session), found
+    return found
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    opened = open_session(python=sys.executable)
+    yield opened
+    opened.close()
+
+
+def reach_of(**options: Any) -> Reach:
+    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(**options), Deadline(60))
+    if isinstance(found, Session):
+        found.close()
+        raise AssertionError(f"reached: {found.hello}")
+    return found
+
+
+def gone(pids: list[int], limit_s: float = 5.0) -> list[int]:
+    """The processes of these that still run after the limit."""
+    end = time.monotonic() + limit_s
+    left = [pid for pid in pids if running(pid)]
+    while left and time.monotonic() < end:
+        time.sleep(0.02)
+        left = [pid for pid in left if running(pid)]
+    return left
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_hello_and_an_ordinary_probe(session: Session) -> None:
+    assert session.hello.pid != os.getpid() and session.hello.python.startswith("3.")
+    assert session.reach.outcome is ReachOutcome.OK
+    result = session.probe("t.echo", {"a": [1, "ü\u2028\n"]})
+    assert result.outcome is Outcome.OK and result.data == {"got": {"a": [1, "ü\u2028\n"]}}
+
+
+def test_every_way_a_probe_ends_is_a_result(session: Session) -> None:
+    assert session.probe("t.raise").outcome is Outcome.FAILED
+    assert "KeyError" in session.probe("t.raise").detail
+    assert session.probe("t.exit").outcome is Outcome.FAILED
+    trouble = session.probe("t.trouble")
+    assert (trouble.outcome, trouble.detail, trouble.data) == (Outcome.NOT_SUPPORTED, "no such thing", {"seen": 1})
+    assert "not plain JSON" in session.probe("t.unjson").detail
+    assert session.probe("t.surrogate").data == {"x": "a?"}
+    unknown = session.probe("t.nothing")
+    assert unknown.outcome is Outcome.FAILED and "broken" in unknown.detail  # a module that cannot be imported is named
+    assert session.alive
+
+
+def test_what_a_library_prints_does_not_break_the_protocol(session: Session) -> None:
+    assert session.probe("t.print").data == {"stdin": ""}
+    assert session.probe("t.echo").outcome is Outcome.OK
+
+
+def test_a_hung_probe_is_timed_out_and_hangs_nothing_else(session: Session) -> None:
+    seen: list[str] = []
+    results = session.probes(
+        {"t.hang": (None, 0.5), "t.echo": ({"x": 1}, 10.0)}, on_result=lambda name, result: seen.append(name)
+    )
+    assert results["t.hang"].outcome is Outcome.TIMED_OUT and 0.4 < results["t.hang"].seconds < 5
+    assert results["t.echo"].outcome is Outcome.OK
+    assert seen == ["t.echo", "t.hang"]
+
+
+def test_too_much_output_is_truncated_not_sent(session: Session) -> None:
+    assert session.probe("t.big", {"bytes": 17 << 20}, 30.0).outcome is Outcome.TRUNCATED
+    assert len(session.probe("t.big", {"bytes": 4 << 20}, 30.0).data["text"]) == 4 << 20
+
+
+def test_events_reach_the_caller_from_any_thread(session: Session) -> None:
+    seen: list[dict[str, Any]] = []
+    assert session.probe("t.events", on_event=seen.append).outcome is Outcome.OK
+    assert seen == [{"n": 1}, {"n": 2}]
+
+
+def test_a_module_is_carried(session: Session) -> None:
+    missing = session.probe("t.import")
+    assert missing.outcome is Outcome.TOOL_MISSING and missing.data == {"module": "pure_module_of_the_test"}
+    assert session.carry("pure_module_of_the_test", "VALUE = 42\n").outcome is Outcome.OK
+    assert session.probe("t.import").data == {"value": 42}
+
+
+def test_pynvml_is_carried_by_itself(session: Session) -> None:
+    told: list[Outcome] = []
+    result = session.probes({"t.pynvml": (None, 20.0)}, on_result=lambda name, result: told.append(result.outcome))
+    assert result["t.pynvml"].outcome is Outcome.OK, result
+    assert result["t.pynvml"].data["file"].startswith("<nccl-doctor agent>")
+    assert told == [Outcome.OK]
+
+
+def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("MY_OWN", "private")
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE2fQ.c2lnbmF0dXJl")
+    session = open_session()
+    found = session.probe("environment").data["variables"]
+    session.close()
+    assert found["NCCL_SOCKET_IFNAME"] == "eth0" and found["SLURM_JWT"] == "[redacted]" and "MY_OWN" not in found
+
+
+def test_closing_kills_everything_below_the_agent() -> None:
+    session = open_session(python=sys.executable)
+    data = session.probe("t.children", {"tag": "nccl-doctor-test-close"}, 20.0).data
+    assert len(data["below"]) >= 4, data
+    session.close()
+    assert gone([data["agent"], *data["below"]]) == []
+    assert session.reach.outcome is ReachOutcome.OK  # closed by us, not cut off
+    assert session.probe("t.echo").outcome is Outcome.FAILED
+
+
+def test_a_killed_agent_is_cut_off_and_its_children_die_with_it() -> None:
+    session = open_session(python=sys.executable)
+    data = session.probe("t.children", {"tag": "nccl-doctor-test-kill"}, 20.0).data
+    os.kill(session.hello.pid, signal.SIGKILL)
+    result = session.probe("t.echo")
+    assert result.outcome is Outcome.FAILED and "connection lost" in result.detail
+    assert session.reach.outcome is ReachOutcome.CUT_OFF
+    assert gone([data["worker"]]) == []
+    session.close()
+    for pid in data["below"]:  # the double-forked daemon has no parent left that could know it
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_agent_and_its_children(how: signal.Signals) -> None:
+    session = open_session(python=sys.executable)
+    data = session.probe("t.children", {"tag": "nccl-doctor-test-signal"}, 20.0).data
+    os.kill(session.hello.pid, how)
+    assert gone([data["agent"], *data["below"]]) == []
+    session.close()
+
+
+CONTROLLER = """
+import sys, time
+from nccl_doctor.transport import launch as launching
+packed = open({packed!r}, "rb").read()
+launching.pack = lambda: packed
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import connect_all
+entries = [HostEntry(f"h{{n}}") for n in range({hosts})]
+found = connect_all(entries, ConnectOptions(transport={transport!r}), Deadline(60))
+for name, session in found.items():
+    data = session.probe("t.children", {{"tag": "nccl-doctor-test-controller"}}, 30.0).data
+    print(*data["below"], data["agent"], flush=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("transport", ["local"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tmp_path: Path) -> None:
+    packed = tmp_path / "pack"
+    packed.write_bytes(launching.pack())
+    code = CONTROLLER.format(packed=str(packed), hosts=3, transport=transport)
+    controller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    pids: list[int] = []
+    for line in controller.stdout:
+        if line.strip() == "ready":
+            break
+        pids += [int(word) for word in line.split()]
+    assert len(pids) >= 15
+    pids += [child.pid for child in psutil.Process(controller.pid).children(recursive=True)]
+    controller.send_signal(how)
+    controller.wait(10)
+    controller.stdout.close()
+    assert gone(pids) == []
+
+
+def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
+    import json
+    import zlib
+
+    sources = json.loads(zlib.decompress(launching.pack()))
+    name = "nccl_doctor.agent.runtime"
+    assert "SILENCE_S = 45.0" in sources[name][0]
+    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 1.0")
+    packed = zlib.compress(json.dumps(sources).encode())
+    monkeypatch.setattr(launching, "pack", lambda: packed)
+    session = open_session()
+    assert gone([session.hello.pid]) == []
+    assert "nothing heard" in session.probe("t.echo").detail
+    session.close()
+
+
+def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+    import zlib
+
+    from nccl_doctor.transport import session as module
+
+    sources = json.loads(zlib.decompress(launching.pack()))
+    name = "nccl_doctor.agent.runtime"
+    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 1.5")
+    packed = zlib.compress(json.dumps(sources).encode())
+    monkeypatch.setattr(launching, "pack", lambda: packed)
+    monkeypatch.setattr(module, "PING_S", 0.3)
+    session = open_session()
+    time.sleep(2.5)
+    assert session.probe("t.echo").outcome is Outcome.OK
+    session.close()
+
+
+def write_python(path: Path, text: str) -> str:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_no_python() -> None:
+    reach = reach_of(python="/no/such/python")
+    assert reach.outcome is ReachOutcome.NO_PYTHON and "/no/such/python" in reach.detail and reach.evidence
+
+
+def test_no_python_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.symlink("/bin/sh", tmp_path / "sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reach = reach_of()
+    assert reach.outcome is ReachOutcome.NO_PYTHON and "neither python3 nor python" in reach.detail
+
+
+def old_pythons() -> list[str]:
+    found = [Path.home() / ".pyenv/versions" / name / "bin/python" for name in ("2.7.18", "3.6.15", "3.7.16")]
+    return [str(path) for path in found if path.exists()]
+
+
+@pytest.mark.parametrize("python", old_pythons() or [pytest.param("", marks=pytest.mark.skip("no old Python here"))])
+def test_a_real_old_python_says_its_version(python: str) -> None:
+    reach = reach_of(python=python)
+    assert reach.outcome is ReachOutcome.PYTHON_TOO_OLD and "3.8 or newer" in reach.detail
+    assert python in reach.evidence[0]
+
+
+def test_garbage_and_endings(tmp_path: Path) -> None:
+    prints = reach_of(python=write_python(tmp_path / "a", "echo 'Welcome to gpu07!'; exit 3"))
+    assert prints.outcome is ReachOutcome.GARBAGE and "Welcome to gpu07!" in prints.evidence
+    silent = reach_of(python=write_python(tmp_path / "b", "echo 'Segmentation fault' >&2; exit 139"))
+    assert silent.outcome is ReachOutcome.CUT_OFF and "139" in silent.detail and "Segmentation" in silent.evidence[0]
+    echoes = reach_of(python=write_python(tmp_path / "c", "exec cat"), start_s=1.0)
+    assert echoes.outcome is ReachOutcome.GARBAGE
+    flood = reach_of(python=write_python(tmp_path / "d", "exec cat /dev/zero"))
+    assert flood.outcome is ReachOutcome.GARBAGE and "64 KiB" in flood.detail
+    hangs = reach_of(python=write_python(tmp_path / "e", "exec sleep 600"), start_s=0.5)
+    assert hangs.outcome is ReachOutcome.TIMED_OUT
+    head = "read n m; echo NCCL-DOCTOR-$(echo $m | rev) 'hello {\"proto'"
+    cut = reach_of(
+        python=write_python(tmp_path / "f", f"head -c {len(launching._loader())} >/dev/null; {head}; exit 0")
+    )
+    assert cut.outcome in (ReachOutcome.CUT_OFF, ReachOutcome.GARBAGE)
+
+
+def test_a_login_banner_is_tolerated(tmp_path: Path) -> None:
+    session = open_session(
+        python=write_python(tmp_path / "p", f"echo Welcome; printf 'no newline'; exec {sys.executable} \"$@\"")
+    )
+    assert session.probe("t.echo").outcome is Outcome.OK
+    session.close()
+
+
+def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
+    (tmp_path / "activate").write_text("export NCCL_FROM_SETUP='it is $here'\n")
+    session = open_session(env_setup=f"source {tmp_path}/activate; cat  # takes our input, if it could")
+    assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
+    session.close()
+    reach = reach_of(env_setup="source /no/such/activate")
+    assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
+
+
+def test_nothing_is_written_on_the_host(session: Session, tmp_path: Path) -> None:
+    before = set(tmp_path.rglob("*"))
+    child = open_session(python=sys.executable, env_setup=f"cd {tmp_path}; export HOME={tmp_path} TMPDIR={tmp_path}")
+    child.probe("environment")
+    child.close()
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported from the working directory')")
+    session = open_session(env_setup=f"cd {tmp_path}")
+    assert session.probe("t.echo").outcome is Outcome.OK
+    session.close()
+
+
+def test_a_fleet_connects_calls_and_closes() -> None:
+    progress: list[str] = []
+    entries = [HostEntry(f"h{number}") for number in range(6)]
+    options = ConnectOptions(transport="local", fan_out=3)
+    found = connect_all(entries, options, Deadline(60), lambda name, _: progress.append(name))
+    assert sorted(progress) == [entry.name for entry in entries] == list(found)
+    sessions = {name: item for name, item in found.items() if isinstance(item, Session)}
+    assert len(sessions) == 6
+    answers = call_all(sessions, lambda name, session: session.probe("t.echo", {"n": name}).data["got"]["n"])
+    assert answers == {name: name for name in found}
+    close_all(found.values())
+    assert gone([session.hello.pid for session in sessions.values()]) == []
+
+
+def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
+    slow = write_python(tmp_path / "slow", "exec sleep 600")
+    started = time.monotonic()
+    entries = [HostEntry(f"h{number}") for number in range(4)]
+    found = connect_all(entries, ConnectOptions(transport="local", python=slow, fan_out=2), Deadline(1.0))
+    assert time.monotonic() - started < 6
+    outcomes = sorted(item.outcome.value for item in found.values() if isinstance(item, Reach))
+    assert outcomes == ["not-tried", "not-tried", "timed-out", "timed-out"]
+
+
+def test_the_pack_is_deterministic_and_small() -> None:
+    code = "import hashlib, nccl_doctor.transport.launch as l; print(hashlib.sha256(l.pack()).hexdigest())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed, locale in (("1", "C"), ("2", "C.UTF-8"))
+    }
+    assert len(digests) == 1
