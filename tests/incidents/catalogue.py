@@ -79,7 +79,7 @@ INCIDENTS: tuple[Incident, ...] = (
         recorded=False,  # dumps are binary: tests/fixtures/flight_recorder holds some
         quick=True,
     ),
-    Incident("send-recv-cycle", MISMATCH, (STRAGGLER,), "Timed out waiting", ranks=3, undecidable=True),
+    Incident("send-recv-cycle", MISMATCH, evidence="Timed out waiting", ranks=3),
     Incident("barrier-missing", STRAGGLER, (MISMATCH,), "monitoredBarrier", ranks=3),
     Incident("monitored-barrier-after-exception", "app.rank-exception", ("app.nan-or-data",), "image_00931", ranks=3),
     # Slow ranks, uneven data.
