@@ -66,7 +66,8 @@ _LAUNCHER = re.compile(
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
-    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
+    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|"
+    r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"

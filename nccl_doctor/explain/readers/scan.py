@@ -1,7 +1,7 @@
 """Read one log source to its summary: linear time, bounded memory, whatever it holds.
 
 Blocks of whole lines go through the anchor engine; only lines with an anchor are decoded, split into prefix and body
-and shown to the signatures. While a traceback is open every line is looked at, because its lines have nothing in common.
+and shown to the signatures. While a traceback is open every line is looked at: its lines have nothing in common.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
 BEFORE_LINES = 40
 HEAD_LINES = 40
-SAMPLE_ALL = 48 << 10  # so much of the beginning is looked at line by line for signs of progress ...
-SAMPLE_STEP = 64 << 10  # ... and one line of each such piece after it, and the tail
+# Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
+# tail, and one line of each step between.
+SAMPLE_ALL = 64 << 10
+SAMPLE_HEAD = 8 << 10
+SAMPLE_STEP = 256 << 10
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
 # that was, after ten times as many.
-BUSY = 2000
+BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
@@ -45,10 +48,12 @@ class _Plan:
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
         self.sampled = [item for item in signatures.values() if item.sampled]
+        words = sorted({re.escape(anchor.decode()) for item in self.sampled for anchor in item.anchors})
+        self.sampled_words = re.compile("|".join(words))
         self.wakes: dict[bytes, list[Signature]] = {}
         for signature in signatures.values():
             if not signature.sampled:
-                for anchor in {template.anchor.encode() for template in signature.templates}:
+                for anchor in signature.anchors:
                     self.wakes.setdefault(anchor, []).append(signature)
         self.anchors = tuple(sorted({*self.wakes, *_GENERIC}))
 
@@ -143,7 +148,8 @@ class Scanner:
         """Show some lines of the block to the signatures of progress: every step of a long run need not be counted."""
         if self._sampled < SAMPLE_ALL:
             self._sampled += len(block)
-            self._sample_lines(block[:SAMPLE_ALL], self._line + 1)
+            # All of a small log, the first lines of a large one.
+            self._sample_lines(block[: SAMPLE_ALL if len(block) <= SAMPLE_ALL else SAMPLE_HEAD], self._line + 1)
         for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
             start = block.find(b"\n", at) + 1
             if start:
@@ -156,6 +162,8 @@ class Scanner:
             if not raw:
                 continue
             text = _decode(raw[:LINE_LIMIT])
+            if not self._plan.sampled_words.search(text):
+                continue
             for signature in self._plan.sampled:
                 groups = signature.match(text)
                 if groups is None:
@@ -195,22 +203,30 @@ class Scanner:
 
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
+        live = held - self._dropped
+        reading = bool(self._open or self._pending)
+        if not live and not reading:
+            return False
         trouble = False
         text = _decode(raw)
+        matches = [
+            (signature, groups) for signature in self._plan.woken(live) if (groups := signature.match(text)) is not None
+        ]
+        if not matches and not reading and live.isdisjoint(_GENERIC):
+            self._count_busy(live, trouble)
+            return False
         line = prefix.parse(text)
         if line.rank is None and self.source.rank is not None:
             line.rank = self.source.rank
         if not line.host:
             line.host = self.source.host
         known: list[str] = []
-        for signature in self._plan.woken(held - self._dropped):
-            groups = signature.match(text)
-            if groups is not None:
-                self._add(signature, groups, number, line, text)
-                known.append(signature.name)
-                trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
-        if held:
-            self._count_busy(held, trouble)
+        for signature, groups in matches:
+            self._add(signature, groups, number, line, text)
+            known.append(signature.name)
+            trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+        if live:
+            self._count_busy(live, trouble)
         if line.rank is not None:
             self.summary.ranks[line.rank] = self.summary.ranks.get(line.rank, 0) + 1
             self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
