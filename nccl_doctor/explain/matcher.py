@@ -1,8 +1,8 @@
 """Find, in a block of log, all occurrences of a fixed set of literals (the signatures' anchors).
 
 Two engines give the same answer in linear time: Hyperscan (package ``hyperscan``), several hundred megabytes a second
-on one core, and plain ``bytes.find`` for each literal, a few megabytes a second, for platforms without it. The measurement
-that decided is in docs/decisions/0020.
+on one core, and plain ``bytes.find`` for each literal, a few megabytes a second, for platforms without it.
+The measurement that decided is in docs/decisions/0020.
 """
 
 from __future__ import annotations

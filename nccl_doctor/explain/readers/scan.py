@@ -22,7 +22,7 @@ HEAD_LINES = 40
 # Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
 # tail, and one line of each step between.
 SAMPLE_ALL = 64 << 10
-SAMPLE_HEAD = 8 << 10
+SAMPLE_HEAD = 2 << 10
 SAMPLE_STEP = 256 << 10
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
@@ -70,6 +70,7 @@ def plan() -> _Plan:
     """The plan for all signatures, built once per process."""
     if not _plan:
         _plan.append(_Plan(all_signatures()))
+        matcher.engine(_plan[0].anchors)
     return _plan[0]
 
 
@@ -152,12 +153,11 @@ class Scanner:
             self._sample_lines(block[: SAMPLE_ALL if len(block) <= SAMPLE_ALL else SAMPLE_HEAD], self._line + 1)
         for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
             start = block.find(b"\n", at) + 1
-            if start:
-                end = block.find(b"\n", start)
-                self._sample_lines(block[start : end if end > 0 else len(block)], 0)
+            if start and self._plan.sampled_words.search(_decode(block[start : start + 300])):
+                self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
-        """``number`` is the first line's number; 0 if it is not worth counting (nothing is quoted from there)."""
+        """Show these lines to the sampled signatures; ``number`` is the first one's."""
         for offset, raw in enumerate(piece.split(b"\n")):
             if not raw:
                 continue
@@ -168,10 +168,7 @@ class Scanner:
                 groups = signature.match(text)
                 if groups is None:
                     continue
-                if number:
-                    self._add(signature, groups, number + offset, prefix.parse(text), text)
-                else:
-                    self.summary.groups.setdefault(signature.name, HitGroup()).count += 1
+                self._add(signature, groups, number + offset, prefix.parse(text), text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
