@@ -15,7 +15,10 @@ PCIE_LANE_GBS = (0.0, 0.25, 0.5, 0.985, 1.969, 3.938, 7.563)
 
 
 class Ceiling(msgspec.Struct, frozen=True):
-    """Bus bandwidth in GB/s that a ring cannot exceed, in words which link binds, and from where that is known."""
+    """Bus bandwidth in GB/s that a ring can reach, in words which link binds, and from where that is known.
+
+    A measured one is no hard limit: collectives can be luckier than the moment in which the pairs were measured.
+    """
 
     gbs: float
     words: str
@@ -38,7 +41,7 @@ def _pairs(results: Results) -> Ceiling | None:
     hosts = f"{results.host_of(slowest.first)} <-> {results.host_of(slowest.second)}"
     return Ceiling(
         slowest.gbs,
-        f"inter-host: the slowest of {len(results.links)} host pairs, {hosts}, moved {slowest.gbs:.3g} GB/s each way",
+        f"what {hosts} moved, the slowest of {len(results.links)} host pairs",
         True,
     )
 

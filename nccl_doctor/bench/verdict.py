@@ -119,7 +119,10 @@ def _one(ground: Ground, name: str) -> Verdict:
 
     if ground.world.size < 2:
         return verdict("cannot-judge", f"{said}; one rank alone communicates with nobody")
-    share = f", {best.busbw_gbs / ground.ceiling.gbs * 100:.0f} % of {ground.ceiling.words}" if ground.ceiling else ""
+    share = ""
+    if ground.ceiling:
+        percent = best.busbw_gbs / ground.ceiling.gbs * 100
+        share = f", {percent:.0f} % of {rate(ground.ceiling.gbs)} ({ground.ceiling.words})"
     if ground.min_busbw and best.busbw_gbs < ground.min_busbw:
         return verdict("slow", f"{said}, and --min-busbw asks for {rate(ground.min_busbw)}{share}", "--min-busbw")
     if not ground.path.proved:

@@ -52,7 +52,7 @@ def table(
     rows, changed = list(measurements), {(c.collective, c.mode, c.size): c for c in changes}
     top = ceiling.gbs if ceiling else max((item.busbw_gbs for item in rows), default=0.0)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    share = "of ceiling" if ceiling else "of best"
+    share = ("of pair rate" if ceiling.measured else "of ceiling") if ceiling else "of best"
     names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
     dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
     dropped |= {share, "p99"} if changed and width < 100 else set()

@@ -37,7 +37,7 @@ _PEER_GONE = re.compile(
     r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
     r"|remote error|ncclRemoteError|failed to recv|Socket Timeout|Application timeout|wait timeout",
 )
-SLOW_HOST_SHARE = 0.5  # a host whose best pair is below this share of the other hosts' median pair is slow
+SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
 QUOTE_LINES = 6
 
 
@@ -182,7 +182,7 @@ def _printed(rank: RankOnHost) -> list[Evidence]:
 
 
 _SETUP = {
-    "torch-missing": ("collectives.no-torch", "torch cannot be imported"),
+    "torch-missing": ("sw.torch-missing.import-fails", "torch cannot be imported"),
     "backend-missing": ("sw.no-nccl-backend", "torch has no such backend"),
     "no-gpu": ("gpu.not-visible.torch", "torch sees no GPU for a rank"),
     "dtype": ("collectives.failed", "torch has no such data type"),
@@ -374,6 +374,8 @@ def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     slow = {pair: rate < SLOW_HOST_SHARE * typical for pair, rate in rates.items()}
     both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
     for culprit in blame(both):
+        if len(culprit.hosts) != 1:
+            continue  # one pair alone: a busy moment looks the same
         pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
         quoted = [
             Evidence(
@@ -386,12 +388,10 @@ def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
-            f"every exchange with {culprit.hosts[0]} is slow: {others}"
-            if len(culprit.hosts) == 1
-            else f"slow between {culprit.hosts[0]} and {culprit.hosts[1]}: {others}",
+            f"every exchange with {culprit.hosts[0]} is slow: {others}",
             quoted,
             hosts=culprit.hosts,
-            confidence=0.9 if len(culprit.hosts) == 1 else 0.75,
+            confidence=0.9,
         )
 
 

@@ -214,7 +214,7 @@ def test_a_taken_port_is_named() -> None:
 def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
     fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(_broken_torch(tmp_path))})
     (found,) = failures({"here": fact})
-    assert found.id == "collectives.no-torch" and "no torch for tests" in found.evidence[0].text
+    assert found.id == "sw.torch-missing.import-fails" and "no torch for tests" in found.evidence[0].text
 
 
 def _broken_torch(tmp_path: Path) -> Path:

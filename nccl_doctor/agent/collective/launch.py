@@ -284,7 +284,7 @@ class Launch:
                 rank.state = process_state(rank.process.pid)
                 if rank.state == "T" and self.give_up is None:
                     self.emit({"event": "stopped", "rank": rank.rank, **rank.where})
-                    self.give_up = now + GRACE_S
+                    self.give_up = now + 1.0  # the others only wait: there is nothing more to hear from them
 
     def _end_with_evidence(self, why: str) -> None:
         """Take the state and the stacks of all that still run, then kill them."""

@@ -105,6 +105,7 @@ class Scanner:
         self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
         self._before_kept = False
         self._sampled = 0
+        self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
     def feed(self, block: bytes) -> None:
@@ -150,7 +151,11 @@ class Scanner:
         if self._sampled < SAMPLE_ALL:
             self._sampled += len(block)
             # All of a small log, the first lines of a large one.
-            self._sample_lines(block[: SAMPLE_ALL if len(block) <= SAMPLE_ALL else SAMPLE_HEAD], self._line + 1)
+            whole = len(block) <= SAMPLE_ALL
+            self._partly_sampled |= not whole
+            self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
+        else:
+            self._partly_sampled = True
         for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
             start = block.find(b"\n", at) + 1
             if start and self._plan.sampled_words.search(_decode(block[start : start + 300])):
@@ -181,7 +186,7 @@ class Scanner:
             self.summary.lines = last
         blank = len(tail) - len(tail.rstrip(b"\n"))
         number = last - len(lines) + 1 - max(0, blank - 1)
-        if self._sampled < self.summary.bytes:
+        if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
