@@ -129,4 +129,11 @@ says(
     role=H,
     why="The graph search found no better order: speed only.",
 )
-says("ras-line", "RAS client listening socket", "RAS thread", "RAS current socket", role=H, why="NCCL's RAS service.")
+says(
+    "ras-line",
+    "RAS client listening socket",
+    "RAS thread",
+    "RAS current socket",
+    role=H,
+    why="NCCL's RAS service started: on by default since 2.24.",
+)
