@@ -127,7 +127,7 @@ INCIDENTS: tuple[Incident, ...] = (
         "checkpoint-of-another-model",
         "unrelated",
         ("app.rank-exception", "app.bad-tensor", "app.nan-or-data"),
-        "size mismatch",
+        "Error(s) in loading state_dict",
     ),
     # Killed from outside.
     Incident(
