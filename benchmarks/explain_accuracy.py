@@ -3,9 +3,9 @@
     python benchmarks/explain_accuracy.py --corpus DIR [--part tune|validate|held-out] [--wrong]
 
 A case is a directory with ``log.txt`` and ``case.json`` (``cause``, ``acceptable``, ``decisive_line``,
-``undecidable_from_log``). Printed per label and overall: top-1 (the first cause is ``cause`` or in ``acceptable``), top-3,
-evidence (the quoted evidence contains the decisive line), false alarms on ``healthy``, and the confusions. ``--part`` takes
-one part of the cases only (see :func:`part_of`).
+``undecidable_from_log``). Printed per label and overall: top-1 (the first cause is ``cause`` or in ``acceptable``),
+top-3, evidence (the quoted evidence contains the decisive line), false alarms on ``healthy``, and the confusions.
+``--part`` takes one part of the cases only (see :func:`part_of`).
 """
 
 from __future__ import annotations

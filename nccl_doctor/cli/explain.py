@@ -20,10 +20,14 @@ class _Format(str, enum.Enum):
 def explain(
     logs: Annotated[
         list[str],
-        typer.Argument(help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too."),
+        typer.Argument(
+            help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too."
+        ),
     ],
     format: Annotated[_Format, typer.Option(help="console, or json for programs.")] = _Format.console,
-    workers: Annotated[int, typer.Option(min=0, max=256, help="Processes that read files (default: one per core).")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, max=256, help="Processes that read files (default: one per core).")
+    ] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
     import time

@@ -1,10 +1,14 @@
-"""What to do: fixes and environment advice from the playbooks, keyed to the versions seen; the next command if undecided."""
+"""What to do: fixes and variables from the playbooks, keyed to the versions seen; the next command if undecided."""
 
 from __future__ import annotations
 
 import re
 
+<<<<<<< HEAD
 from nccl_doctor.env.knowledge import advice_is_live
+=======
+from nccl_doctor.env import knowledge
+>>>>>>> incidents
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.findings import playbooks
@@ -26,14 +30,26 @@ def for_cause(case: Case, id: str, playbook: str) -> tuple[tuple[Fix, ...], tupl
         EnvAdvice(entry.name, entry.value, entry.when, entry.versions)
         for entry in page.env
         if holds(entry.versions, nccl)
+<<<<<<< HEAD
         and advice_is_live(entry.name, release)  # what this release does not read is no advice
         and case.value(entry.name) != entry.value
+=======
+        and case.value(entry.name) != entry.value
+        and _live(case, entry.name, entry.value)
+>>>>>>> incidents
     )
     return fixes, env
 
 
+def _live(case: Case, name: str, value: str) -> bool:
+    """Whether the versions seen read this variable and default to another value: else the advice would do nothing."""
+    nccl = case.versions.get("nccl", "").split(",")[0].strip()
+    answer = knowledge.lookup(name, nccl)
+    return answer.status is knowledge.Status.CURRENT and (not nccl or answer.default != value)
+
+
 def _first_paragraph(text: str) -> str:
-    kept = []
+    kept: list[str] = []
     for line in text.splitlines():
         if line.startswith("```") or (not line.strip() and kept):
             break
@@ -131,11 +147,10 @@ def _missing_ranks(case: Case) -> str:
 
 def fold(numbers: list[int]) -> str:
     """``[0, 1, 2, 5]`` -> ``0-2,5``."""
-    parts: list[str] = []
+    spans: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if parts and number == last + 1:
-            parts[-1] = f"{parts[-1].split('-')[0]}-{number}"
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
         else:
-            parts.append(str(number))
-        last = number
-    return ",".join(parts)
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -70,7 +70,8 @@ def explain(summary: Summary) -> Explanation:
 # --- verdict ---------------------------------------------------------------------------------------------------------
 
 _FAILURE_WORDS = re.compile(
-    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|terminate called|\bdied\b"
+    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
+    r"terminate called|\bdied\b"
 )
 
 
@@ -93,13 +94,31 @@ def _failure_seen(case: Case) -> bool:
         signature = case.signatures.get(name)
         if signature is not None and signature.role is Role.SYMPTOM and case.count(name):
             return True
-    return any(_FAILURE_WORDS.search(hit.text) for hit in case.tail[-12:])
+    calm = {
+        (hit.file, hit.line)
+        for name, signature in case.signatures.items()
+        if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
+        for hit in case.hits(name)
+    }
+    return any(
+        _FAILURE_WORDS.search(hit.text) and "NCCL INFO" not in hit.text
+        for hit in case.tail[-12:]
+        if (hit.file, hit.line) not in calm
+    )
 
 
 def _good_end(case: Case) -> list[Hit]:
     """Lines that say that the work came to its end, or still goes on: the proof of a healthy log."""
     found: list[Hit] = []
-    for name in ("nccl-tests-ok", "busbw-average", "ended-well", "nccl-init-complete", "not-destroyed", "progress", "busbw-row"):
+    for name in (
+        "nccl-tests-ok",
+        "busbw-average",
+        "ended-well",
+        "nccl-init-complete",
+        "not-destroyed",
+        "progress",
+        "busbw-row",
+    ):
         hits = case.hits(name)
         last = case.last(name)
         if last is not None:
@@ -137,7 +156,8 @@ def _spread(hits: list[Hit]) -> list[Hit]:
         first.setdefault(hit.signature, hit)
     rest = [hit for hit in hits if first[hit.signature] is not hit]
     texts: set[str] = {_shape(hit.text) for hit in first.values()}
-    fresh, stale = [], []
+    fresh: list[Hit] = []
+    stale: list[Hit] = []
     for hit in rest:
         shape = _shape(hit.text)
         (stale if shape in texts else fresh).append(hit)
@@ -164,7 +184,9 @@ def _cause(case: Case, item: Candidate) -> Cause:
     own = _spread(item.hits)
     # Half of the room goes to the lines that decided it; the rest of the room to others on the same subject.
     more = _spread([*own[: MAX_EVIDENCE // 2], *topics.supporting(case, item.id)])[MAX_EVIDENCE // 2 :]
-    hits = _unique([*own[: MAX_EVIDENCE // 2], *_fresh(own, more)[: MAX_EVIDENCE // 2], *own[MAX_EVIDENCE // 2 :]])[:MAX_EVIDENCE]
+    hits = _unique([*own[: MAX_EVIDENCE // 2], *_fresh(own, more)[: MAX_EVIDENCE // 2], *own[MAX_EVIDENCE // 2 :]])[
+        :MAX_EVIDENCE
+    ]
     playbook = playbooks.for_finding(item.id)
     fixes, env = advice.for_cause(case, item.id, playbook)
     return Cause(

@@ -66,14 +66,29 @@ _LAUNCHER = re.compile(
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
-    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|monitoredBarrier|"
-    r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|see above|"
+    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|"
+    r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
+    r"monitoredBarrier|"
+    r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
+    r"see above|"
     r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|c10d"
 )
-_DISTRIBUTED = (
-    "nccl-init-complete nccl-init-start nccl-version watchdog-timeout torchrun-failed torchrun-exit nccl-error-text "
-    "channel-net channel-p2p bootstrap-using gloo-connected deepspeed-init store-barrier watchdog-status".split()
-)
+_DISTRIBUTED = [
+    "nccl-init-complete",
+    "nccl-init-start",
+    "nccl-version",
+    "watchdog-timeout",
+    "torchrun-failed",
+    "torchrun-exit",
+    "nccl-error-text",
+    "channel-net",
+    "channel-p2p",
+    "bootstrap-using",
+    "gloo-connected",
+    "deepspeed-init",
+    "store-barrier",
+    "watchdog-status",
+]
 
 
 class Case:
@@ -289,7 +304,8 @@ class Case:
 
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(
-    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), (?P<shape>(?:NumelIn=\d+, NumelOut=\d+|TensorShape=\[[^\]]{0,80}\]))?"
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), "
+    r"(?P<shape>(?:NumelIn=\d+, NumelOut=\d+|TensorShape=\[[^\]]{0,80}\]))?"
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")

@@ -12,7 +12,7 @@ from nccl_doctor.explain import snapshots
 from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.model import Explanation, InputProblem
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import scan
+from nccl_doctor.explain.readers.scan import plan, scan
 from nccl_doctor.explain.summary import Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
@@ -78,6 +78,7 @@ def read_all(
                 progress(file.size)
         return total
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
+    plan()  # built once, before the processes part
     chunk = max(1, min(16, len(files) // (count * 8)))
     with context.Pool(count) as pool:
         for file, data in zip(files, pool.imap(_encoded, files, chunksize=chunk), strict=True):

@@ -10,16 +10,33 @@ from nccl_doctor.explain.model import Hit, Role
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
 LATE = frozenset(
-    "net.peer-lost app.straggler-timeout launch.killed launch.rdzv sw.nccl-bug net.master-unreachable launch.world-size "
-    "app.rank-exception ib.retry-exceeded net.firewall app.collective-mismatch unrelated app.pg-misuse app.uneven-inputs "
-    "net.slow net.plugin net.wrong-interface".split()
+    [
+        "net.peer-lost",
+        "app.straggler-timeout",
+        "launch.killed",
+        "launch.rdzv",
+        "sw.nccl-bug",
+        "net.master-unreachable",
+        "launch.world-size",
+        "app.rank-exception",
+        "ib.retry-exceeded",
+        "net.firewall",
+        "app.collective-mismatch",
+        "unrelated",
+        "app.pg-misuse",
+        "app.uneven-inputs",
+        "net.slow",
+        "net.plugin",
+        "net.wrong-interface",
+    ]
 )
 
 # A cause (key) that explains these others even if they are printed earlier or look stronger.
 EXPLAINS: dict[str, frozenset[str]] = {
     name: frozenset(others.split())
     for name, others in {
-        "gpu.fell-off-bus": "gpu.illegal-access gpu.not-visible gpu.nvlink gpu.driver gpu.ecc app.dataloader-worker gpu.oom ib.gdr",
+        "gpu.fell-off-bus": "gpu.illegal-access gpu.not-visible gpu.nvlink gpu.driver gpu.ecc gpu.oom ib.gdr "
+        "app.dataloader-worker",
         "gpu.ecc": "gpu.illegal-access gpu.driver gpu.oom gpu.not-visible",
         "gpu.nvlink": "gpu.illegal-access gpu.p2p gpu.driver gpu.fabric-manager",
         "gpu.fabric-manager": "gpu.not-visible gpu.driver gpu.nvlink gpu.p2p gpu.imex",
@@ -131,7 +148,18 @@ def rank(case: Case) -> list[Candidate]:
 
 
 # Troubles under which a job goes on: moving on does not speak against them.
-_SLOWNESS = frozenset(("net.slow", "gpu.thermal-power", "launch.killed", "ib.device-not-found", "app.nan-or-data", "gpu.nvlink", "gpu.ecc", "sw.nccl-bug"))
+_SLOWNESS = frozenset(
+    (
+        "net.slow",
+        "gpu.thermal-power",
+        "launch.killed",
+        "ib.device-not-found",
+        "app.nan-or-data",
+        "gpu.nvlink",
+        "gpu.ecc",
+        "sw.nccl-bug",
+    )
+)
 
 
 def _survived(case: Case, item: Candidate) -> bool:

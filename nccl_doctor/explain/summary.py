@@ -18,7 +18,7 @@ KEEP_TRACEBACKS = 400
 
 
 class HitGroup(msgspec.Struct):
-    """All hits of one signature. ``count`` is exact (``at_least`` if the scan gave the signature up), ``hits`` a sample."""
+    """All hits of one signature: ``count`` of them (``at_least`` if the scan gave it up), ``hits`` is a sample."""
 
     count: int = 0
     hits: list[Hit] = msgspec.field(default_factory=list)

@@ -1,10 +1,10 @@
 """Message templates: the text a program prints, with named holes. Matching is linear in the line's length.
 
-``"connect to {address} failed : {error}"`` matches when its literal pieces occur in the line in this order. A hole takes
-what stands between two pieces: ``{name}`` anything, ``{name:int}`` an optionally signed whole number, ``{name:hex}``,
-``{name:word}`` no blank, ``{}`` anything, thrown away. A hole at the end takes the rest of the line (typed: as much as
-fits). There is no backtracking: each piece is looked up once from left to right, and when a typed hole does not fit,
-only the first piece is looked for again, at most eight times. So no line can make a template slow.
+``"connect to {address} failed : {error}"`` matches when its literal pieces occur in the line in this order. A hole
+takes what stands between two pieces: ``{name}`` anything, ``{name:int}`` an optionally signed whole number,
+``{name:hex}``, ``{name:word}`` no blank, ``{}`` anything, thrown away. A hole at the end takes the rest of the line
+(typed: as much as fits). There is no backtracking: each piece is looked up once from left to right, and when a typed
+hole does not fit, only the first piece is looked for again, at most eight times. So no line can make a template slow.
 """
 
 from __future__ import annotations

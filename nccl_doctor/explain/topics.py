@@ -101,12 +101,7 @@ def supporting(case: Case, cause: str) -> list[Hit]:
     words = TOPICS.get(cause)
     if words is None:
         return []
-    settings = [
-        hit
-        for name, hits in case.env.items()
-        if cause in _SETTINGS.get(name, ())
-        for hit in hits[:3]
-    ]
+    settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
     return settings + [hit for hit in trouble(case) if words.search(hit.text)]
 
 

@@ -106,7 +106,9 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 def print_explanation(explanation: Explanation, console: Console, seconds: float = 0.0) -> None:
     """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
     read = explanation.read
-    console.print(_line(f"  {read.files} file{'s' if read.files != 1 else ''}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
+    console.print(
+        _line(f"  {read.files} file{'s' if read.files != 1 else ''}, {_size(read.bytes)}, {seconds:.1f} s", "dim")
+    )
     for problem in explanation.problems[:8]:
         console.print(_line(f"  not read: {visible(problem.name)}: {visible(problem.problem)}", "yellow"))
     if len(explanation.problems) > 8:

@@ -36,7 +36,9 @@ def _own(case: Case) -> list[Traceback]:
 
 def _is_library_noise(item: Traceback) -> bool:
     """Raised while the interpreter ends or in helper threads: says nothing about the cause."""
-    return item.type.endswith(("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration"))
+    return item.type.endswith(
+        ("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration")
+    )
 
 
 def _raisers(items: list[Traceback]) -> dict[int | None, list[Traceback]]:
@@ -72,8 +74,18 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     ranks = {item.hit.rank for item in same if item.hit.rank is not None}
     hits = _evidence(same)
     others_suffer = case.has(
-        "watchdog-timeout", "peer-closed", "gloo-closed", "store-closed", "monitored-barrier", "socket-timeout",
-        "ib-retry", "heartbeat", "comm-aborted", "connect-refused", "unique-id", "joined-partly",
+        "watchdog-timeout",
+        "peer-closed",
+        "gloo-closed",
+        "store-closed",
+        "monitored-barrier",
+        "socket-timeout",
+        "ib-retry",
+        "heartbeat",
+        "comm-aborted",
+        "connect-refused",
+        "unique-id",
+        "joined-partly",
     )
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message))
     everyone = case.world > 1 and len(ranks) >= max(2, case.world)
@@ -89,7 +101,15 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
         return
     if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
         strength = 0.86 if setup or everyone else 0.72
-        yield Candidate("unrelated", strength, title, hits, ranks, hosts, "the same error on all ranks, or before anything distributed began")
+        yield Candidate(
+            "unrelated",
+            strength,
+            title,
+            hits,
+            ranks,
+            hosts,
+            "the same error on all ranks, or before anything distributed began",
+        )
         yield Candidate("app.rank-exception", 0.45, title, hits, ranks, hosts)
         return
     yield Candidate("app.rank-exception", 0.7, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
@@ -145,9 +165,12 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             done = [hit for hit in words if _EPOCH_DONE.search(hit.text)]
             if done:
                 yield Candidate(
-                    "app.uneven-inputs", 0.7,
+                    "app.uneven-inputs",
+                    0.7,
                     "one rank had finished its epoch while another was still in it: they have different numbers of batches",
-                    [*done, *words[-4:], *hits], {hit.rank for hit in done if hit.rank is not None}, final=True,
+                    [*done, *words[-4:], *hits],
+                    {hit.rank for hit in done if hit.rank is not None},
+                    final=True,
                 )
             names = " / ".join(sorted({f"{op} {shape}".strip() for op, shape in kinds}))
             yield Candidate(
@@ -162,7 +185,10 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             return
 
 
-_EPOCH_DONE = re.compile(r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data", re.IGNORECASE)
+_EPOCH_DONE = re.compile(
+    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data",
+    re.IGNORECASE,
+)
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL", "BROADCAST", "REDUCE"))
 
@@ -202,6 +228,9 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
         return
     waited = {item.rank for item in case.work if item.hit is not None}
     absent = set(range(case.world)) - waited
+    # A rank without any line may only be missing from the collection of logs, unless many others are there.
+    if not absent <= set(case.summary.ranks) and len(waited) < 3:
+        return
     if not waited or not absent or len(absent) > max(1, case.world // 4) or len(waited) < case.world / 2:
         return
     hits = [case.summary.last_of_rank[rank] for rank in sorted(absent) if rank in case.summary.last_of_rank]
@@ -213,7 +242,12 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     own = last_words(case, ranks)
     busy = [hit for hit in own if _BUSY.search(hit.text) and not _STEP.search(hit.text)]
     busy = _in_order(
-        busy + [hit for hit in case.hits("straggler-words") if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text]
+        busy
+        + [
+            hit
+            for hit in case.hits("straggler-words")
+            if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text
+        ]
     )
     if busy:
         last = busy[-1]
@@ -225,10 +259,20 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             ranks,
             why=behind_or_ahead.__doc__ or "",
         )
-        yield Candidate("app.collective-mismatch", 0.45, f"rank {listed} is behind the others in the sequence of collectives", hits, ranks)
+        yield Candidate(
+            "app.collective-mismatch",
+            0.45,
+            f"rank {listed} is behind the others in the sequence of collectives",
+            hits,
+            ranks,
+        )
         return
     yield Candidate(
-        "app.collective-mismatch", 0.6, f"rank {listed} did not join the collective the others wait in", [*own, *hits], ranks,
+        "app.collective-mismatch",
+        0.6,
+        f"rank {listed} did not join the collective the others wait in",
+        [*own, *hits],
+        ranks,
         why=behind_or_ahead.__doc__ or "",
     )
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
@@ -295,10 +339,18 @@ _BATCHES = re.compile(
 @diagnosis
 def uneven_batches(case: Case) -> Iterable[Candidate]:
     """The ranks print different numbers of batches (or samples), and a collective then times out or loses a peer."""
-    if not case.has("watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"):
+    if not case.has(
+        "watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"
+    ):
         return
     counts: dict[int, tuple[int, Hit]] = {}
-    for hits in (*case.summary.before.values(), *case.summary.heads.values(), *case.summary.tails.values(), [*case.hits("progress")], case.hits("batch-count")):
+    for hits in (
+        *case.summary.before.values(),
+        *case.summary.heads.values(),
+        *case.summary.tails.values(),
+        [*case.hits("progress")],
+        case.hits("batch-count"),
+    ):
         for hit in hits:
             found = _BATCHES.search(hit.text)
             if found:
@@ -309,8 +361,12 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
         fewest = min(values)
         ranks = {rank for rank, (count, _) in counts.items() if count == fewest}
         yield Candidate(
-            "app.uneven-inputs", 0.86, f"the ranks have different numbers of batches ({min(values)} to {max(values)})",
-            [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])], ranks, why=uneven_batches.__doc__ or "",
+            "app.uneven-inputs",
+            0.86,
+            f"the ranks have different numbers of batches ({min(values)} to {max(values)})",
+            [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])],
+            ranks,
+            why=uneven_batches.__doc__ or "",
         )
 
 
@@ -334,8 +390,17 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
     if len(last) >= 2 and len(sizes) == 1 and 1 < len(ids) <= len(last) and int(next(iter(sizes))) >= len(last):
         members = Counter(hit.groups["comm"] for hit in last)
         if sum(members.values()) == int(next(iter(sizes))) and len({hit.groups["rank"] for hit in last}) == len(last):
-            stale = [hit for hit in last if hit.groups["comm"] in {h.groups["comm"] for h in started if h is not hit} or hit.groups["comm"] in completed]
+            stale = [
+                hit
+                for hit in last
+                if hit.groups["comm"] in {h.groups["comm"] for h in started if h is not hit}
+                or hit.groups["comm"] in completed
+            ]
             yield Candidate(
-                "app.pg-misuse", 0.8, "the ranks try to join different communicators (their commIds differ)",
-                [*stale, *last], {int(hit.groups["rank"]) for hit in stale}, why=second_communicator.__doc__ or "",
+                "app.pg-misuse",
+                0.8,
+                "the ranks try to join different communicators (their commIds differ)",
+                [*stale, *last],
+                {int(hit.groups["rank"]) for hit in stale},
+                why=second_communicator.__doc__ or "",
             )

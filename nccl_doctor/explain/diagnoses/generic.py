@@ -10,7 +10,12 @@ from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
 _PARTS: tuple[tuple[str, str, float, str], ...] = (
-    (r"NET/OFI|nccl_ofi|libfabric|NET/FasTrak|NET/gIB|NET/TCPX|NET/UCX|plugin/net|NET/Plugin|collnet|SHARP", "net.plugin", 0.6, "the network plugin reports an error"),
+    (
+        r"NET/OFI|nccl_ofi|libfabric|NET/FasTrak|NET/gIB|NET/TCPX|NET/UCX|plugin/net|NET/Plugin|collnet|SHARP",
+        "net.plugin",
+        0.6,
+        "the network plugin reports an error",
+    ),
     (r"ibv_reg_mr|reg_mr|dmabuf|peermem", "ib.gdr", 0.55, "memory registration with the adapter fails"),
     (r"gid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
     (r"ibv_|net_ib|NET/IB|ibvwrap|mlx5", "ib.qp-connect", 0.55, "NCCL's InfiniBand code reports an error"),
@@ -23,7 +28,10 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
-_SECONDARY = re.compile(r"\[Proxy Service|Socket recv failed|\[Service thread\]|HINT:|commReclaim|abort|closed by remote peer", re.IGNORECASE)
+_SECONDARY = re.compile(
+    r"\[Proxy Service|Socket recv failed|\[Service thread\]|HINT:|commReclaim|abort|closed by remote peer",
+    re.IGNORECASE,
+)
 
 
 @diagnosis
@@ -41,15 +49,38 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     for hit in unknown[:1]:
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
-                yield Candidate(cause, strength, f"{phrase}: {hit.groups['message'][:120]}", unknown[:6], {h.rank for h in unknown if h.rank is not None}, {h.host for h in unknown if h.host}, unknown_nccl_warning.__doc__ or "")
+                yield Candidate(
+                    cause,
+                    strength,
+                    f"{phrase}: {hit.groups['message'][:120]}",
+                    unknown[:6],
+                    {h.rank for h in unknown if h.rank is not None},
+                    {h.host for h in unknown if h.host},
+                    unknown_nccl_warning.__doc__ or "",
+                )
                 return
 
 
 _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
-    (r"'operation not supported'|\b801\b", "sys.container", 0.55, "a CUDA call is not supported here (virtualised GPU, missing device or namespace)"),
-    (r"'operation not permitted'|\b800\b", "gpu.imex", 0.75, "a CUDA call is not permitted (IMEX channel, or container)"),
+    (
+        r"'operation not supported'|\b801\b",
+        "sys.container",
+        0.55,
+        "a CUDA call is not supported here (virtualised GPU, missing device or namespace)",
+    ),
+    (
+        r"'operation not permitted'|\b800\b",
+        "gpu.imex",
+        0.75,
+        "a CUDA call is not permitted (IMEX channel, or container)",
+    ),
     (r"'invalid argument'", "sw.nccl-bug", 0.52, "NCCL passed CUDA an invalid argument"),
-    (r"'invalid device function'|'named symbol not found'|'invalid kernel image'", "gpu.driver", 0.75, "the build has no code for this GPU"),
+    (
+        r"'invalid device function'|'named symbol not found'|'invalid kernel image'",
+        "gpu.driver",
+        0.75,
+        "the build has no code for this GPU",
+    ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
     (r"'launch timed out|'the launch timed out", "gpu.illegal-access", 0.7, "a kernel ran into the launch time-out"),
     (r"busy or unavailable", "gpu.not-visible", 0.62, "the GPU is busy (exclusive mode) or unavailable"),
@@ -62,7 +93,15 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("cumem-refused", "cuda-call"):
         for pattern, cause, strength, phrase in _CUDA_TEXT:
             if re.search(pattern, hit.text):
-                yield Candidate(cause, strength, phrase, [hit], {hit.rank} if hit.rank is not None else set(), {hit.host} if hit.host else set(), cuda_error_text.__doc__ or "")
+                yield Candidate(
+                    cause,
+                    strength,
+                    phrase,
+                    [hit],
+                    {hit.rank} if hit.rank is not None else set(),
+                    {hit.host} if hit.host else set(),
+                    cuda_error_text.__doc__ or "",
+                )
                 break
         else:
             continue
@@ -74,7 +113,16 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""
     frames = case.hits("nccl-frame", "nccl-segfault")
     if frames and case.has("segfault", "crash-handler"):
-        yield Candidate("sw.nccl-bug", 0.78, "a process crashed inside NCCL", [*frames, *case.hits("segfault", "crash-handler")[:3]], {h.rank for h in frames if h.rank is not None}, {h.host for h in frames if h.host}, crash_inside_nccl.__doc__ or "", final=False)
+        yield Candidate(
+            "sw.nccl-bug",
+            0.78,
+            "a process crashed inside NCCL",
+            [*frames, *case.hits("segfault", "crash-handler")[:3]],
+            {h.rank for h in frames if h.rank is not None},
+            {h.host for h in frames if h.host},
+            crash_inside_nccl.__doc__ or "",
+            final=False,
+        )
 
 
 @diagnosis
@@ -85,7 +133,21 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
         return
     timed_out = [hit for hit in retries if "timed out" in hit.text or "No route" in hit.text]
     if timed_out:
-        yield Candidate("net.firewall", 0.58, "connections to peers time out again and again: dropped by a firewall, or the wrong interface", timed_out[:6], {h.rank for h in timed_out if h.rank is not None}, {h.host for h in timed_out if h.host})
+        yield Candidate(
+            "net.firewall",
+            0.58,
+            "connections to peers time out again and again: dropped by a firewall, or the wrong interface",
+            timed_out[:6],
+            {h.rank for h in timed_out if h.rank is not None},
+            {h.host for h in timed_out if h.host},
+        )
     elif case.count("connect-retry") > 8:
-        yield Candidate("net.peer-lost", 0.45, "a peer refuses connections again and again: it is gone or listens on another address", retries[:6])
-        yield Candidate("net.wrong-interface", 0.4, "a peer advertises an address where it does not listen", retries[:4])
+        yield Candidate(
+            "net.peer-lost",
+            0.45,
+            "a peer refuses connections again and again: it is gone or listens on another address",
+            retries[:6],
+        )
+        yield Candidate(
+            "net.wrong-interface", 0.4, "a peer advertises an address where it does not listen", retries[:4]
+        )

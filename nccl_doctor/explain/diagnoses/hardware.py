@@ -23,34 +23,68 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
     value = case.value("NCCL_IB_GID_INDEX")
     if not hits or not case.has(*_FABRIC_TROUBLE):
         return
-    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or case.has("roce-gid-missing") or not case.has("net-ib-using")
+    roce = (
+        any("RoCE" in hit.text for hit in case.hits("net-ib-using"))
+        or case.has("roce-gid-missing")
+        or not case.has("net-ib-using")
+    )
     if not roce:
         return
     low = (value or "").strip() in ("0", "1", "2")
     local = any(re.search(r"fe80:|[Gg]id(?:s)?:? ?::(?:,|$| )", hit.text) for hit in case.hits(*_FABRIC_TROUBLE))
     trouble = case.hits(*_FABRIC_TROUBLE)
     yield Candidate(
-        "ib.gid-index", 0.92 if low or local else 0.66, f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
-        [*hits, *trouble[:4]], {h.rank for h in trouble if h.rank is not None}, {h.host for h in hits if h.host}, forced_gid_index.__doc__ or "", final=low or local,
+        "ib.gid-index",
+        0.92 if low or local else 0.66,
+        f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
+        [*hits, *trouble[:4]],
+        {h.rank for h in trouble if h.rank is not None},
+        {h.host for h in hits if h.host},
+        forced_gid_index.__doc__ or "",
+        final=low or local,
     )
 
 
 @diagnosis
 def link_local_gid(case: Case) -> Iterable[Candidate]:
     """A RoCE error line shows a link-local local or remote GID (fe80::): the chosen GID cannot be routed."""
-    hits = [hit for hit in case.hits(*_FABRIC_TROUBLE, "ib-local-protection") if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)]
+    hits = [
+        hit
+        for hit in case.hits(*_FABRIC_TROUBLE, "ib-local-protection")
+        if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)
+    ]
     both = [hit for hit in hits if len(re.findall(r"fe80:", hit.text)) >= 1]
     if both and any("RoCE" in hit.text for hit in case.hits("net-ib-using")):
-        yield Candidate("ib.gid-index", 0.8, "the queue pairs use link-local RoCE GIDs, which do not leave the subnet", both[:6], {h.rank for h in both if h.rank is not None})
+        yield Candidate(
+            "ib.gid-index",
+            0.8,
+            "the queue pairs use link-local RoCE GIDs, which do not leave the subnet",
+            both[:6],
+            {h.rank for h in both if h.rank is not None},
+        )
 
 
 @diagnosis
 def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
     """ibv_modify_qp fails with 'Invalid argument' or 'No such device/address' over RoCE: the GID entry is empty or of another family."""
-    hits = [hit for hit in case.hits("modify-qp", "create-qp") if re.search(r"Invalid argument|\b22\b|No such device|No data available|\b61\b|Cannot assign requested", hit.text)]
-    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)
+    hits = [
+        hit
+        for hit in case.hits("modify-qp", "create-qp")
+        if re.search(
+            r"Invalid argument|\b22\b|No such device|No data available|\b61\b|Cannot assign requested", hit.text
+        )
+    ]
+    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(
+        re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits
+    )
     if hits and roce:
-        yield Candidate("ib.gid-index", 0.68, "queue pairs are refused: the GID index points to an empty or unfitting entry", hits, {h.rank for h in hits if h.rank is not None})
+        yield Candidate(
+            "ib.gid-index",
+            0.68,
+            "queue pairs are refused: the GID index points to an empty or unfitting entry",
+            hits,
+            {h.rank for h in hits if h.rank is not None},
+        )
 
 
 @diagnosis
@@ -64,8 +98,13 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
         return
     gdr = case.has("channel-gdr")
     yield Candidate(
-        "ib.gdr", 0.85 if gdr else 0.62, "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
-        [*hits, *case.hits("channel-gdr")[:2]], {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, protection_error_with_gdr.__doc__ or "",
+        "ib.gdr",
+        0.85 if gdr else 0.62,
+        "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
+        [*hits, *case.hits("channel-gdr")[:2]],
+        {h.rank for h in hits if h.rank is not None},
+        {h.host for h in hits if h.host},
+        protection_error_with_gdr.__doc__ or "",
     )
 
 
@@ -74,7 +113,13 @@ def peermem(case: Case) -> Iterable[Candidate]:
     """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
     hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
     if hits and (case.has("net-ib-using") and _slow_rows(case)):
-        yield Candidate("ib.gdr", 0.66, "GPUDirect RDMA is disabled: all traffic goes through host memory", hits, why=peermem.__doc__ or "")
+        yield Candidate(
+            "ib.gdr",
+            0.66,
+            "GPUDirect RDMA is disabled: all traffic goes through host memory",
+            hits,
+            why=peermem.__doc__ or "",
+        )
 
 
 @diagnosis
@@ -89,32 +134,92 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     without = {hit.host for hit in none if hit.host}
     with_ib = {hit.host for hit in case.hits("net-ib-using") if hit.host}
     mixed = with_ib and without - with_ib
-    wanted = [hit for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT") for hit in case.env.get(name, []) if not (name == "NCCL_NET" and "ocket" in hit.text)]
+    wanted = [
+        hit
+        for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT")
+        for hit in case.env.get(name, [])
+        if not (name == "NCCL_NET" and "ocket" in hit.text)
+    ]
     plugin = case.has("rdma-plugin")
     if mixed:
-        yield Candidate("ib.device-not-found", 0.84, f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})", [*none, *case.hits("net-ib-using")[:2]], hosts=without - with_ib, why=missing_device.__doc__ or "")
+        yield Candidate(
+            "ib.device-not-found",
+            0.84,
+            f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})",
+            [*none, *case.hits("net-ib-using")[:2]],
+            hosts=without - with_ib,
+            why=missing_device.__doc__ or "",
+        )
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
-        yield Candidate("ib.device-not-found", 0.72, "InfiniBand is configured but NCCL finds no usable HCA", [*none[:3], *wanted[:3]], hosts=without, why=missing_device.__doc__ or "")
+        yield Candidate(
+            "ib.device-not-found",
+            0.72,
+            "InfiniBand is configured but NCCL finds no usable HCA",
+            [*none[:3], *wanted[:3]],
+            hosts=without,
+            why=missing_device.__doc__ or "",
+        )
     elif plugin and case.nodes > 1:
-        yield Candidate("ib.device-not-found", 0.62, "an RDMA plugin is loaded but there is no RDMA device in this process", [*none[:3], *case.hits("rdma-plugin")[:2]], hosts=without, why=missing_device.__doc__ or "")
+        yield Candidate(
+            "ib.device-not-found",
+            0.62,
+            "an RDMA plugin is loaded but there is no RDMA device in this process",
+            [*none[:3], *case.hits("rdma-plugin")[:2]],
+            hosts=without,
+            why=missing_device.__doc__ or "",
+        )
     elif plugin:
-        yield Candidate("ib.device-not-found", 0.52, "an RDMA plugin is loaded but there is no RDMA device in this process", [*none[:3], *case.hits("rdma-plugin")[:2]], hosts=without, why=missing_device.__doc__ or "")
+        yield Candidate(
+            "ib.device-not-found",
+            0.52,
+            "an RDMA plugin is loaded but there is no RDMA device in this process",
+            [*none[:3], *case.hits("rdma-plugin")[:2]],
+            hosts=without,
+            why=missing_device.__doc__ or "",
+        )
 
 
 @diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM, and a listing shows a small locked-memory limit on some host."""
-    values = [hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000]
+    values = [
+        hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000
+    ]
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
-        yield Candidate("ib.memlock", 0.94, "the locked-memory limit (ulimit -l) is too small for RDMA", [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]], case.ranks("reg-mr-nomem"), case.hosts_of("reg-mr-nomem"))
+        yield Candidate(
+            "ib.memlock",
+            0.94,
+            "the locked-memory limit (ulimit -l) is too small for RDMA",
+            [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]],
+            case.ranks("reg-mr-nomem"),
+            case.hosts_of("reg-mr-nomem"),
+        )
 
 
 @diagnosis
 def mig_with_nccl(case: Case) -> Iterable[Candidate]:
     """MIG instances are in use and NCCL or CUDA fails: NCCL does not support several MIG instances of one GPU."""
     hits = case.hits("mig")
-    if hits and case.has("duplicate-gpu", "invalid-ordinal", "no-gpu", "nccl-error-text", "cumem-refused", "watchdog-timeout", "nccl-internal", "p2p-broken", "cuda-call"):
-        yield Candidate("gpu.mig", 0.88, "MIG instances are used with NCCL", [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]], hosts={h.host for h in hits if h.host}, why=mig_with_nccl.__doc__ or "", final=True)
+    if hits and case.has(
+        "duplicate-gpu",
+        "invalid-ordinal",
+        "no-gpu",
+        "nccl-error-text",
+        "cumem-refused",
+        "watchdog-timeout",
+        "nccl-internal",
+        "p2p-broken",
+        "cuda-call",
+    ):
+        yield Candidate(
+            "gpu.mig",
+            0.88,
+            "MIG instances are used with NCCL",
+            [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]],
+            hosts={h.host for h in hits if h.host},
+            why=mig_with_nccl.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis
@@ -133,7 +238,14 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
         hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
         strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
-        yield Candidate("gpu.p2p", strength, "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation", [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]], why=peer_to_peer_hang.__doc__ or "", final=True)
+        yield Candidate(
+            "gpu.p2p",
+            strength,
+            "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
+            [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
+            why=peer_to_peer_hang.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis
@@ -145,7 +257,12 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
-        yield Candidate("launch.world-size", 0.5, f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})", case.hits("nccl-init-start")[:4])
+        yield Candidate(
+            "launch.world-size",
+            0.5,
+            f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
+            case.hits("nccl-init-start")[:4],
+        )
 
 
 @diagnosis
@@ -153,7 +270,13 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
     """CUDA calls inside NCCL fail with 'unknown error' or 'invalid argument' under WSL2 or in a VM: cuMem is not supported there."""
     hits = case.hits("cuda-unknown-error", "cumem-refused", "nccl-invalid-launch")
     if hits and case.has("wsl"):
-        yield Candidate("sys.container", 0.62, "NCCL's CUDA memory calls are not supported under WSL2", [*hits, *case.hits("wsl")[:2]], why=virtualised_cuda.__doc__ or "")
+        yield Candidate(
+            "sys.container",
+            0.62,
+            "NCCL's CUDA memory calls are not supported under WSL2",
+            [*hits, *case.hits("wsl")[:2]],
+            why=virtualised_cuda.__doc__ or "",
+        )
     elif case.has("cuda-unknown-error"):
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
 
@@ -168,8 +291,25 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         version = hit.groups["version"].split("+")[0]
         by_host.setdefault(host, set()).add(version)
         lines.setdefault(version, hit)
-    if len(lines) > 1 and case.has("bootstrap-truncated", "nccl-error-text", "watchdog-timeout", "nccl-mismatch", "peer-closed", "socket-timeout", "nccl-internal", "segfault"):
-        yield Candidate("sw.nccl-version-mismatch", 0.84, f"the processes run different NCCL versions: {', '.join(sorted(lines))}", [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")], hosts={host for host in by_host if host and not host.startswith('rank')}, why=different_nccl_versions.__doc__ or "", final=True)
+    if len(lines) > 1 and case.has(
+        "bootstrap-truncated",
+        "nccl-error-text",
+        "watchdog-timeout",
+        "nccl-mismatch",
+        "peer-closed",
+        "socket-timeout",
+        "nccl-internal",
+        "segfault",
+    ):
+        yield Candidate(
+            "sw.nccl-version-mismatch",
+            0.84,
+            f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
+            [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
+            hosts={host for host in by_host if host and not host.startswith("rank")},
+            why=different_nccl_versions.__doc__ or "",
+            final=True,
+        )
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------
@@ -191,7 +331,9 @@ def _slow_rows(case: Case) -> list[Hit]:
 def _busbw(hit: Hit) -> float:
     """The out-of-place bus bandwidth of a row: the third decimal number (time, algbw, busbw)."""
     decimals = [float(field) for field in hit.text.split() if re.fullmatch(r"\d+\.\d+", field)]
-    return decimals[2] if len(decimals) >= 3 and decimals[0] > decimals[1] else (decimals[1] if len(decimals) > 1 else 0.0)
+    return (
+        decimals[2] if len(decimals) >= 3 and decimals[0] > decimals[1] else (decimals[1] if len(decimals) > 1 else 0.0)
+    )
 
 
 @diagnosis
@@ -207,13 +349,36 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     best = max((_busbw(hit) for hit in rows), default=0.0)
     server = [hit for hit in case.hits("gpu-model") if _SERVER_GPU.search(hit.text)]
     complaint = case.hits("slow-complaint")
-    per_host = Counter(hit.host for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values())
+    per_host = Counter(
+        hit.host
+        for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values()
+    )
     local = max([int(hit.groups["local"]) for hit in case.hits("nccl-nodes")] + list(per_host.values()), default=0)
     if socket and over_net and case.nodes > 1:
         proof = [*case.hits("net-socket-using")[:2], *socket[:2], *rows[-2:], *complaint[:2]]
         if rows and best < 60 and (server or local >= 8):
-            yield Candidate("net.slow", 0.8, f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes", proof, hosts={h.host for h in socket if h.host}, why=slow_network.__doc__ or "")
+            yield Candidate(
+                "net.slow",
+                0.8,
+                f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
+                proof,
+                hosts={h.host for h in socket if h.host},
+                why=slow_network.__doc__ or "",
+            )
         elif complaint or (server and local >= 8 and not case.has("no-ib-device-harmless")):
-            yield Candidate("net.slow", 0.66 if complaint else 0.56, "the nodes talk over TCP sockets although these machines have faster networks", proof, hosts={h.host for h in socket if h.host}, why=slow_network.__doc__ or "")
+            yield Candidate(
+                "net.slow",
+                0.66 if complaint else 0.56,
+                "the nodes talk over TCP sockets although these machines have faster networks",
+                proof,
+                hosts={h.host for h in socket if h.host},
+                why=slow_network.__doc__ or "",
+            )
     elif complaint and (case.has("gdr-disabled") or over_net or rows):
-        yield Candidate("net.slow", 0.6, "the measured bandwidth is far below what is expected", [*complaint[:3], *rows[-2:]], why=slow_network.__doc__ or "")
+        yield Candidate(
+            "net.slow",
+            0.6,
+            "the measured bandwidth is far below what is expected",
+            [*complaint[:3], *rows[-2:]],
+            why=slow_network.__doc__ or "",
+        )

@@ -10,10 +10,22 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
 
-_VIRTUAL = re.compile(r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)")
+_VIRTUAL = re.compile(
+    r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)"
+)
 _FAILING = (
-    "connect-timeout", "connect-noroute", "connect-refused", "peer-closed", "gloo-connect-failed", "gloo-closed",
-    "master-timeout", "watchdog-timeout", "socket-timeout", "unique-id", "nccl-error-text", "heartbeat",
+    "connect-timeout",
+    "connect-noroute",
+    "connect-refused",
+    "peer-closed",
+    "gloo-connect-failed",
+    "gloo-closed",
+    "master-timeout",
+    "watchdog-timeout",
+    "socket-timeout",
+    "unique-id",
+    "nccl-error-text",
+    "heartbeat",
 )
 
 
@@ -47,24 +59,43 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     if shared and failing:
         hits = shared[0]
         yield Candidate(
-            "net.wrong-interface", 0.93, f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
-            [*hits, *case.hits(*_FAILING)[:3]], hosts={hit.host for hit in hits}, why=bootstrap_addresses.__doc__ or "", final=True,
+            "net.wrong-interface",
+            0.93,
+            f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
+            [*hits, *case.hits(*_FAILING)[:3]],
+            hosts={hit.host for hit in hits},
+            why=bootstrap_addresses.__doc__ or "",
+            final=True,
         )
         return
-    virtual = [hit for hit in by_host.values() if _VIRTUAL.match(hit.groups["interface"]) or _unroutable(hit.groups["address"])]
+    virtual = [
+        hit for hit in by_host.values() if _VIRTUAL.match(hit.groups["interface"]) or _unroutable(hit.groups["address"])
+    ]
     if virtual and failing:
         names = ", ".join(sorted({hit.groups["interface"] for hit in virtual}))
         yield Candidate(
-            "net.wrong-interface", 0.86, f"NCCL chose {names}, which other hosts cannot reach",
-            [*virtual, *case.hits(*_FAILING)[:3]], hosts={hit.host for hit in virtual if hit.host}, why=bootstrap_addresses.__doc__ or "",
+            "net.wrong-interface",
+            0.86,
+            f"NCCL chose {names}, which other hosts cannot reach",
+            [*virtual, *case.hits(*_FAILING)[:3]],
+            hosts={hit.host for hit in virtual if hit.host},
+            why=bootstrap_addresses.__doc__ or "",
         )
         return
     networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
-    names = {hit.groups["interface"] for hit in by_host.values()}
-    if len(by_host) > 1 and len(networks) > 1 and len(names) > 1 and case.has("connect-timeout", "connect-noroute", "connect-refused", "peer-closed"):
+    interfaces = {hit.groups["interface"] for hit in by_host.values()}
+    if (
+        len(by_host) > 1
+        and len(networks) > 1
+        and len(interfaces) > 1
+        and case.has("connect-timeout", "connect-noroute", "connect-refused", "peer-closed")
+    ):
         yield Candidate(
-            "net.wrong-interface", 0.75, f"the hosts chose interfaces in different networks ({', '.join(sorted(names))})",
-            [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]], hosts=set(by_host),
+            "net.wrong-interface",
+            0.75,
+            f"the hosts chose interfaces in different networks ({', '.join(sorted(interfaces))})",
+            [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]],
+            hosts=set(by_host),
             why="Hosts that bootstrap on differently named interfaces in unrelated networks usually cannot reach each other.",
         )
 
@@ -95,8 +126,12 @@ def connect_target(case: Case) -> Iterable[Candidate]:
     odd = [hit for hit in hits if _is_local_only(hit.groups.get("address", ""))]
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(
-            "net.wrong-interface", 0.8, f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
-            [*odd, *case.hits("bootstrap-using")[:4]], {hit.rank for hit in odd if hit.rank is not None}, why=connect_target.__doc__ or "",
+            "net.wrong-interface",
+            0.8,
+            f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
+            [*odd, *case.hits("bootstrap-using")[:4]],
+            {hit.rank for hit in odd if hit.rank is not None},
+            why=connect_target.__doc__ or "",
         )
 
 
@@ -105,7 +140,9 @@ def _is_local_only(text: str) -> bool:
     if not found:
         return False
     address = ipaddress.ip_address(found.group()) if all(int(part) < 256 for part in found.group().split(".")) else None
-    return address is not None and (address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122.")))
+    return address is not None and (
+        address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122."))
+    )
 
 
 # A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
@@ -128,20 +165,40 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
     single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
     if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
         if told:
-            yield Candidate("net.wrong-interface", 0.9, f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback", [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]], why=gloo_loopback.__doc__ or "")
+            yield Candidate(
+                "net.wrong-interface",
+                0.9,
+                f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback",
+                [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
+                why=gloo_loopback.__doc__ or "",
+            )
             yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
             return
         debian = any("127.0.1.1" in hit.text or "127.0.0.1" not in hit.text for hit in loop)
         strength = 0.62 if single else 0.9
         yield Candidate(
-            "net.hostname-resolution", strength if debian or not told else 0.7, "Gloo connects to a loopback address: a host's own name resolves to loopback",
-            loop[:6], {hit.rank for hit in loop if hit.rank is not None}, why=gloo_loopback.__doc__ or "",
+            "net.hostname-resolution",
+            strength if debian or not told else 0.7,
+            "Gloo connects to a loopback address: a host's own name resolves to loopback",
+            loop[:6],
+            {hit.rank for hit in loop if hit.rank is not None},
+            why=gloo_loopback.__doc__ or "",
         )
         yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
         return
-    if case.has("hostname-loopback") and case.has("gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"):
+    if case.has("hostname-loopback") and case.has(
+        "gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"
+    ):
         hits = case.hits("hostname-loopback")
-        yield Candidate("net.hostname-resolution", 0.85, "a host's own name does not resolve: Gloo fell back to loopback", hits, {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, gloo_loopback.__doc__ or "")
+        yield Candidate(
+            "net.hostname-resolution",
+            0.85,
+            "a host's own name does not resolve: Gloo fell back to loopback",
+            hits,
+            {h.rank for h in hits if h.rank is not None},
+            {h.host for h in hits if h.host},
+            gloo_loopback.__doc__ or "",
+        )
 
 
 def _several_hosts(case: Case) -> bool:
@@ -161,9 +218,19 @@ def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
     told = case.value("GLOO_SOCKET_IFNAME")
     hits = case.hits("gloo-connect-failed")
     if told:
-        yield Candidate("net.wrong-interface", 0.75, f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}", [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]])
+        yield Candidate(
+            "net.wrong-interface",
+            0.75,
+            f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}",
+            [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
+        )
     else:
-        yield Candidate("net.hostname-resolution", 0.56, "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)", hits[:6])
+        yield Candidate(
+            "net.hostname-resolution",
+            0.56,
+            "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)",
+            hits[:6],
+        )
 
 
 @diagnosis
@@ -172,7 +239,14 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
         if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
-            yield Candidate("net.hostname-resolution", 0.92, f"the host name {host} is read as a number, that is as an IPv4 address", [hit], why=numeric_hostname.__doc__ or "", final=True)
+            yield Candidate(
+                "net.hostname-resolution",
+                0.92,
+                f"the host name {host} is read as a number, that is as an IPv4 address",
+                [hit],
+                why=numeric_hostname.__doc__ or "",
+                final=True,
+            )
             return
 
 
@@ -182,7 +256,12 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
         if (host.startswith("127.") or host in ("localhost", "::1")) and (case.nodes > 1 or _several_hosts(case)):
-            yield Candidate("net.master-unreachable", 0.86, f"MASTER_ADDR is {host}: every node looks for the master on itself", [hit])
+            yield Candidate(
+                "net.master-unreachable",
+                0.86,
+                f"MASTER_ADDR is {host}: every node looks for the master on itself",
+                [hit],
+            )
             return
 
 
@@ -192,7 +271,14 @@ def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("gloo-no-interface"):
         name = hit.groups.get("interface", "")
         if name[:1] in "^=" or "*" in name or " " in name.strip():
-            yield Candidate("env.bad-nccl-var", 0.97, f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}", [hit], why=gloo_interface_syntax.__doc__ or "", final=True)
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.97,
+                f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}",
+                [hit],
+                why=gloo_interface_syntax.__doc__ or "",
+                final=True,
+            )
             return
 
 
@@ -200,8 +286,17 @@ def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
 def comm_id_address(case: Case) -> Iterable[Candidate]:
     """NCCL_COMM_ID is set, and binding or connecting to its address fails: the variable names the wrong address."""
     hits = case.env.get("NCCL_COMM_ID", [])
-    if hits and case.has("no-same-subnet", "cannot-assign", "connect-refused", "connect-timeout", "bad-comm-id", "nccl-error-text"):
-        yield Candidate("env.bad-nccl-var", 0.9, f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host", [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]], why=comm_id_address.__doc__ or "", final=True)
+    if hits and case.has(
+        "no-same-subnet", "cannot-assign", "connect-refused", "connect-timeout", "bad-comm-id", "nccl-error-text"
+    ):
+        yield Candidate(
+            "env.bad-nccl-var",
+            0.9,
+            f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host",
+            [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]],
+            why=comm_id_address.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis
@@ -212,10 +307,22 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
         return
     hits = case.env["NCCL_SOCKET_IFNAME"]
     if case.has("no-socket-interface"):
-        yield Candidate("net.wrong-interface", 0.95, f"NCCL_SOCKET_IFNAME={value} matches no interface on this host", [*case.hits("no-socket-interface")[:4], *hits[:2]], case.ranks("no-socket-interface"), case.hosts_of("no-socket-interface"))
+        yield Candidate(
+            "net.wrong-interface",
+            0.95,
+            f"NCCL_SOCKET_IFNAME={value} matches no interface on this host",
+            [*case.hits("no-socket-interface")[:4], *hits[:2]],
+            case.ranks("no-socket-interface"),
+            case.hosts_of("no-socket-interface"),
+        )
     chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
     if chosen_lo and value.startswith("^") and case.nodes != 1:
-        yield Candidate("net.wrong-interface", 0.9, f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen", [*chosen_lo, *hits[:2]])
+        yield Candidate(
+            "net.wrong-interface",
+            0.9,
+            f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen",
+            [*chosen_lo, *hits[:2]],
+        )
         yield Candidate("env.bad-nccl-var", 0.7, "an exclusion list without lo", hits[:2])
 
 
@@ -235,9 +342,18 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     if case.nodes == 1 and not _several_hosts(case):
         return
     both_sides = world > 1 and present >= set(range(world))
-    died = case.has("sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure") or bool(case.ordinary)
+    died = case.has(
+        "sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure"
+    ) or bool(case.ordinary)
     if both_sides and not died:
-        yield Candidate("net.firewall", 0.62, "established connections were reset although no process had died: a firewall or middlebox on the way", resets, speakers, why=reset_while_all_alive.__doc__ or "")
+        yield Candidate(
+            "net.firewall",
+            0.62,
+            "established connections were reset although no process had died: a firewall or middlebox on the way",
+            resets,
+            speakers,
+            why=reset_while_all_alive.__doc__ or "",
+        )
 
 
 @diagnosis
@@ -252,7 +368,15 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         return
     speakers = {(hit.host, hit.rank) for hit in hits}
     strength = 0.66 if len(speakers) > 1 else 0.52
-    yield Candidate("net.firewall", strength, "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone", hits, {h.rank for h in hits if h.rank is not None}, {h.host for h in hits if h.host}, efa_request_failed.__doc__ or "")
+    yield Candidate(
+        "net.firewall",
+        strength,
+        "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone",
+        hits,
+        {h.rank for h in hits if h.rank is not None},
+        {h.host for h in hits if h.host},
+        efa_request_failed.__doc__ or "",
+    )
     yield Candidate("net.plugin", 0.5, "the EFA plugin's requests fail", hits)
 
 
@@ -267,8 +391,13 @@ def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
         fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
         most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
         yield Candidate(
-            "net.mtu", 0.85, f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
-            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]], hosts={fewest.host, most.host}, why=mtu_of_queue_pairs.__doc__ or "", final=True,
+            "net.mtu",
+            0.85,
+            f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
+            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
+            hosts={fewest.host, most.host},
+            why=mtu_of_queue_pairs.__doc__ or "",
+            final=True,
         )
 
 
@@ -279,16 +408,51 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
     for hit in [h for hits in case.summary.heads.values() for h in hits] + case.tail:
         found = re.search(r"ping .*(?:-M do|-s) ", hit.text)
         if found and case.has("ping-loss"):
-            yield Candidate("net.mtu", 0.85, "large packets do not pass between the hosts", [hit, *case.hits("ping-loss")[:2], *big[:2]])
+            yield Candidate(
+                "net.mtu",
+                0.85,
+                "large packets do not pass between the hosts",
+                [hit, *case.hits("ping-loss")[:2], *big[:2]],
+            )
             return
-    values = {hit.groups["mtu"] for hit in case.hits("ip-link-mtu") if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")}
-    if len(values) > 1 and "1500" in values | {"1500"} and case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed") and {"9000", "9001", "8900"} & values:
-        yield Candidate("net.mtu", 0.62, f"interfaces have different MTUs ({', '.join(sorted(values))})", case.hits("ip-link-mtu")[:6])
+    values = {
+        hit.groups["mtu"]
+        for hit in case.hits("ip-link-mtu")
+        if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")
+    }
+    if (
+        len(values) > 1
+        and "1500" in values | {"1500"}
+        and case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed")
+        and {"9000", "9001", "8900"} & values
+    ):
+        yield Candidate(
+            "net.mtu",
+            0.62,
+            f"interfaces have different MTUs ({', '.join(sorted(values))})",
+            case.hits("ip-link-mtu")[:6],
+        )
 
 
 _MUST_AGREE = frozenset(
-    "NCCL_PROTO NCCL_ALGO NCCL_BUFFSIZE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_NTHREADS NCCL_LL_BUFFSIZE NCCL_NET NCCL_IB_DISABLE "
-    "NCCL_NET_GDR_LEVEL NCCL_COLLNET_ENABLE NCCL_NVLS_ENABLE NCCL_P2P_NET_CHUNKSIZE NCCL_CUMEM_ENABLE NCCL_MNNVL_ENABLE NCCL_SHM_DISABLE".split()
+    [
+        "NCCL_PROTO",
+        "NCCL_ALGO",
+        "NCCL_BUFFSIZE",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_NTHREADS",
+        "NCCL_LL_BUFFSIZE",
+        "NCCL_NET",
+        "NCCL_IB_DISABLE",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_P2P_NET_CHUNKSIZE",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_MNNVL_ENABLE",
+        "NCCL_SHM_DISABLE",
+    ]
 )
 
 
@@ -307,9 +471,18 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
         values = {hit.groups["value"].strip(" .") for hit in hits}
         hosts = {hit.host for hit in hits}
         if hits and len(speakers) > 1 and (len(values) > 1 or hosts < speakers):
-            what = f"has different values ({', '.join(sorted(values))})" if len(values) > 1 else f"is set on {', '.join(sorted(hosts)[:4])} only"
+            what = (
+                f"has different values ({', '.join(sorted(values))})"
+                if len(values) > 1
+                else f"is set on {', '.join(sorted(hosts)[:4])} only"
+            )
             yield Candidate(
-                "env.bad-nccl-var", 0.87, f"{name} {what}: all ranks must agree", [*hits[:6], *case.hits("size-mismatch")[:3]], hosts=hosts,
-                why=settings_differ.__doc__ or "", final=True,
+                "env.bad-nccl-var",
+                0.87,
+                f"{name} {what}: all ranks must agree",
+                [*hits[:6], *case.hits("size-mismatch")[:3]],
+                hosts=hosts,
+                why=settings_differ.__doc__ or "",
+                final=True,
             )
             return

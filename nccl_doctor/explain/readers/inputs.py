@@ -1,19 +1,17 @@
-"""From what the user names (files, directories, globs, ``-``) to log sources: nothing is executed or followed for ever."""
+"""From what the user names (files, directories, globs, ``-``) to log sources; nothing is followed for ever."""
 
 from __future__ import annotations
 
 import bz2
 import glob
 import gzip
-import io
 import lzma
 import os
 import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import IO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -62,7 +60,9 @@ def find(names: Iterable[str]) -> tuple[list[LogFile], list[InputProblem]]:
     return list(files.values()), problems
 
 
-def _add(name: str, named: bool, files: dict[tuple[int, int], LogFile], problems: list[InputProblem], top: str = "") -> None:
+def _add(
+    name: str, named: bool, files: dict[tuple[int, int], LogFile], problems: list[InputProblem], top: str = ""
+) -> None:
     try:
         status = os.stat(name)
     except OSError as error:
@@ -73,7 +73,13 @@ def _add(name: str, named: bool, files: dict[tuple[int, int], LogFile], problems
             _add(path, False, files, problems, name)
         return
     if not stat.S_ISREG(status.st_mode):
-        kind = "a named pipe" if stat.S_ISFIFO(status.st_mode) else "a socket" if stat.S_ISSOCK(status.st_mode) else "a device"
+        kind = (
+            "a named pipe"
+            if stat.S_ISFIFO(status.st_mode)
+            else "a socket"
+            if stat.S_ISSOCK(status.st_mode)
+            else "a device"
+        )
         if named or not stat.S_ISCHR(status.st_mode):
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
@@ -90,7 +96,9 @@ def _add(name: str, named: bool, files: dict[tuple[int, int], LogFile], problems
 def _walk(top: str, problems: list[InputProblem]) -> Iterator[str]:
     """Regular-looking entries below a directory. Links to directories are not followed, so there are no loops."""
     base = top.rstrip("/").count("/")
-    for root, directories, names in os.walk(top, onerror=lambda error: problems.append(InputProblem(str(error.filename), _why(error)))):
+    for root, directories, names in os.walk(
+        top, onerror=lambda error: problems.append(InputProblem(str(error.filename), _why(error)))
+    ):
         directories.sort()
         if root.count("/") - base >= MAX_DEPTH:
             problems.append(InputProblem(root, f"deeper than {MAX_DEPTH} directories: left out"))
@@ -107,13 +115,18 @@ def _why(error: OSError) -> str:
 _FILE_RANK = (
     re.compile(r"(?:^|[/_.-])rank[_.-]?(\d{1,6})(?:[/_.-]|$)", re.IGNORECASE),
     re.compile(r"(?:^|/)(\d{1,6})/(?:stdout|stderr)(?:\.log)?$"),
-    re.compile(r"(?:^|/)(?:stdout|stderr|output|error|log|out|err)[_.-](\d{1,6})(?:\.(?:log|txt|out|err))?$", re.IGNORECASE),
+    re.compile(
+        r"(?:^|/)(?:stdout|stderr|output|error|log|out|err)[_.-](\d{1,6})(?:\.(?:log|txt|out|err))?$", re.IGNORECASE
+    ),
     re.compile(r"(?:^|/)(\d{1,6})\.(?:log|out|err|txt)$"),
     re.compile(r"-(\d{1,5})\.(?:log|out|err)$"),
     re.compile(r"_t?(\d{1,5})\.(?:out|err)$"),
     re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d+)$"),
 )
-_FILE_HOST = re.compile(r"(?:^|[/_.-])((?:node|host|gpu|worker|nid|ip|hgx|dgx|compute)[-_]?[a-z]{0,6}-?\d[\w-]{0,40})(?=[./_]|$)", re.IGNORECASE)
+_FILE_HOST = re.compile(
+    r"(?:^|[/_.-])((?:node|host|gpu|worker|nid|ip|hgx|dgx|compute)[-_]?[a-z]{0,6}-?\d[\w-]{0,40})(?=[./_]|$)",
+    re.IGNORECASE,
+)
 
 
 def identity(name: str) -> tuple[int | None, str]:
@@ -135,7 +148,7 @@ def pieces(path: str) -> Iterator[bytes]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise InputError(_why(error)) from error
-    with os.fdopen(descriptor, "rb", buffering=0) as raw:
+    with os.fdopen(descriptor, "rb") as raw:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InputError("is not a regular file any more")
         head = raw.read(8)
@@ -151,14 +164,14 @@ def pieces(path: str) -> Iterator[bytes]:
             raise InputError(f"broken off: {error}") from error
 
 
-def _inflate(raw: IO[bytes], kind: str, size: int) -> Iterator[bytes]:
-    stream: IO[bytes]
+def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
+    stream: Any  # the four readers share no base class
     if kind == "gzip":
-        stream = gzip.GzipFile(fileobj=io.BufferedReader(raw))  # type: ignore[arg-type,assignment]
+        stream = gzip.GzipFile(fileobj=raw)
     elif kind == "xz":
-        stream = lzma.LZMAFile(raw)  # type: ignore[assignment]
+        stream = lzma.LZMAFile(raw)
     elif kind == "bzip2":
-        stream = bz2.BZ2File(raw)  # type: ignore[assignment]
+        stream = bz2.BZ2File(raw)
     else:
         try:
             import zstandard
@@ -171,13 +184,15 @@ def _inflate(raw: IO[bytes], kind: str, size: int) -> Iterator[bytes]:
             piece = stream.read(PIECE)
         except (EOFError, OSError):
             raise
-        except Exception as error:  # noqa: BLE001 - zlib.error and ZstdError share no base class but Exception
+        except Exception as error:
             raise InputError(f"its compressed data is damaged: {error}") from error
         if not piece:
             return
         total += len(piece)
         if total > MAX_INFLATED or (total > FREE_INFLATED and total > size * MAX_RATIO):
-            raise InputError(f"grows more than {MAX_RATIO} times when decompressed: read only the first {total >> 20} MiB")
+            raise InputError(
+                f"grows more than {MAX_RATIO} times when decompressed: read only the first {total >> 20} MiB"
+            )
         yield piece
 
 
@@ -185,7 +200,7 @@ def stdin_source() -> LogSource:
     """Standard input as a source."""
 
     def read() -> Iterator[bytes]:
-        while piece := sys.stdin.buffer.read1(PIECE):
+        while piece := os.read(sys.stdin.fileno(), PIECE):
             yield piece
 
     return LogSource("stdin", read())

@@ -13,7 +13,12 @@ import msgspec
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
-_MONTHS = {name: index for index, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTHS = {
+    name: index
+    for index, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
 _DAYS_BEFORE = (0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 
 
@@ -37,7 +42,9 @@ def seconds_of_year(month: int, day: int, hour: int, minute: int, second: float)
     return float((_DAYS_BEFORE[month] + day - 1) * 86400 + hour * 3600 + minute * 60) + second
 
 
-_CRI = re.compile(r"(?P<when>\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6}) (?:stdout|stderr) [FP] ")
+_CRI = re.compile(
+    r"(?P<when>\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6}) (?:stdout|stderr) [FP] "
+)
 _ISO = re.compile(
     r"[\[(]?(?P<when>\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T _](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?))(?:Z|[+-]\d\d:?\d\d)?[\])]?[:,]?\s?"
 )
@@ -59,7 +66,9 @@ _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNOR
 _MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ?")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
-_RAY = re.compile(r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?")
+_RAY = re.compile(
+    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+)
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
@@ -69,11 +78,95 @@ _PY_LOG = re.compile(
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] ")
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
 _NOT_HOSTS = frozenset(
-    "srun slurmstepd kernel error warning info debug note usage torchrun mpirun bash sh python python3 libibverbs libfabric "
-    "raise what traceback epoch step iter iteration loss terminate fatal failed make docker kubectl sudo ssh sbatch last "
-    "train training val eval cuda nccl gpu cpu numa rank time host exitcode status state link active message reason events "
-    "type from node warn accelerate deepspeed ray slurmctld slurmd systemd nvidia-smi rdzv master worker launcher hint "
-    "notice assertion aborted options args config env file line import module exception map downloading loading saving".split()
+    [
+        "srun",
+        "slurmstepd",
+        "kernel",
+        "error",
+        "warning",
+        "info",
+        "debug",
+        "note",
+        "usage",
+        "torchrun",
+        "mpirun",
+        "bash",
+        "sh",
+        "python",
+        "python3",
+        "libibverbs",
+        "libfabric",
+        "raise",
+        "what",
+        "traceback",
+        "epoch",
+        "step",
+        "iter",
+        "iteration",
+        "loss",
+        "terminate",
+        "fatal",
+        "failed",
+        "make",
+        "docker",
+        "kubectl",
+        "sudo",
+        "ssh",
+        "sbatch",
+        "last",
+        "train",
+        "training",
+        "val",
+        "eval",
+        "cuda",
+        "nccl",
+        "gpu",
+        "cpu",
+        "numa",
+        "rank",
+        "time",
+        "host",
+        "exitcode",
+        "status",
+        "state",
+        "link",
+        "active",
+        "message",
+        "reason",
+        "events",
+        "type",
+        "from",
+        "node",
+        "warn",
+        "accelerate",
+        "deepspeed",
+        "ray",
+        "slurmctld",
+        "slurmd",
+        "systemd",
+        "nvidia-smi",
+        "rdzv",
+        "master",
+        "worker",
+        "launcher",
+        "hint",
+        "notice",
+        "assertion",
+        "aborted",
+        "options",
+        "args",
+        "config",
+        "env",
+        "file",
+        "line",
+        "import",
+        "module",
+        "exception",
+        "map",
+        "downloading",
+        "loading",
+        "saving",
+    ]
 )
 
 

@@ -1,7 +1,7 @@
 """Read one log source to its summary: linear time, bounded memory, whatever it holds.
 
-Blocks of whole lines go through the anchor engine; only lines with an anchor are decoded, split into prefix and body and
-shown to the signatures. While a traceback is open every line is looked at, because its lines have nothing in common.
+Blocks of whole lines go through the anchor engine; only lines with an anchor are decoded, split into prefix and body
+and shown to the signatures. While a traceback is open every line is looked at: its lines have nothing in common.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LIN
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
 BEFORE_LINES = 40
+HEAD_LINES = 40
+# Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
+# tail, and one line of each step between.
+SAMPLE_ALL = 64 << 10
+SAMPLE_HEAD = 2 << 10
+SAMPLE_STEP = 256 << 10
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
-# A signature that hits this often in one file says nothing new any more; its anchor is dropped for the rest of the file.
-BUSY = 20_000
+# An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
+# that was, after ten times as many.
+BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
@@ -33,26 +40,27 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<strin
 _DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
-_GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ", b"Error\n", b"Interrupt\n")
+_GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
 
 
 class _Plan:
     """The anchors in one order, and which signatures each wakes up."""
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
-        by_anchor: dict[bytes, list[tuple[Signature, int]]] = {}
+        self.sampled = [item for item in signatures.values() if item.sampled]
+        words = sorted({re.escape(anchor.decode()) for item in self.sampled for anchor in item.anchors})
+        self.sampled_words = re.compile("|".join(words))
+        self.wakes: dict[bytes, list[Signature]] = {}
         for signature in signatures.values():
-            for index, template in enumerate(signature.templates):
-                by_anchor.setdefault(template.anchor.encode(), []).append((signature, index))
-        self.wakes = by_anchor
-        self.anchors = tuple(sorted({*by_anchor, *_GENERIC}))
+            if not signature.sampled:
+                for anchor in signature.anchors:
+                    self.wakes.setdefault(anchor, []).append(signature)
+        self.anchors = tuple(sorted({*self.wakes, *_GENERIC}))
 
-    def woken(self, found: Iterable[int], anchors: tuple[bytes, ...]) -> list[Signature]:
-        awake: dict[str, Signature] = {}
-        for index in found:
-            for signature, _ in self.wakes.get(anchors[index], ()):
-                awake[signature.name] = signature
-        return list(awake.values())
+    def woken(self, held: Iterable[bytes]) -> list[Signature]:
+        """The signatures that these anchors wake, each once, in a stable order."""
+        awake = {signature.name: signature for anchor in held for signature in self.wakes.get(anchor, ())}
+        return [awake[name] for name in sorted(awake)]
 
 
 _plan: list[_Plan] = []
@@ -62,6 +70,7 @@ def plan() -> _Plan:
     """The plan for all signatures, built once per process."""
     if not _plan:
         _plan.append(_Plan(all_signatures()))
+        matcher.engine(_plan[0].anchors)
     return _plan[0]
 
 
@@ -88,39 +97,83 @@ class Scanner:
         self._anchors = self._plan.anchors
         self._fast = fast
         self._engine = matcher.engine(self._anchors, fast)
+        self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._seen: dict[str, set[tuple[object, ...]]] = {}
-        self._busy: dict[bytes, int] = {}
+        self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
         self._before_kept = False
+        self._sampled = 0
+        self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
     def feed(self, block: bytes) -> None:
         """Take a block that ends at a line's end (or at the log's end)."""
         self.summary.bytes += len(block)
-        at = 0
+        anchors = self._anchors
+        found = self._engine.find(block)
+        at = next_found = 0
         line_at, line_number = 0, self._line + 1
         while at < len(block):
-            if self._open or self._pending:
-                start, end = at, block.find(b"\n", at)
-                end = len(block) if end < 0 else end
-            else:
-                found = self._engine.search(block, at)
-                if found < 0:
+            start = at
+            if not self._open and not self._pending:
+                if next_found == len(found):
                     break
-                start = block.rfind(b"\n", at, found) + 1 or at
-                end = block.find(b"\n", found)
-                end = len(block) if end < 0 else end
+                start = block.rfind(b"\n", at, found[next_found][0]) + 1 or at
+            end = block.find(b"\n", max(start, found[next_found][0]) if start > at else start)
+            end = len(block) if end < 0 else end
+            first = next_found
+            while next_found < len(found) and found[next_found][0] <= end:
+                next_found += 1
             line_number += block.count(b"\n", line_at, start)
             line_at = start
-            if self._look(block[start : min(end + 1, start + LINE_LIMIT)], line_number) and not self._before_kept:
-                self._keep_before(block, start, line_number)
             at = end + 1
-        if self.summary.lines == 0 or self._line < 40:
+            held = {anchors[index] for _, index in found[first:next_found]}
+            if self._look(self._piece(block, start, end, found[first][0] if held else start), line_number, held):
+                self._keep_before(block, start, line_number)
+        if self._line < HEAD_LINES:
             self._keep_head(block)
+        self._sample(block)
         self._line += block.count(b"\n")
         self.summary.lines = self._line
+
+    @staticmethod
+    def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
+        """The part of a line that is looked at: of a progress bar's line, what follows the last CR before the hit."""
+        back = block.rfind(b"\r", start, hit)
+        if back >= 0 and back + 1 < end:
+            start = back + 1
+        return block[start : min(end, start + LINE_LIMIT)]
+
+    def _sample(self, block: bytes) -> None:
+        """Show some lines of the block to the signatures of progress: every step of a long run need not be counted."""
+        if self._sampled < SAMPLE_ALL:
+            self._sampled += len(block)
+            # All of a small log, the first lines of a large one.
+            whole = len(block) <= SAMPLE_ALL
+            self._partly_sampled |= not whole
+            self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
+        else:
+            self._partly_sampled = True
+        for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
+            start = block.find(b"\n", at) + 1
+            if start and self._plan.sampled_words.search(_decode(block[start : start + 300])):
+                self.summary.groups.setdefault("progress", HitGroup()).count += 1
+
+    def _sample_lines(self, piece: bytes, number: int) -> None:
+        """Show these lines to the sampled signatures; ``number`` is the first one's."""
+        for offset, raw in enumerate(piece.split(b"\n")):
+            if not raw:
+                continue
+            text = _decode(raw[:LINE_LIMIT])
+            if not self._plan.sampled_words.search(text):
+                continue
+            for signature in self._plan.sampled:
+                groups = signature.match(text)
+                if groups is None:
+                    continue
+                self._add(signature, groups, number + offset, prefix.parse(text), text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -133,6 +186,8 @@ class Scanner:
             self.summary.lines = last
         blank = len(tail) - len(tail.rstrip(b"\n"))
         number = last - len(lines) + 1 - max(0, blank - 1)
+        if self._partly_sampled:
+            self._sample_lines(b"\n".join(lines), max(1, number))
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
             for index, text in enumerate(_decode(raw) for raw in lines)
@@ -142,31 +197,38 @@ class Scanner:
 
     def _keep_head(self, block: bytes) -> None:
         head = self.summary.heads.setdefault(self.source.name, [])
-        for raw in block[: 64 * 1024].split(b"\n")[: 40 - len(head)]:
+        for raw in block[: 64 * 1024].split(b"\n")[: HEAD_LINES - len(head)]:
             text = _decode(raw)
             head.append(self._hit("head", len(head) + 1, prefix.Line(text), text))
 
     # one line ----------------------------------------------------------------------------------------------------
 
-    def _look(self, raw: bytes, number: int) -> bool:
-        """Take one line; True if it is a sign of trouble."""
+    def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
+        """Take one line that holds these anchors; True if it is a sign of trouble."""
+        live = held - self._dropped
+        reading = bool(self._open or self._pending)
+        if not live and not reading:
+            return False
         trouble = False
-        found = self._engine.contained(raw)
         text = _decode(raw)
+        matches = [
+            (signature, groups) for signature in self._plan.woken(live) if (groups := signature.match(text)) is not None
+        ]
+        if not matches and not reading and live.isdisjoint(_GENERIC):
+            self._count_busy(live, trouble)
+            return False
         line = prefix.parse(text)
         if line.rank is None and self.source.rank is not None:
             line.rank = self.source.rank
         if not line.host:
             line.host = self.source.host
         known: list[str] = []
-        if found:
-            self._count_busy(found)
-            for signature in self._plan.woken(found, self._anchors):
-                groups = signature.match(text)
-                if groups is not None:
-                    self._add(signature, groups, number, line, text)
-                    known.append(signature.name)
-                    trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+        for signature, groups in matches:
+            self._add(signature, groups, number, line, text)
+            known.append(signature.name)
+            trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+        if live:
+            self._count_busy(live, trouble)
         if line.rank is not None:
             self.summary.ranks[line.rank] = self.summary.ranks.get(line.rank, 0) + 1
             self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
@@ -177,6 +239,8 @@ class Scanner:
 
     def _keep_before(self, block: bytes, at: int, number: int) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""
+        if self._before_kept:
+            return
         self._before_kept = True
         kept = []
         lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
@@ -186,18 +250,17 @@ class Scanner:
                 kept.append(self._hit("before", index, prefix.parse(text), text))
         self.summary.before[self.source.name] = kept
 
-    def _count_busy(self, found: list[int]) -> None:
-        for index in found:
-            anchor = self._anchors[index]
-            count = self._busy.get(anchor, 0) + 1
+    def _count_busy(self, held: set[bytes], trouble: bool) -> None:
+        """Give up anchors that wake signatures again and again for nothing, or that have said enough."""
+        for anchor in held:
+            count = self._busy.get(anchor, 0) + (0.1 if trouble else 1)
             self._busy[anchor] = count
-            if count == BUSY:
-                for signature, _ in self._plan.wakes.get(anchor, ()):
+            if count >= BUSY and anchor not in self._dropped and anchor not in _GENERIC:
+                self._dropped.add(anchor)
+                for signature in self._plan.wakes.get(anchor, ()):
                     self.summary.groups.setdefault(signature.name, HitGroup()).at_least = True
-                busy = {item for item, seen in self._busy.items() if seen >= BUSY}
-                self._anchors = tuple(item for item in self._plan.anchors if item not in busy)
+                self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
                 self._engine = matcher.engine(self._anchors, self._fast)
-                return
 
     def _hit(
         self, signature: str, number: int, line: prefix.Line, text: str, groups: dict[str, str] | None = None
@@ -255,9 +318,7 @@ class Scanner:
         if not self._open and len(self._pending) > OPEN_LIMIT:
             self._pending.clear()
 
-    def _inside(
-        self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]
-    ) -> None:
+    def _inside(self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
         body = line.body
         block.lines += 1
         frame = _FRAME.match(body)
@@ -330,7 +391,7 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
 
 
 def _decode(raw: bytes) -> str:
-    """Text of a raw line: UTF-8, undecodable bytes kept as surrogates; of a line with CRs, the last piece that says anything."""
+    """A raw line as text: undecodable bytes as surrogates; of a line with CRs, the last piece that says anything."""
     text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]

@@ -32,7 +32,7 @@ class Signature(msgspec.Struct, frozen=True):
     ``cause`` is the id it points to (for a symptom: the id it would point to if nothing better is found), ``why``
     says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line),
     ``title`` is the sentence shown for the cause, with ``{group}`` holes. A ``SYMPTOM``'s ``fold`` is the phrase under
-    which its lines are counted.
+    which its lines are counted. ``sampled`` signatures (progress) are not searched in every line, only in samples.
     """
 
     name: str
@@ -44,7 +44,13 @@ class Signature(msgspec.Struct, frozen=True):
     title: str = ""
     fold: str = ""
     where: Guard | None = None
-    module: str = ""
+    sampled: bool = False
+    wake: tuple[str, ...] = ()
+
+    @property
+    def anchors(self) -> frozenset[bytes]:
+        """The literals of which a line must hold one to be shown to this signature."""
+        return frozenset(text.encode() for text in self.wake or (template.anchor for template in self.templates))
 
     def match(self, line: str) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings is in ``line`` and the guard agrees."""
@@ -68,15 +74,20 @@ def says(
     title: str = "",
     fold: str = "",
     where: Guard | None = None,
+    sampled: bool = False,
+    wake: tuple[str, ...] = (),
 ) -> None:
-    """Declare a signature. Without ``role`` it is a cause if it names one, else a fact."""
+    """Declare a signature. Without ``role`` it is a cause if it names one, else a fact.
+
+    ``wake`` replaces the templates' own anchors where these are common words and the guard demands rarer ones.
+    """
     if name in _SIGNATURES:
         raise ValueError(f"signature {name} is declared twice")
     chosen = role or (Role.CAUSE if cause else Role.FACT)
     if chosen is Role.CAUSE and not (cause and 0 < strength <= 1):
         raise ValueError(f"signature {name}: a cause needs an id and a strength in (0, 1]")
     templates = tuple(Template(text) for text in texts)
-    _SIGNATURES[name] = Signature(name, chosen, templates, why, cause, strength, title, fold, where)
+    _SIGNATURES[name] = Signature(name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake=wake)
 
 
 @functools.cache

@@ -4,15 +4,114 @@ from __future__ import annotations
 
 from nccl_doctor.explain.signatures import says
 
-says("no-algorithm", "o algorithm/protocol available for function {function:word}", "Error : no algorithm/protocol available", "no algorithm/protocol available", cause="env.bad-nccl-var", strength=0.93, title="NCCL_ALGO/NCCL_PROTO leave no algorithm for this collective", why="Since 2.24 NCCL does not fall back: the forced algorithm does not exist for this function, data type or machine.")
-says("bad-token", "Unrecognized element token", "Unrecognized prefix token", "All entries except the first must have a prefix", cause="env.bad-nccl-var", strength=0.96, title="NCCL_ALGO or NCCL_PROTO has a syntax error", why="NCCL 2.24+ refuses unknown words.")
-says("bad-comm-id", "Invalid NCCL_COMM_ID, please use format", "Net : string is null", cause="env.bad-nccl-var", strength=0.95, title="NCCL_COMM_ID cannot be read", why="Its form is <ip or host>:<port>.")
-says("bad-torch-value", "Invalid value for environment variable: {name:word}", cause="env.bad-nccl-var", strength=0.96, title="{name} has a value that torch cannot read", why="torch parses these as booleans or integers.")
-says("bad-nccl-value", "Invalid value {value} for {name:word}, using default", cause="env.bad-nccl-var", strength=0.5, title="{name} has a value that NCCL cannot read", why="NCCL ignores it and uses the default: it does not do what was meant.")
-says("oob-interface", "verify NCCL_OOB_NET_IFNAME", "no device found matching {value}, verify", cause="env.bad-nccl-var", strength=0.93, title="NCCL_OOB_NET_IFNAME matches no device", why="The named device does not exist on this host.")
-says("no-transport", "No transport found for rank {a:int}", "No transport found !", cause="env.bad-nccl-var", strength=0.78, title="no transport connects two ranks", why="P2P, SHM and the network are all disabled or unavailable between two ranks: usually NCCL_P2P_DISABLE and NCCL_SHM_DISABLE together without a network.")
-says("topology-file", "Could not open XML topology file {file} : {error}", "XML Topology has wrong version", "XML Parse error", "XML Import Channel : dev {dev} not found", "Could not open XML graph file", "XML Parse : ", "Could not find any local path from gpu", "ncclTopoGetSystemFromXml: system node not found", "XML Graph has wrong version", "Add NVLink error : could not find GPU", cause="env.bad-nccl-var", strength=0.74, title="the topology or graph file given to NCCL is wrong or cannot be read", why="NCCL_TOPO_FILE or NCCL_GRAPH_FILE does not describe this machine.")
-says("force-merge", "Could not force merge NICs", "Specified fused NIC", "has been ignored because it is not a power of 2", "is being ignored because it is not a power of 2", cause="env.bad-nccl-var", strength=0.7, title="an NCCL variable names what is not there", why="NCCL says which value it cannot use.")
+says(
+    "no-algorithm",
+    "o algorithm/protocol available for function {function:word}",
+    "Error : no algorithm/protocol available",
+    "no algorithm/protocol available",
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for this collective",
+    why="Since 2.24 NCCL does not fall back: the forced algorithm does not exist for this function, data type or machine.",
+)
+says(
+    "bad-token",
+    "Unrecognized element token",
+    "Unrecognized prefix token",
+    "All entries except the first must have a prefix",
+    cause="env.bad-nccl-var",
+    strength=0.96,
+    title="NCCL_ALGO or NCCL_PROTO has a syntax error",
+    why="NCCL 2.24+ refuses unknown words.",
+)
+says(
+    "bad-comm-id",
+    "Invalid NCCL_COMM_ID, please use format",
+    "Net : string is null",
+    cause="env.bad-nccl-var",
+    strength=0.95,
+    title="NCCL_COMM_ID cannot be read",
+    why="Its form is <ip or host>:<port>.",
+)
+says(
+    "bad-torch-value",
+    "Invalid value for environment variable: {name:word}",
+    cause="env.bad-nccl-var",
+    strength=0.96,
+    title="{name} has a value that torch cannot read",
+    why="torch parses these as booleans or integers.",
+)
+says(
+    "bad-nccl-value",
+    "Invalid value {value} for {name:word}, using default",
+    cause="env.bad-nccl-var",
+    strength=0.5,
+    title="{name} has a value that NCCL cannot read",
+    why="NCCL ignores it and uses the default: it does not do what was meant.",
+)
+says(
+    "oob-interface",
+    "verify NCCL_OOB_NET_IFNAME",
+    "no device found matching {value}, verify",
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="NCCL_OOB_NET_IFNAME matches no device",
+    why="The named device does not exist on this host.",
+)
+says(
+    "no-transport",
+    "No transport found for rank {a:int}",
+    "No transport found !",
+    cause="env.bad-nccl-var",
+    strength=0.78,
+    title="no transport connects two ranks",
+    why="P2P, SHM and the network are all disabled or unavailable between two ranks: usually NCCL_P2P_DISABLE and NCCL_SHM_DISABLE together without a network.",
+)
+says(
+    "topology-file",
+    "Could not open XML topology file {file} : {error}",
+    "XML Topology has wrong version",
+    "XML Parse error",
+    "XML Import Channel : dev {dev} not found",
+    "Could not open XML graph file",
+    "XML Parse : ",
+    "Could not find any local path from gpu",
+    "ncclTopoGetSystemFromXml: system node not found",
+    "XML Graph has wrong version",
+    "Add NVLink error : could not find GPU",
+    cause="env.bad-nccl-var",
+    strength=0.74,
+    title="the topology or graph file given to NCCL is wrong or cannot be read",
+    why="NCCL_TOPO_FILE or NCCL_GRAPH_FILE does not describe this machine.",
+)
+says(
+    "force-merge",
+    "Could not force merge NICs",
+    "Specified fused NIC",
+    "has been ignored because it is not a power of 2",
+    "is being ignored because it is not a power of 2",
+    cause="env.bad-nccl-var",
+    strength=0.7,
+    title="an NCCL variable names what is not there",
+    why="NCCL says which value it cannot use.",
+)
 
-says("forced-algorithm", "NCCL_ALGO was set to {value}", "NCCL_PROTO was set to {value}", cause="env.bad-nccl-var", strength=0.9, title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective", why="NCCL names the forced value in its error: it covers not all collectives of the program.", where=lambda groups, line: "WARN" in line or "available for function" in line or "rror" in line)
-says("no-algorithm-more", "algorithm/protocol nor symKernelId available", "lgorithm/protocol {}available for function", cause="env.bad-nccl-var", strength=0.9, title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective", why="The same, in the wording of 2.28 and later.")
+says(
+    "forced-algorithm",
+    "NCCL_ALGO was set to {value}",
+    "NCCL_PROTO was set to {value}",
+    cause="env.bad-nccl-var",
+    strength=0.9,
+    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective",
+    why="NCCL names the forced value in its error: it covers not all collectives of the program.",
+    where=lambda groups, line: "WARN" in line or "available for function" in line or "rror" in line,
+)
+says(
+    "no-algorithm-more",
+    "algorithm/protocol nor symKernelId available",
+    "lgorithm/protocol {}available for function",
+    cause="env.bad-nccl-var",
+    strength=0.9,
+    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective",
+    why="The same, in the wording of 2.28 and later.",
+)

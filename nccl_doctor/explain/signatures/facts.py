@@ -21,75 +21,405 @@ says(
     role=Role.PROGRESS,
     why="A communicator is complete on this rank: bootstrap, topology and transports worked.",
 )
-says("nccl-comm-rank", "NCCL INFO comm {comm:hex} rank {rank:int} nRanks {nranks:int} nNodes", why="Rank and size of a communicator.")
+says(
+    "nccl-comm-rank",
+    "NCCL INFO comm {comm:hex} rank {rank:int} nRanks {nranks:int} nNodes",
+    why="Rank and size of a communicator.",
+)
 says("nccl-nodes", " nNodes {nodes:int} localRanks {local:int}", why="How many nodes NCCL sees.")
-says("nnodes", "--nnodes={nodes:int}", "--nnodes {nodes:int}", "--num_nodes {nodes:int}", "--num_nodes={nodes:int}", why="How many nodes the launcher was asked for.")
+says(
+    "nnodes",
+    "--nnodes={nodes:int}",
+    "--nnodes {nodes:int}",
+    "--num_nodes {nodes:int}",
+    "--num_nodes={nodes:int}",
+    why="How many nodes the launcher was asked for.",
+)
 says(
     "world-size",
-    "world_size={world:int}", "world size: {world:int}", "World size: {world:int}", "WORLD_SIZE={world:int}", "world_size: {world:int}",
-    "world size {world:int}", "world_size {world:int}", "distributed_world_size={world:int}", "MEMBER: {}/{world:int}",
+    "world_size={world:int}",
+    "world size: {world:int}",
+    "World size: {world:int}",
+    "WORLD_SIZE={world:int}",
+    "world_size: {world:int}",
+    "world size {world:int}",
+    "world_size {world:int}",
+    "distributed_world_size={world:int}",
+    "MEMBER: {}/{world:int}",
     why="The number of ranks the program says it has.",
 )
-says("bootstrap-using", "Bootstrap : Using {interface}:{address}<", "Bootstrap: Using {interface}:{address}<", "Bootstrap : Using [0]{interface}:{address}<",
-     why="The interface and address NCCL's bootstrap chose on this host.")
-says("net-ib-using", "NET/IB : Using {devices}; OOB {oob}", "NET/IB : Using {devices} ; OOB {oob}", why="The HCAs NCCL uses.")
+says(
+    "bootstrap-using",
+    "Bootstrap : Using {interface}:{address}<",
+    "Bootstrap: Using {interface}:{address}<",
+    "Bootstrap : Using [0]{interface}:{address}<",
+    why="The interface and address NCCL's bootstrap chose on this host.",
+)
+says(
+    "net-ib-using",
+    "NET/IB : Using {devices}; OOB {oob}",
+    "NET/IB : Using {devices} ; OOB {oob}",
+    why="The HCAs NCCL uses.",
+)
 says("net-socket-using", "NET/Socket : Using {interfaces}", why="The interfaces NET/Socket could use.")
-says("network-used", "Using network {network:word}", "Assigned NET plugin {network:word} to comm", "Using internal Network {network:word}",
-     why="The network this process really uses.")
-says("no-ib-device", "NET/IB : No device found.", "NET/IB: No device found.", why="No usable HCA: no active port, NCCL_IB_HCA matches nothing, or no /dev/infiniband. Harmless where there is none or on a single node.")
-says("no-verbs-library", "Failed to open libibverbs.so", "Count not open libibverbs", why="No rdma-core in the image: harmless without InfiniBand.")
+says(
+    "network-used",
+    "Using network {network:word}",
+    "Assigned NET plugin {network:word} to comm",
+    "Using internal Network {network:word}",
+    why="The network this process really uses.",
+)
+says(
+    "no-ib-device",
+    "NET/IB : No device found.",
+    "NET/IB: No device found.",
+    why="No usable HCA: no active port, NCCL_IB_HCA matches nothing, or no /dev/infiniband. Harmless where there is none or on a single node.",
+)
+says(
+    "no-verbs-library",
+    "Failed to open libibverbs.so",
+    "Count not open libibverbs",
+    why="No rdma-core in the image: harmless without InfiniBand.",
+)
 says("channel-net", "via NET/{network}/{device:int}", why="A channel goes over the network.")
 says("channel-gdr", "/GDRDMA", why="A channel uses GPUDirect RDMA.")
 says("channel-p2p", "via P2P/{kind:word}", why="A channel uses peer-to-peer.")
-says("channel-shm", "via SHM/{kind:word}", "via direct shared memory", why="A channel uses shared memory, so these GPUs have no P2P.")
+says(
+    "channel-shm",
+    "via SHM/{kind:word}",
+    "via direct shared memory",
+    why="A channel uses shared memory, so these GPUs have no P2P.",
+)
 says("gdr-disabled", "GPU Direct RDMA Disabled for {what}", why="No GPUDirect RDMA between this GPU and HCA.")
 says("nccl-version", "NCCL version {version:word}", why="NCCL's version.")
 says("nccl-error-version", ", NCCL version {version:word}", why="NCCL's version, in torch's error text.")
-says("torch-version", "torch=={version:word}", "torch {version:word}+cu", "PyTorch version: {version:word}", "torch version: {version:word}", "torch.__version__ {version:word}", "torch: {version:word}", "PyTorch {version:word}", "torch version {version:word}", why="torch's version.", where=lambda groups, line: groups["version"][:1].isdigit())
-says("driver-version", "Driver Version: {version:num}", "Driver Version                            : {version:num}", "NVIDIA driver version: {version:num}", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version:num}", why="The NVIDIA driver's version.")
+says(
+    "torch-version",
+    "torch=={version:word}",
+    "torch {version:word}+cu",
+    "PyTorch version: {version:word}",
+    "torch version: {version:word}",
+    "torch.__version__ {version:word}",
+    "torch: {version:word}",
+    "PyTorch {version:word}",
+    "torch version {version:word}",
+    why="torch's version.",
+    where=lambda groups, line: groups["version"][:1].isdigit(),
+)
+says(
+    "driver-version",
+    "Driver Version: {version:num}",
+    "Driver Version                            : {version:num}",
+    "NVIDIA driver version: {version:num}",
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version:num}",
+    why="The NVIDIA driver's version.",
+)
 says("plugin-ofi-version", "aws-ofi-nccl {version:word}", why="The version of the EFA plugin.")
-says("env-echo", "NCCL INFO {name:word} set by environment to {value}", "NCCL INFO {name:word} set to {value}", why="NCCL read this variable in this process.",
-     where=lambda groups, line: groups["name"].startswith("NCCL_"))
-says("env-set", *(f"{name}={{value:word}}" for name in (
-    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_COMM_ID", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE",
-    "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_P2P_LEVEL", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET_GDR_LEVEL", "NCCL_TOPO_FILE", "MASTER_ADDR",
-    "MASTER_PORT", "NCCL_NET_PLUGIN", "CUDA_VISIBLE_DEVICES", "NCCL_CROSS_NIC", "NCCL_TIMEOUT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BUFFSIZE",
-    "NCCL_SOCKET_FAMILY", "NCCL_DEBUG", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_IB_TIMEOUT", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS",
-    "NCCL_CUMEM_ENABLE", "NCCL_HOSTID", "NCCL_IB_TC", "NCCL_IB_SL", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_NTHREADS", "NCCL_OOB_NET_IFNAME")),
-    why="A variable set on a command line or in a printed environment; the name is what stands before the sign.")
-says("env-dump", *(f"{name}: {{value:word}}" for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")),
-    why="A variable in a printed environment.")
-says("torchrun-failed", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError", "Root Cause (first observed failure)", role=Role.SYMPTOM, fold="torchrun's failure table (its root cause is only the first process that exited)",
-     why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.")
+says(
+    "env-echo",
+    "NCCL INFO {name:word} set by environment to {value}",
+    "NCCL INFO {name:word} set to {value}",
+    why="NCCL read this variable in this process.",
+    where=lambda groups, line: groups["name"].startswith("NCCL_"),
+)
+says(
+    "env-set",
+    *(
+        f"{name}={{value:word}}"
+        for name in (
+            "NCCL_SOCKET_IFNAME",
+            "GLOO_SOCKET_IFNAME",
+            "NCCL_IB_GID_INDEX",
+            "NCCL_IB_HCA",
+            "NCCL_COMM_ID",
+            "NCCL_P2P_DISABLE",
+            "NCCL_SHM_DISABLE",
+            "NCCL_NET",
+            "NCCL_IB_DISABLE",
+            "NCCL_P2P_LEVEL",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+            "NCCL_NET_GDR_LEVEL",
+            "NCCL_TOPO_FILE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "NCCL_NET_PLUGIN",
+            "CUDA_VISIBLE_DEVICES",
+            "NCCL_CROSS_NIC",
+            "NCCL_TIMEOUT",
+            "NCCL_ASYNC_ERROR_HANDLING",
+            "NCCL_BUFFSIZE",
+            "NCCL_SOCKET_FAMILY",
+            "NCCL_DEBUG",
+            "NCCL_NVLS_ENABLE",
+            "NCCL_MNNVL_ENABLE",
+            "NCCL_IB_TIMEOUT",
+            "NCCL_MAX_NCHANNELS",
+            "NCCL_MIN_NCHANNELS",
+            "NCCL_CUMEM_ENABLE",
+            "NCCL_HOSTID",
+            "NCCL_IB_TC",
+            "NCCL_IB_SL",
+            "TORCH_NCCL_BLOCKING_WAIT",
+            "NCCL_NTHREADS",
+            "NCCL_OOB_NET_IFNAME",
+        )
+    ),
+    why="A variable set on a command line or in a printed environment; the name is what stands before the sign.",
+)
+says(
+    "env-dump",
+    *(
+        f"{name}: {{value:word}}"
+        for name in (
+            "NCCL_SOCKET_IFNAME",
+            "GLOO_SOCKET_IFNAME",
+            "NCCL_IB_HCA",
+            "NCCL_IB_GID_INDEX",
+            "CUDA_VISIBLE_DEVICES",
+            "MASTER_ADDR",
+            "NCCL_P2P_DISABLE",
+            "NCCL_IB_DISABLE",
+        )
+    ),
+    why="A variable in a printed environment.",
+)
+says(
+    "torchrun-failed",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
+    "Root Cause (first observed failure)",
+    role=Role.SYMPTOM,
+    fold="torchrun's failure table (its root cause is only the first process that exited)",
+    why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.",
+)
 says("torchrun-host", "  host      : {host:word}", "host      : {host:word}", why="A host in torchrun's failure table.")
 says("torchrun-rank", "rank      : {rank:int} (local_rank: {local:int})", why="A rank in torchrun's failure table.")
 says("torchrun-exitcode", "exitcode  : {code:int} (pid: {pid:int})", why="Its exit code; negative is a signal.")
-says("torchrun-exit", "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary", role=Role.SYMPTOM, fold="torchrun saw a worker exit",
-     why="A worker ended; why is in that worker's own lines.")
-says("nccl-error-text", "NCCL error in: {place}, {text}, NCCL version", "NCCL error in: {place}, {text}", "NCCL error {place} '{text}'", "ncclSystemError: System call", "ncclRemoteError: A call failed", "ncclInternalError: Internal check failed", "ncclUnhandledCudaError: Call to CUDA", "ncclInvalidUsage: This usually", "Test NCCL failure",
-     role=Role.SYMPTOM, fold="NCCL error raised in Python or by nccl-tests", why="torch's wrapping of an NCCL error: the WARN line of that process before it says what happened.")
-says("nccl-trail", "NCCL INFO {place:word} -> {code:int}", role=Role.SYMPTOM, fold="NCCL's return trail", why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
-     where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"))
-says("nccl-abort", "Abort COMPLETE", "Abort START", role=Role.SYMPTOM, fold="communicators aborted", why="Somebody called ncclCommAbort, usually torch's watchdog after an error.")
-says("busbw-row", " float {} sum {}", "  bfloat16 {} sum {}", " half {} sum {}", " bf16 {} sum {}", "  float  {} none {}", why="A result row of nccl-tests.",
-     where=lambda groups, line: len(line.split()) >= 8 and line.split()[0].isdigit() or (len(line.split()) >= 9 and line.split()[1].isdigit() and line.split()[2].isdigit()))
-says("busbw-average", "# Avg bus bandwidth    : {busbw:num}", "Avg bus bandwidth    : {busbw:num}", role=Role.END, why="nccl-tests ran to its end.")
-says("gpu-model", "NVIDIA {model} ", "Tesla {model:word}", why="A GPU's model.", where=lambda groups, line: any(name in line for name in ("H100", "H200", "A100", "B200", "GB200", "GB300", "B300", "V100", "A800", "H800", "H20", "L40", "RTX", "A40", "GH200", "MI300", "A10", "L4", "GB10", "T4")))
+says(
+    "torchrun-exit",
+    "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary",
+    role=Role.SYMPTOM,
+    fold="torchrun saw a worker exit",
+    why="A worker ended; why is in that worker's own lines.",
+)
+says(
+    "nccl-error-text",
+    "NCCL error in: {place}, {text}, NCCL version",
+    "NCCL error in: {place}, {text}",
+    "NCCL error {place} '{text}'",
+    "ncclSystemError: System call",
+    "ncclRemoteError: A call failed",
+    "ncclInternalError: Internal check failed",
+    "ncclUnhandledCudaError: Call to CUDA",
+    "ncclInvalidUsage: This usually",
+    "Test NCCL failure",
+    role=Role.SYMPTOM,
+    fold="NCCL error raised in Python or by nccl-tests",
+    why="torch's wrapping of an NCCL error: the WARN line of that process before it says what happened.",
+)
+says(
+    "nccl-trail",
+    "NCCL INFO {place:word} -> {code:int}",
+    role=Role.SYMPTOM,
+    fold="NCCL's return trail",
+    why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
+    where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
+)
+says(
+    "nccl-abort",
+    "Abort COMPLETE",
+    "Abort START",
+    role=Role.SYMPTOM,
+    fold="communicators aborted",
+    why="Somebody called ncclCommAbort, usually torch's watchdog after an error.",
+)
+says(
+    "busbw-row",
+    " float {} sum {}",
+    "  bfloat16 {} sum {}",
+    " half {} sum {}",
+    " bf16 {} sum {}",
+    "  float  {} none {}",
+    why="A result row of nccl-tests.",
+    where=lambda groups, line: (
+        (len(line.split()) >= 8 and line.split()[0].isdigit())
+        or (len(line.split()) >= 9 and line.split()[1].isdigit() and line.split()[2].isdigit())
+    ),
+)
+says(
+    "busbw-average",
+    "# Avg bus bandwidth    : {busbw:num}",
+    "Avg bus bandwidth    : {busbw:num}",
+    role=Role.END,
+    why="nccl-tests ran to its end.",
+)
+says(
+    "gpu-model",
+    "NVIDIA {model} ",
+    "Tesla {model:word}",
+    sampled=True,
+    why="A GPU's model.",
+    where=lambda groups, line: any(
+        name in line
+        for name in (
+            "H100",
+            "H200",
+            "A100",
+            "B200",
+            "GB200",
+            "GB300",
+            "B300",
+            "V100",
+            "A800",
+            "H800",
+            "H20",
+            "L40",
+            "RTX",
+            "A40",
+            "GH200",
+            "MI300",
+            "A10",
+            "L4",
+            "GB10",
+            "T4",
+        )
+    ),
+)
 says("gloo-connected", "init.cc {}gloo", "Gloo connectFullMesh", "ProcessGroupGloo", why="Gloo takes part.")
-says("deepspeed-init", "Initializing TorchBackend in DeepSpeed with backend", why="DeepSpeed initialises torch.distributed.")
-says("store-barrier", "store_based_barrier_key", "init_process_group", "torch/distributed/run.py", "torch.distributed.run", "torch.distributed.launch", "distributed_c10d.py", why="torch.distributed takes part.")
+says(
+    "deepspeed-init",
+    "Initializing TorchBackend in DeepSpeed with backend",
+    why="DeepSpeed initialises torch.distributed.",
+)
+says(
+    "store-barrier",
+    "store_based_barrier_key",
+    "init_process_group",
+    "torch/distributed/run.py",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "distributed_c10d.py",
+    why="torch.distributed takes part.",
+)
 says("wsl", "microsoft-standard-WSL2", "WSL2", "/usr/lib/wsl/", why="The Windows Subsystem for Linux.")
-says("smi-busy", "%      Default |", "100 %, {watts:num} W", why="GPU utilisation in an nvidia-smi table.", where=lambda groups, line: "100%" in line or "100 %" in line)
+says(
+    "smi-busy",
+    "%      Default |",
+    "100 %, {watts:num} W",
+    why="GPU utilisation in an nvidia-smi table.",
+    where=lambda groups, line: "100%" in line or "100 %" in line,
+)
 says("link-layer", "link_layer: {layer:word}", "Link layer: {layer:word}", why="A port's link layer.")
-says("rdma-plugin", "NCCL RDMA Plugin", "P2P plugin IBext", "libnccl_rdma_sharp_plugin", "nccl_rdma_sharp_plugin", "IBext_v", why="The HPC-X RDMA plugin is loaded: an InfiniBand installation.")
-says("cannot-assign", "Cannot assign requested address", "bind: Cannot assign", why="An address is not on any interface of this host.")
-says("ib-async", "Got async event : {event}", "Got async error event: {event}", "Got non-fatal async event: {event}", "async fatal event{event}", why="An asynchronous event of an HCA.")
-says("batch-count", " batches", "num_batches", "len(loader)", "len(dataloader)", "len(train_loader)", " samples", "dataset size", why="A number of batches or samples.",
-     where=lambda groups, line: "rank" in line.lower())
-says("slow-complaint", "expected {}GB/s", "expected busbw", "below threshold", "below the gate", "slower than", "very slow", "too slow", "bandwidth is {}low", "below expected", "BELOW", "is below", "poor bandwidth", "under the threshold", "minimum bandwidth", "min_busbw", "MIN_BW", "[FAILED]", "degraded",
-     why="A program or a person says that the bandwidth is too low.", where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")))
+says(
+    "rdma-plugin",
+    "NCCL RDMA Plugin",
+    "P2P plugin IBext",
+    "libnccl_rdma_sharp_plugin",
+    "nccl_rdma_sharp_plugin",
+    "IBext_v",
+    why="The HPC-X RDMA plugin is loaded: an InfiniBand installation.",
+)
+says(
+    "cannot-assign",
+    "Cannot assign requested address",
+    "bind: Cannot assign",
+    why="An address is not on any interface of this host.",
+)
+says(
+    "ib-async",
+    "Got async event : {event}",
+    "Got async error event: {event}",
+    "Got non-fatal async event: {event}",
+    "async fatal event{event}",
+    why="An asynchronous event of an HCA.",
+)
+says(
+    "batch-count",
+    " batches",
+    "num_batches",
+    "len(loader)",
+    "len(dataloader)",
+    "len(train_loader)",
+    " samples",
+    "dataset size",
+    sampled=True,
+    why="A number of batches or samples.",
+    where=lambda groups, line: "rank" in line.lower(),
+)
+says(
+    "slow-complaint",
+    "expected {}GB/s",
+    "expected busbw",
+    "below threshold",
+    "below the gate",
+    "slower than",
+    "very slow",
+    "too slow",
+    "bandwidth is {}low",
+    "below expected",
+    "BELOW",
+    "is below",
+    "poor bandwidth",
+    "under the threshold",
+    "minimum bandwidth",
+    "min_busbw",
+    "MIN_BW",
+    "[FAILED]",
+    "degraded",
+    sampled=True,
+    why="A program or a person says that the bandwidth is too low.",
+    where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")),
+)
 
-says("nccl-warn", "NCCL WARN {message}", why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.")
+says(
+    "nccl-warn",
+    "NCCL WARN {message}",
+    why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.",
+)
 says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)
-says("error-line", "error", "Error", "ERROR", "ailed", "FAILED", "ailure", "WARN", "<warn>", "atal", "FATAL", "nable to", "annot ", "not found", "denied", "refused", "timed out", "imeout", "ismatch", "nvalid", "nactive", "own)", "DOWN", " down", "nexpected", "rejected", "xception", "ould not", "ouldn't", "not support", "orrupt", "issing", "not set", "bort", "died", "lost", "rror:", "xceeded", "unreachable", "not permitted", "is not ", "empty list", "hang",
-     why="A line that sounds like trouble; its words tell the subject.")
+says(
+    "error-line",
+    "error",
+    "Error",
+    "ERROR",
+    "ailed",
+    "FAILED",
+    "ailure",
+    "WARN",
+    "<warn>",
+    "atal",
+    "FATAL",
+    "nable to",
+    "annot ",
+    "not found",
+    "denied",
+    "refused",
+    "timed out",
+    "imeout",
+    "ismatch",
+    "nvalid",
+    "nactive",
+    "own)",
+    "DOWN",
+    " down",
+    "nexpected",
+    "rejected",
+    "xception",
+    "ould not",
+    "ouldn't",
+    "not support",
+    "orrupt",
+    "issing",
+    "not set",
+    "bort",
+    "died",
+    "lost",
+    "rror:",
+    "xceeded",
+    "unreachable",
+    "not permitted",
+    "is not ",
+    "empty list",
+    "hang",
+    why="A line that sounds like trouble; its words tell the subject.",
+)

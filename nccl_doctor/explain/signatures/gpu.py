@@ -5,63 +5,305 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.signatures import says
+from nccl_doctor.explain.signatures import Guard, says
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
-_XID = ("Xid (PCI:{pci}): {xid:int},", "Xid (PCI:{pci}): {xid:int} ", "Xid: {xid:int}", "Xid {xid:int}", "XID {xid:int}", "xid={xid:int}", "xid: {xid:int}", "XID: {xid:int}", "XID error {xid:int}", "Xid error {xid:int}")
+_XID = (
+    "Xid (PCI:{pci}): {xid:int},",
+    "Xid (PCI:{pci}): {xid:int} ",
+    "Xid: {xid:int}",
+    "Xid {xid:int}",
+    "XID {xid:int}",
+    "xid={xid:int}",
+    "xid: {xid:int}",
+    "XID: {xid:int}",
+    "XID error {xid:int}",
+    "Xid error {xid:int}",
+)
 
 
-def _xid(*codes: int) -> object:
+def _xid(*codes: int) -> Guard:
     wanted = {str(code) for code in codes}
-    return lambda groups, line: groups.get("xid", "").lstrip("+") in wanted
+
+    def guard(groups: dict[str, str], line: str) -> bool:
+        return groups.get("xid", "").lstrip("+") in wanted
+
+    return guard
 
 
-says("xid-off-bus", *_XID, where=_xid(79, 154, 167), cause="gpu.fell-off-bus", strength=0.97, title="a GPU fell off the PCIe bus (Xid {xid})",
-     why="Xid 79: the driver cannot reach the GPU over PCIe any more; 154: a reset or reboot is needed.")
-says("xid-gsp", *_XID, where=_xid(119, 120, 62, 61, 109, 143), cause="gpu.fell-off-bus", strength=0.94, title="the GPU's firmware processor (GSP) stopped answering (Xid {xid})",
-     why="Xid 119/120: GSP RPC time-out or GSP error; 61/62: micro-controller halt; 109: context switch time-out. The GPU needs a reset.")
-says("xid-ecc", *_XID, where=_xid(48, 63, 64, 92, 94, 95, 140, 160, 161, 172), cause="gpu.ecc", strength=0.96, title="uncorrectable memory error on a GPU (Xid {xid})",
-     why="Xid 48 double-bit error, 63/64 row remap recorded or failed, 94/95 contained/uncontained ECC error, 92 high single-bit rate.")
-says("xid-nvlink", *_XID, where=_xid(74, 71, 137, 144, 145, 146, 147, 148, 149, 150), cause="gpu.nvlink", strength=0.95, title="NVLink error (Xid {xid})",
-     why="Xid 74: a fatal NVLink event on a link; 137 and 144-150: NVLink 5 faults.")
-says("xid-application", *_XID, where=_xid(13, 31, 43, 45), cause="gpu.illegal-access", strength=0.72, title="a kernel faulted on the GPU (Xid {xid})",
-     why="Xid 13, 31: exception or MMU fault, normally the program's; 43, 45: the channel was stopped afterwards.")
-says("sxid", "SXid (PCI:{pci}): {xid:int}", "SXid {xid:int}", "nvidia-nvswitch{}: SXid", cause="gpu.nvlink", strength=0.93, title="NVSwitch error (SXid {xid})", why="The NVSwitch driver reports an error of a switch or a link.")
-says("fell-off-bus", "GPU has fallen off the bus", "GPU is lost", "GPU lost", "Unable to determine the device handle for GPU", "requires reset", "GPU requires reset", "The GPU likely needs to be reset", "waiting for RPC response from GPU", "RmInitAdapter failed", "rm_init_adapter failed", "NVML_ERROR_GPU_IS_LOST", "GSP_RM", "GPU recovery action changed from",
-     cause="gpu.fell-off-bus", strength=0.95, title="a GPU is gone or needs a reset", why="The driver cannot talk to the GPU: it fell off the bus, or its firmware hangs.")
-says("ecc-error", "uncorrectable ECC error encountered", "Uncorrectable ECC", "double bit error", "Double Bit ECC", "row remapping failure", "Row Remapping Failure", "Remapping Failure Occurred                 : Yes", "Remapping Failure Occurred     : Yes", "Contained ECC error", "Uncontained ECC error", "row remapper: {}pending", "An uncorrectable double bit error (DBE)",
-     cause="gpu.ecc", strength=0.95, title="uncorrectable memory error on a GPU", why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
-     where=lambda groups, line: not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$", line))
-says("nvlink-error", "uncorrectable NVLink error", "Uncorrectable NVLink error", "cudaErrorNvlinkUncorrectable", "NVLink fatal error", "nvlink: Link {}down", "NVLink {}is inactive", "Link {:int}: <inactive>", "P2P is disabled between NVLINK connected GPUs {a} and {b}", "Nvlink Data Error", "LTSSM Fault",
-     cause="gpu.nvlink", strength=0.92, title="NVLink is down or reports errors", why="An NVLink is inactive or failed; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.")
+says(
+    "xid-off-bus",
+    *_XID,
+    where=_xid(79, 154, 167),
+    cause="gpu.fell-off-bus",
+    strength=0.97,
+    title="a GPU fell off the PCIe bus (Xid {xid})",
+    why="Xid 79: the driver cannot reach the GPU over PCIe any more; 154: a reset or reboot is needed.",
+)
+says(
+    "xid-gsp",
+    *_XID,
+    where=_xid(119, 120, 62, 61, 109, 143),
+    cause="gpu.fell-off-bus",
+    strength=0.94,
+    title="the GPU's firmware processor (GSP) stopped answering (Xid {xid})",
+    why="Xid 119/120: GSP RPC time-out or GSP error; 61/62: micro-controller halt; 109: context switch time-out. The GPU needs a reset.",
+)
+says(
+    "xid-ecc",
+    *_XID,
+    where=_xid(48, 63, 64, 92, 94, 95, 140, 160, 161, 172),
+    cause="gpu.ecc",
+    strength=0.96,
+    title="uncorrectable memory error on a GPU (Xid {xid})",
+    why="Xid 48 double-bit error, 63/64 row remap recorded or failed, 94/95 contained/uncontained ECC error, 92 high single-bit rate.",
+)
+says(
+    "xid-nvlink",
+    *_XID,
+    where=_xid(74, 71, 137, 144, 145, 146, 147, 148, 149, 150),
+    cause="gpu.nvlink",
+    strength=0.95,
+    title="NVLink error (Xid {xid})",
+    why="Xid 74: a fatal NVLink event on a link; 137 and 144-150: NVLink 5 faults.",
+)
+says(
+    "xid-application",
+    *_XID,
+    where=_xid(13, 31, 43, 45),
+    cause="gpu.illegal-access",
+    strength=0.72,
+    title="a kernel faulted on the GPU (Xid {xid})",
+    why="Xid 13, 31: exception or MMU fault, normally the program's; 43, 45: the channel was stopped afterwards.",
+)
+says(
+    "sxid",
+    "SXid (PCI:{pci}): {xid:int}",
+    "SXid {xid:int}",
+    "nvidia-nvswitch{}: SXid",
+    cause="gpu.nvlink",
+    strength=0.93,
+    title="NVSwitch error (SXid {xid})",
+    why="The NVSwitch driver reports an error of a switch or a link.",
+)
+says(
+    "fell-off-bus",
+    "GPU has fallen off the bus",
+    "GPU is lost",
+    "GPU lost",
+    "Unable to determine the device handle for GPU",
+    "requires reset",
+    "GPU requires reset",
+    "The GPU likely needs to be reset",
+    "waiting for RPC response from GPU",
+    "RmInitAdapter failed",
+    "rm_init_adapter failed",
+    "NVML_ERROR_GPU_IS_LOST",
+    "GSP_RM",
+    "GPU recovery action changed from",
+    cause="gpu.fell-off-bus",
+    strength=0.95,
+    title="a GPU is gone or needs a reset",
+    why="The driver cannot talk to the GPU: it fell off the bus, or its firmware hangs.",
+)
+says(
+    "ecc-error",
+    "uncorrectable ECC error encountered",
+    "Uncorrectable ECC",
+    "double bit error",
+    "Double Bit ECC",
+    "row remapping failure",
+    "Row Remapping Failure",
+    "Remapping Failure Occurred                 : Yes",
+    "Remapping Failure Occurred     : Yes",
+    "Contained ECC error",
+    "Uncontained ECC error",
+    "row remapper: {}pending",
+    "An uncorrectable double bit error (DBE)",
+    cause="gpu.ecc",
+    strength=0.95,
+    title="uncorrectable memory error on a GPU",
+    why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
+    where=lambda groups, line: (
+        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$", line)
+    ),
+)
+says(
+    "nvlink-error",
+    "uncorrectable NVLink error",
+    "Uncorrectable NVLink error",
+    "cudaErrorNvlinkUncorrectable",
+    "NVLink fatal error",
+    "nvlink: Link {}down",
+    "NVLink {}is inactive",
+    "Link {:int}: <inactive>",
+    "P2P is disabled between NVLINK connected GPUs {a} and {b}",
+    "Nvlink Data Error",
+    "LTSSM Fault",
+    cause="gpu.nvlink",
+    strength=0.92,
+    title="NVLink is down or reports errors",
+    why="An NVLink is inactive or failed; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.",
+)
 
 # --- fabric manager, NVLS, IMEX
-says("system-not-ready", "system not yet initialized", "Cuda failure 802", "CUDA error 802", "cudaErrorSystemNotReady", "error code 802", "CUDA_ERROR_SYSTEM_NOT_READY", "Error 802",
-     cause="gpu.fabric-manager", strength=0.95, title="CUDA is not ready: the fabric manager is not running (error 802)", why="CUDA error 802 on NVSwitch machines: the fabric manager has not configured the switches.")
-says("fabric-manager", "nvidia-fabricmanager.service: Failed", "Fabric Manager failed", "fabric manager failed", "fabricmanager.service: Main process exited", "failed to initialize NVSwitch", "fabric manager NVIDIA GPU driver interface version {a} don't match", "Fabric manager version{}mismatch", "fabric manager {}version mismatch", "Active: failed {}fabric", "Unit nvidia-fabricmanager.service {}not be found", "is different from the version of the fabric manager", "request to query NVSwitch device information from NVSwitch driver failed", "Fabric Manager {}not running", "fabricmanager{}inactive (dead)", "failed to start Fabric Manager", "Failed to start NVIDIA fabric manager", "doesn't match with driver version", "versions don't match",
-     cause="gpu.fabric-manager", strength=0.95, title="the fabric manager does not run or does not match the driver", why="Without a matching fabric manager NVSwitch machines have no NVLink and CUDA returns 802.",
-     where=lambda groups, line: "abric" in line or "NVSwitch" in line or "don't match" in line)
-says("fabric-state", "Fabric {}State                              : In Progress", "State                             : In Progress", "State                         : In Progress", "NVML_GPU_FABRIC_STATE_IN_PROGRESS", "fabric state In Progress", "State   : In Progress",
-     cause="gpu.fabric-manager", strength=0.9, title="the GPU's fabric registration is not completed", why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.")
-says("nvls-bind", "Failed to bind NVLink SHARP (NVLS) Multicast memory", "usually caused by a system or configuration error in the Fabric Manager or NVSwitches",
-     cause="gpu.fabric-manager", strength=0.86, title="NVLink SHARP multicast memory could not be bound", why="Usually the fabric manager's or the switches' state, or too many multicast users.",
-     where=lambda groups, line: "Proceeding without" not in line)
-says("nvls-unsupported", "transport/nvls.cc:{}NCCL WARN Cuda failure {code:int} '{error}'", "cuMulticast{call:word}", "nvls.cc:{}Cuda failure {code:int}",
-     cause="gpu.fabric-manager", strength=0.7, title="setting up NVLink SHARP (NVLS) failed: {error}", why="Multicast setup fails in the driver: fabric manager, partitioned VM, or a driver bug.",
-     where=lambda groups, line: "fail" in line or "ERROR" in line or "WARN" in line)
-says("imex", "IMEX", "imex-channel", "nvidia-imex", "available but not working on this system", "MNNVL is not supported on this system", "Cuda failure 800 'operation not permitted'", "CUDA_ERROR_NOT_PERMITTED",
-     cause="gpu.imex", strength=0.93, title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work", why="MNNVL memory cannot be shared: no /dev/nvidia-caps-imex-channels in this container, or the IMEX domain is not ready. CUDA error 800 in cuMem calls says the same.",
-     where=lambda groups, line: any(word in line for word in ("WARN", "rror", "ail", "not ", "DOWN", "UNAVAILABLE", "No such", "missing", "DEGRADED", "INVALID")))
+says(
+    "system-not-ready",
+    "system not yet initialized",
+    "Cuda failure 802",
+    "CUDA error 802",
+    "cudaErrorSystemNotReady",
+    "error code 802",
+    "CUDA_ERROR_SYSTEM_NOT_READY",
+    "Error 802",
+    cause="gpu.fabric-manager",
+    strength=0.95,
+    title="CUDA is not ready: the fabric manager is not running (error 802)",
+    why="CUDA error 802 on NVSwitch machines: the fabric manager has not configured the switches.",
+)
+says(
+    "fabric-manager",
+    "nvidia-fabricmanager.service: Failed",
+    "Fabric Manager failed",
+    "fabric manager failed",
+    "fabricmanager.service: Main process exited",
+    "failed to initialize NVSwitch",
+    "fabric manager NVIDIA GPU driver interface version {a} don't match",
+    "Fabric manager version{}mismatch",
+    "fabric manager {}version mismatch",
+    "Active: failed {}fabric",
+    "Unit nvidia-fabricmanager.service {}not be found",
+    "is different from the version of the fabric manager",
+    "request to query NVSwitch device information from NVSwitch driver failed",
+    "Fabric Manager {}not running",
+    "fabricmanager{}inactive (dead)",
+    "failed to start Fabric Manager",
+    "Failed to start NVIDIA fabric manager",
+    "doesn't match with driver version",
+    "versions don't match",
+    cause="gpu.fabric-manager",
+    strength=0.95,
+    title="the fabric manager does not run or does not match the driver",
+    why="Without a matching fabric manager NVSwitch machines have no NVLink and CUDA returns 802.",
+    where=lambda groups, line: "abric" in line or "NVSwitch" in line or "don't match" in line,
+)
+says(
+    "fabric-state",
+    "Fabric {}State                              : In Progress",
+    "State                             : In Progress",
+    "State                         : In Progress",
+    "NVML_GPU_FABRIC_STATE_IN_PROGRESS",
+    "fabric state In Progress",
+    "State   : In Progress",
+    cause="gpu.fabric-manager",
+    strength=0.9,
+    title="the GPU's fabric registration is not completed",
+    why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
+)
+says(
+    "nvls-bind",
+    "Failed to bind NVLink SHARP (NVLS) Multicast memory",
+    "usually caused by a system or configuration error in the Fabric Manager or NVSwitches",
+    cause="gpu.fabric-manager",
+    strength=0.86,
+    title="NVLink SHARP multicast memory could not be bound",
+    why="Usually the fabric manager's or the switches' state, or too many multicast users.",
+    where=lambda groups, line: "Proceeding without" not in line,
+)
+says(
+    "nvls-unsupported",
+    "transport/nvls.cc:{}NCCL WARN Cuda failure {code:int} '{error}'",
+    "cuMulticast{call:word}",
+    "nvls.cc:{}Cuda failure {code:int}",
+    cause="gpu.fabric-manager",
+    strength=0.7,
+    title="setting up NVLink SHARP (NVLS) failed: {error}",
+    why="Multicast setup fails in the driver: fabric manager, partitioned VM, or a driver bug.",
+    where=lambda groups, line: "fail" in line or "ERROR" in line or "WARN" in line,
+)
+says(
+    "imex",
+    "IMEX",
+    "imex-channel",
+    "nvidia-imex",
+    "available but not working on this system",
+    "MNNVL is not supported on this system",
+    "Cuda failure 800 'operation not permitted'",
+    "CUDA_ERROR_NOT_PERMITTED",
+    cause="gpu.imex",
+    strength=0.93,
+    title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
+    why="MNNVL memory cannot be shared: no /dev/nvidia-caps-imex-channels in this container, or the IMEX domain is not ready. CUDA error 800 in cuMem calls says the same.",
+    where=lambda groups, line: any(
+        word in line
+        for word in ("WARN", "rror", "ail", "not ", "DOWN", "UNAVAILABLE", "No such", "missing", "DEGRADED", "INVALID")
+    ),
+)
 
 # --- visibility and assignment
-says("invalid-ordinal", "invalid device ordinal", "cudaErrorInvalidDevice", "CUDA_ERROR_INVALID_DEVICE", "Invalid device id", "Invalid device {device:int} (totalnDev={total:int})", "Device index must be", "device >= 0 && device < num_gpus", "AssertionError: Invalid device id",
-     cause="gpu.not-visible", strength=0.93, title="a process asks for a GPU that it cannot see (invalid device ordinal)", why="The device index is not smaller than the number of visible GPUs: more processes than GPUs, or CUDA_VISIBLE_DEVICES is narrower than thought.")
-says("no-gpu", "No CUDA GPUs are available", "no CUDA-capable device is detected", "no GPUs found!", "Found no NVIDIA driver on your system", "No devices were found", "No CUDA runtime is found", "cudaErrorNoDevice", "Cuda failure 100 ", "CUDA_ERROR_NO_DEVICE", "No HIP GPUs are available", "torch.cuda.is_available() returned False", "could not select device driver \"\" with capabilities: [[gpu]]", "GPU Count: 0", "CUDA unknown error - this may be due to an incorrectly set up environment", "no GPU is visible", "libcuda.so.1: cannot open shared object file",
-     cause="gpu.not-visible", strength=0.9, title="no GPU is visible to this process", why="CUDA finds no GPU: not passed into the container or job, hidden by CUDA_VISIBLE_DEVICES, or no driver.")
-says("duplicate-gpu", "Duplicate GPU detected : rank {rank:int} and rank {other:int} both on CUDA device {device}", "Duplicate GPU detected", "Multiple ranks detected using the same GPU on this node", "Multiple Ranks are using the same GPU/Partition",
-     cause="gpu.duplicate", strength=0.98, title="two ranks use the same GPU", why="NCCL compares host and PCI bus id (2.30.7+: UUID) of all ranks: the local rank was not used to choose the GPU, or two containers look like one host.")
-says("mig", "MIG-GPU-{}", "MIG-{uuid:hex}-", "MIG M.", "MIG mode", "MIG is enabled", "MIG instance", "Multi-Instance GPU", "MIG {:int}g.", "MIG devices", why="MIG is in use or configured.",
-     where=lambda groups, line: not re.search(r"N/A|Disabled|MIG M\.\s*\|", line))
+says(
+    "invalid-ordinal",
+    "invalid device ordinal",
+    "cudaErrorInvalidDevice",
+    "CUDA_ERROR_INVALID_DEVICE",
+    "Invalid device id",
+    "Invalid device {device:int} (totalnDev={total:int})",
+    "Device index must be",
+    "device >= 0 && device < num_gpus",
+    "AssertionError: Invalid device id",
+    cause="gpu.not-visible",
+    strength=0.93,
+    title="a process asks for a GPU that it cannot see (invalid device ordinal)",
+    why="The device index is not smaller than the number of visible GPUs: more processes than GPUs, or CUDA_VISIBLE_DEVICES is narrower than thought.",
+)
+says(
+    "no-gpu",
+    "No CUDA GPUs are available",
+    "no CUDA-capable device is detected",
+    "no GPUs found!",
+    "Found no NVIDIA driver on your system",
+    "No devices were found",
+    "No CUDA runtime is found",
+    "cudaErrorNoDevice",
+    "Cuda failure 100 ",
+    "CUDA_ERROR_NO_DEVICE",
+    "No HIP GPUs are available",
+    "torch.cuda.is_available() returned False",
+    'could not select device driver "" with capabilities: [[gpu]]',
+    "GPU Count: 0",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+    "no GPU is visible",
+    "libcuda.so.1: cannot open shared object file",
+    cause="gpu.not-visible",
+    strength=0.9,
+    title="no GPU is visible to this process",
+    why="CUDA finds no GPU: not passed into the container or job, hidden by CUDA_VISIBLE_DEVICES, or no driver.",
+)
+says(
+    "duplicate-gpu",
+    "Duplicate GPU detected : rank {rank:int} and rank {other:int} both on CUDA device {device}",
+    "Duplicate GPU detected",
+    "Multiple ranks detected using the same GPU on this node",
+    "Multiple Ranks are using the same GPU/Partition",
+    cause="gpu.duplicate",
+    strength=0.98,
+    title="two ranks use the same GPU",
+    why="NCCL compares host and PCI bus id (2.30.7+: UUID) of all ranks: the local rank was not used to choose the GPU, or two containers look like one host.",
+)
+says(
+    "mig",
+    "MIG-GPU-{}",
+    "MIG-{uuid:hex}-",
+    "MIG M.",
+    "MIG mode",
+    "MIG is enabled",
+    "MIG instance",
+    "Multi-Instance GPU",
+    "MIG {:int}g.",
+    "MIG devices",
+    why="MIG is in use or configured.",
+    where=lambda groups, line: not re.search(r"N/A|Disabled|MIG M\.\s*\|", line),
+)
 
 # --- memory
 _ABSURD = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) ?([KMGTPE])iB")
@@ -75,48 +317,380 @@ def _absurd(line: str) -> bool:
     return float(found.group(1)) * 1024.0**scale > 4096
 
 
-says("cuda-oom", "CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "CUDA error: out of memory", "Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'", "Failed to CUDA calloc", "Failed to CUDA malloc", "HIP out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "RESOURCE_EXHAUSTED: Out of memory", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED", "No available memory for the cache blocks", "Not enough memory. Please try to increase --mem-fraction-static", "out of memory (code 2)", "CUDNN_STATUS_ALLOC_FAILED", "is less than desired GPU memory utilization",
-     cause="gpu.oom", strength=0.93, title="a GPU ran out of memory", why="The allocation that failed names the GPU and the size. NCCL's own buffers need some hundred MB per GPU beside the framework's.",
-     where=lambda groups, line: not _absurd(line))
-says("cuda-oom-absurd", "Tried to allocate {size}", "more than 1EB memory", role=Role.SYMPTOM, cause="app.collective-mismatch", strength=0.6, fold="absurd out-of-memory size",
-     title="a rank read a size from a buffer that was never filled: the ranks are in different collectives", why="A size of terabytes comes from an unfilled receive buffer of an object collective: ranks ran different collectives, or the send failed.",
-     where=lambda groups, line: _absurd(line))
+says(
+    "cuda-oom",
+    "CUDA out of memory",
+    "torch.OutOfMemoryError",
+    "torch.cuda.OutOfMemoryError",
+    "CUDA error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    "Cuda failure 'out of memory'",
+    "Failed to CUDA calloc",
+    "Failed to CUDA malloc",
+    "HIP out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "RESOURCE_EXHAUSTED: Out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "No available memory for the cache blocks",
+    "Not enough memory. Please try to increase --mem-fraction-static",
+    "out of memory (code 2)",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "is less than desired GPU memory utilization",
+    cause="gpu.oom",
+    strength=0.93,
+    title="a GPU ran out of memory",
+    why="The allocation that failed names the GPU and the size. NCCL's own buffers need some hundred MB per GPU beside the framework's.",
+    where=lambda groups, line: not _absurd(line),
+)
+says(
+    "cuda-oom-absurd",
+    "Tried to allocate {size}",
+    "more than 1EB memory",
+    role=Role.SYMPTOM,
+    cause="app.collective-mismatch",
+    strength=0.6,
+    fold="absurd out-of-memory size",
+    title="a rank read a size from a buffer that was never filled: the ranks are in different collectives",
+    why="A size of terabytes comes from an unfilled receive buffer of an object collective: ranks ran different collectives, or the send failed.",
+    where=lambda groups, line: _absurd(line),
+)
 
 # --- faults of kernels
-says("illegal-access", "an illegal memory access was encountered", "device-side assert triggered", "cudaErrorIllegalAddress", "CUDA_ERROR_ILLEGAL_ADDRESS", "misaligned address", "cudaErrorAssert", "unspecified launch failure", "an illegal instruction was encountered", "CUDA_EXCEPTION_", "hipErrorIllegalAddress", "Memory access fault by GPU node",
-     cause="gpu.illegal-access", strength=0.86, title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it", why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.")
-says("device-assert-line", "Assertion `{assertion}` failed", ": block: [{}thread: [{}] Assertion", cause="gpu.illegal-access", strength=0.88, title="a device-side assertion failed: {assertion}", why="The kernel's own assertion names the bad index or value.",
-     where=lambda groups, line: "block:" in line and "thread:" in line)
+says(
+    "illegal-access",
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "cudaErrorIllegalAddress",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "misaligned address",
+    "cudaErrorAssert",
+    "unspecified launch failure",
+    "an illegal instruction was encountered",
+    "CUDA_EXCEPTION_",
+    "hipErrorIllegalAddress",
+    "Memory access fault by GPU node",
+    cause="gpu.illegal-access",
+    strength=0.86,
+    title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
+    why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
+)
+says(
+    "device-assert-line",
+    "Assertion `{assertion}` failed",
+    ": block: [{}thread: [{}] Assertion",
+    cause="gpu.illegal-access",
+    strength=0.88,
+    title="a device-side assertion failed: {assertion}",
+    why="The kernel's own assertion names the bad index or value.",
+    where=lambda groups, line: "block:" in line and "thread:" in line,
+)
 
 # --- drivers
-says("driver-too-old", "driver version is insufficient for CUDA runtime version", "The NVIDIA driver on your system is too old", "Driver/library version mismatch", "no kernel image is available for execution on the device", "unsupported toolchain", "forward compatibility was attempted on non supported HW", "is not compatible with the current PyTorch installation", "the provided PTX was compiled with an unsupported", "NVML: Driver/library version mismatch", "API mismatch: the client has version", "CUDA driver version is insufficient", "cudaErrorInsufficientDriver", "cudaErrorNoKernelImageForDevice", "cudaErrorCompatNotSupportedOnDevice", "cudaErrorUnsupportedPtxVersion", "hipIpcGetMemHandle failed", "unsatisfied condition: cuda>=", "Failed to initialize NVML: Driver", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "HIP error: invalid device function", "does not support the feature level of the NVIDIA driver", "requires a newer driver", "CUDA initialization: The NVIDIA driver", "No kernel image",
-     cause="gpu.driver", strength=0.94, title="the NVIDIA driver does not fit the CUDA libraries or the GPU", why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.")
+says(
+    "driver-too-old",
+    "driver version is insufficient for CUDA runtime version",
+    "The NVIDIA driver on your system is too old",
+    "Driver/library version mismatch",
+    "no kernel image is available for execution on the device",
+    "unsupported toolchain",
+    "forward compatibility was attempted on non supported HW",
+    "is not compatible with the current PyTorch installation",
+    "the provided PTX was compiled with an unsupported",
+    "NVML: Driver/library version mismatch",
+    "API mismatch: the client has version",
+    "CUDA driver version is insufficient",
+    "cudaErrorInsufficientDriver",
+    "cudaErrorNoKernelImageForDevice",
+    "cudaErrorCompatNotSupportedOnDevice",
+    "cudaErrorUnsupportedPtxVersion",
+    "hipIpcGetMemHandle failed",
+    "unsatisfied condition: cuda>=",
+    "Failed to initialize NVML: Driver",
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
+    "HIP error: invalid device function",
+    "does not support the feature level of the NVIDIA driver",
+    "requires a newer driver",
+    "CUDA initialization: The NVIDIA driver",
+    "No kernel image",
+    cause="gpu.driver",
+    strength=0.94,
+    title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
+    why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.",
+)
 
 # --- peer to peer
-says("p2p-broken", "failed to peer with device {device}", "peer access is not supported between these two devices", "simpleP2P{}FAILED", "Verification error @ element", "cudaIpcOpenMemHandle failed", "failed to open CUDA IPC handle", "peer mapping resources exhausted", "cudaErrorPeerAccessUnsupported", "cudaErrorTooManyPeers", "doesn't support faster communication broadband via P2P or IB", "peer-to-peer {}not supported", "P2P access {}failed", "Test FAILED{}p2p", "NCCL WARN cudaIpcGetMemHandle failed",
-     cause="gpu.p2p", strength=0.87, title="GPU peer-to-peer does not work", why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.")
-says("acs-redirect", "ReqRedir+", "SrcValid+{}ReqRedir+", why="ACS redirects peer requests to the root complex.", cause="gpu.p2p", strength=0.8, title="PCIe ACS redirection is on: peer-to-peer traffic is sent through the root complex")
-says("iommu", "AMD-Vi: {}IO_PAGE_FAULT", "IO_PAGE_FAULT", "DMAR: [DMA {}fault", "DMAR:{}DMA Read NO_PASID", "DMAR: DRHD: handling fault", cause="gpu.p2p", strength=0.85, title="the IOMMU blocks direct transfers between devices (page faults in the kernel log)", why="The IOMMU refuses DMA to an address: peer-to-peer or GPUDirect is blocked by its translation.")
-says("p2p-disable-cures", "NCCL_P2P_DISABLE=1 {}works", "works with NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1 helps", "with NCCL_P2P_DISABLE=1{}ok", cause="gpu.p2p", strength=0.8, title="it works without peer-to-peer", why="Somebody tried without P2P and it worked.")
+says(
+    "p2p-broken",
+    "failed to peer with device {device}",
+    "peer access is not supported between these two devices",
+    "simpleP2P{}FAILED",
+    "Verification error @ element",
+    "cudaIpcOpenMemHandle failed",
+    "failed to open CUDA IPC handle",
+    "peer mapping resources exhausted",
+    "cudaErrorPeerAccessUnsupported",
+    "cudaErrorTooManyPeers",
+    "doesn't support faster communication broadband via P2P or IB",
+    "peer-to-peer {}not supported",
+    "P2P access {}failed",
+    "Test FAILED{}p2p",
+    "NCCL WARN cudaIpcGetMemHandle failed",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="GPU peer-to-peer does not work",
+    why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "acs-redirect",
+    "ReqRedir+",
+    "SrcValid+{}ReqRedir+",
+    why="ACS redirects peer requests to the root complex.",
+    cause="gpu.p2p",
+    strength=0.8,
+    title="PCIe ACS redirection is on: peer-to-peer traffic is sent through the root complex",
+)
+says(
+    "iommu",
+    "AMD-Vi: {}IO_PAGE_FAULT",
+    "IO_PAGE_FAULT",
+    "DMAR: [DMA {}fault",
+    "DMAR:{}DMA Read NO_PASID",
+    "DMAR: DRHD: handling fault",
+    cause="gpu.p2p",
+    strength=0.85,
+    title="the IOMMU blocks direct transfers between devices (page faults in the kernel log)",
+    why="The IOMMU refuses DMA to an address: peer-to-peer or GPUDirect is blocked by its translation.",
+)
+says(
+    "p2p-disable-cures",
+    "NCCL_P2P_DISABLE=1 {}works",
+    "works with NCCL_P2P_DISABLE=1",
+    "NCCL_P2P_DISABLE=1 helps",
+    "with NCCL_P2P_DISABLE=1{}ok",
+    cause="gpu.p2p",
+    strength=0.8,
+    title="it works without peer-to-peer",
+    why="Somebody tried without P2P and it worked.",
+)
 
 # --- heat and power
-says("throttle", "HW Slowdown                       : Active", "HW Thermal Slowdown           : Active", "HW Thermal Slowdown               : Active", "HW Power Brake Slowdown       : Active", "HW Power Brake Slowdown           : Active", "SW Thermal Slowdown               : Active", "SW Thermal Slowdown           : Active", "HW Slowdown : Active", "HW Power Brake Slowdown : Active", "Thermal Slowdown : Active", "Slowdown{}: Active", "clocks_throttle_reasons.hw_slowdown{}Active", "HW Slowdown{} Active", "thermal slowdown", "Power Supply AC lost", "power brake", "Package temperature above threshold", "thermal violation", "Thermal violation", "throttle reason",
-     cause="gpu.thermal-power", strength=0.9, title="GPUs are throttled by heat or power", why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
-     where=lambda groups, line: "Not Active" not in line)
+says(
+    "throttle",
+    "HW Slowdown                       : Active",
+    "HW Thermal Slowdown           : Active",
+    "HW Thermal Slowdown               : Active",
+    "HW Power Brake Slowdown       : Active",
+    "HW Power Brake Slowdown           : Active",
+    "SW Thermal Slowdown               : Active",
+    "SW Thermal Slowdown           : Active",
+    "HW Slowdown : Active",
+    "HW Power Brake Slowdown : Active",
+    "Thermal Slowdown : Active",
+    "Slowdown{}: Active",
+    "clocks_throttle_reasons.hw_slowdown{}Active",
+    "HW Slowdown{} Active",
+    "thermal slowdown",
+    "Power Supply AC lost",
+    "power brake",
+    "Package temperature above threshold",
+    "thermal violation",
+    "Thermal violation",
+    "throttle reason",
+    cause="gpu.thermal-power",
+    strength=0.9,
+    title="GPUs are throttled by heat or power",
+    why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
+    where=lambda groups, line: "Not Active" not in line,
+)
 says("dcgm-throttle", "clocks_throttle_reason", "clocks_event_reasons.active", why="Throttle reasons as a bit mask.")
 
-says("driver-mismatch-more", "driver/library version mismatch", "system has unsupported display driver / cuda driver combination", "Cuda failure 803", "Cuda failure 804", "MPS client failed to connect to", "Error 803", "Error 804", "device kernel image is invalid", "cudaErrorSystemDriverMismatch", "no kernel image is available", "cannot execute binary compiled for", "built for sm_", "is not supported by this build", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NO_BINARY_FOR_GPU", "amdgpu{}ring {}timeout", "HSA_STATUS_ERROR", "nvml error: driver", "NVRM: API mismatch", "this kernel module has the version", "The current PyTorch install supports CUDA capabilities", "with CUDA capability sm_", "kernel driver mismatch", "rocm version{}not match", "nvidia-smi{}has failed", "modprobe: FATAL: Module nvidia not found", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported GPU architecture", "version of the NVIDIA driver", "Unsupported gpu architecture",
-     cause="gpu.driver", strength=0.93, title="the GPU driver does not fit the libraries or the GPU", why="Driver, libraries and GPU are of different releases.",
-     where=lambda groups, line: not ("with CUDA capability sm_" in line and "not compatible" not in line and "no longer" not in line))
-says("throttle-mask", "0x00000000000000{mask:hex}, Active", "0x00000000000000{mask:hex}, {}Active", " 0x00000000000000{mask:hex}", "0x00000000000000{mask:hex}", cause="gpu.thermal-power", strength=0.9, title="GPUs are throttled by heat or power (reasons 0x{mask})", why="nvidia-smi's bit mask of clock event reasons: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.",
-     where=lambda groups, line: re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None and int(groups["mask"], 16) & 0xE8 != 0 and ("MHz" in line or " W" in line or "Active" in line or "throttle" in line or "clocks" in line))
-says("thermal-more", "clocks are being throttled", "GPU clocks throttled", "thermal throttling", "Thermal throttling", "temperature above", "Temperature above", "Shutdown Temp", "over temperature", "overtemperature", "Clocks throttled", "power cap", "PSU{}ailure", "Power supply{}ailure", "PWR_BRAKE", "power excursion", "GPU temperature {temp:int}", "cooling failure", "fan failure", "CPU clock throttled",
-     cause="gpu.thermal-power", strength=0.72, title="GPUs are throttled by heat or power", why="A monitor or the kernel speaks of throttling.",
-     where=lambda groups, line: not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)", line))
-says("gpu-gone-more", "(rev ff)", "GPU-{uuid}: ERR!", "Unknown Error{}nvidia-smi", "nvidia-smi: {}Unknown Error", "PCIe Bus Error: severity=Uncorrected (Fatal)", "severity=Uncorrected (Fatal)", "device lost", "NVRM: GPU {pci} is lost", "GPU is inaccessible", "Reset required", "needs to be reset", "pcieport {pci}: DPC: containment event", "pciehp: Slot({slot}): Link Down", "CUDA-capable device(s) is/are busy or unavailable", "GPU not found", "has been removed from the bus", "Failed to detect {}GPUs", "ERR!", "GPU Reset Required",
-     cause="gpu.fell-off-bus", strength=0.82, title="a GPU is gone or needs a reset", why="The PCIe device answers no more, or its link went down.")
-says("p2p-more", "peer access{}not supported", "p2pBandwidthLatencyTest{}hang", "IPC handle", "cuIpcOpenMemHandle", "cudaIpcGetMemHandle", "could not open IPC", "pidfd_getfd", "Cuda failure 217", "Cuda failure 704", "Cuda failure 208", "cudaErrorPeerAccess", "cuMemImportFromShareableHandle", "cuMemExportToShareableHandle", "invalid resource handle", "topology unsupported{}P2P", "custom_all_reduce", "P2P capability", "GPU P2P", cause="gpu.p2p", strength=0.7, title="GPU peer-to-peer or memory sharing between processes fails", why="Handles of GPU memory cannot be exchanged or opened: peer-to-peer, IPC namespaces, cuMem or expandable segments.",
-     where=lambda groups, line: bool(re.search(r"rror|ail|WARN|not ", line)) and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line))
-says("xid-any", *_XID, why="Any other Xid.", where=_xid(8, 16, 32, 38, 44, 46, 54, 56, 57, 58, 59, 64, 65, 66, 67, 68, 69, 72, 73, 78, 80, 81, 93, 110, 113, 121, 122, 123, 136, 151, 152, 158))
+says(
+    "driver-mismatch-more",
+    "driver/library version mismatch",
+    "system has unsupported display driver / cuda driver combination",
+    "Cuda failure 803",
+    "Cuda failure 804",
+    "MPS client failed to connect to",
+    "Error 803",
+    "Error 804",
+    "device kernel image is invalid",
+    "cudaErrorSystemDriverMismatch",
+    "no kernel image is available",
+    "cannot execute binary compiled for",
+    "built for sm_",
+    "is not supported by this build",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "amdgpu{}ring {}timeout",
+    "HSA_STATUS_ERROR",
+    "nvml error: driver",
+    "NVRM: API mismatch",
+    "this kernel module has the version",
+    "The current PyTorch install supports CUDA capabilities",
+    "with CUDA capability sm_",
+    "kernel driver mismatch",
+    "rocm version{}not match",
+    "nvidia-smi{}has failed",
+    "modprobe: FATAL: Module nvidia not found",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    "unsupported GPU architecture",
+    "version of the NVIDIA driver",
+    "Unsupported gpu architecture",
+    cause="gpu.driver",
+    strength=0.93,
+    title="the GPU driver does not fit the libraries or the GPU",
+    why="Driver, libraries and GPU are of different releases.",
+    where=lambda groups, line: (
+        not ("with CUDA capability sm_" in line and "not compatible" not in line and "no longer" not in line)
+    ),
+)
+says(
+    "throttle-mask",
+    "0x00000000000000{mask:hex}, Active",
+    "0x00000000000000{mask:hex}, {}Active",
+    " 0x00000000000000{mask:hex}",
+    "0x00000000000000{mask:hex}",
+    cause="gpu.thermal-power",
+    strength=0.9,
+    title="GPUs are throttled by heat or power (reasons 0x{mask})",
+    why="nvidia-smi's bit mask of clock event reasons: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.",
+    where=lambda groups, line: (
+        re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
+        and int(groups["mask"], 16) & 0xE8 != 0
+        and ("MHz" in line or " W" in line or "Active" in line or "throttle" in line or "clocks" in line)
+    ),
+)
+says(
+    "thermal-more",
+    "clocks are being throttled",
+    "GPU clocks throttled",
+    "thermal throttling",
+    "Thermal throttling",
+    "temperature above",
+    "Temperature above",
+    "Shutdown Temp",
+    "over temperature",
+    "overtemperature",
+    "Clocks throttled",
+    "power cap",
+    "PSU{}ailure",
+    "Power supply{}ailure",
+    "PWR_BRAKE",
+    "power excursion",
+    "GPU temperature {temp:int}",
+    "cooling failure",
+    "fan failure",
+    "CPU clock throttled",
+    cause="gpu.thermal-power",
+    strength=0.72,
+    title="GPUs are throttled by heat or power",
+    why="A monitor or the kernel speaks of throttling.",
+    where=lambda groups, line: not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)", line),
+)
+says(
+    "gpu-gone-more",
+    "(rev ff)",
+    "GPU-{uuid}: ERR!",
+    "Unknown Error{}nvidia-smi",
+    "nvidia-smi: {}Unknown Error",
+    "PCIe Bus Error: severity=Uncorrected (Fatal)",
+    "severity=Uncorrected (Fatal)",
+    "device lost",
+    "NVRM: GPU {pci} is lost",
+    "GPU is inaccessible",
+    "Reset required",
+    "needs to be reset",
+    "pcieport {pci}: DPC: containment event",
+    "pciehp: Slot({slot}): Link Down",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "GPU not found",
+    "has been removed from the bus",
+    "Failed to detect {}GPUs",
+    "ERR!",
+    "GPU Reset Required",
+    cause="gpu.fell-off-bus",
+    strength=0.82,
+    title="a GPU is gone or needs a reset",
+    why="The PCIe device answers no more, or its link went down.",
+)
+says(
+    "p2p-more",
+    "peer access{}not supported",
+    "p2pBandwidthLatencyTest{}hang",
+    "IPC handle",
+    "cuIpcOpenMemHandle",
+    "cudaIpcGetMemHandle",
+    "could not open IPC",
+    "pidfd_getfd",
+    "Cuda failure 217",
+    "Cuda failure 704",
+    "Cuda failure 208",
+    "cudaErrorPeerAccess",
+    "cuMemImportFromShareableHandle",
+    "cuMemExportToShareableHandle",
+    "invalid resource handle",
+    "topology unsupported{}P2P",
+    "custom_all_reduce",
+    "P2P capability",
+    "GPU P2P",
+    cause="gpu.p2p",
+    strength=0.7,
+    title="GPU peer-to-peer or memory sharing between processes fails",
+    why="Handles of GPU memory cannot be exchanged or opened: peer-to-peer, IPC namespaces, cuMem or expandable segments.",
+    where=lambda groups, line: (
+        bool(re.search(r"rror|ail|WARN|not ", line))
+        and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line)
+    ),
+)
+says(
+    "xid-any",
+    *_XID,
+    why="Any other Xid.",
+    where=_xid(
+        8,
+        16,
+        32,
+        38,
+        44,
+        46,
+        54,
+        56,
+        57,
+        58,
+        59,
+        64,
+        65,
+        66,
+        67,
+        68,
+        69,
+        72,
+        73,
+        78,
+        80,
+        81,
+        93,
+        110,
+        113,
+        121,
+        122,
+        123,
+        136,
+        151,
+        152,
+        158,
+    ),
+)
 
-says("fabric-manager-log", "] [ERROR] [tid {tid:int}] {message}", "] [FATAL] [tid {tid:int}] {message}", "failed to add multicast team", "fabricmanager{}[ERROR]", cause="gpu.fabric-manager", strength=0.9, title="the fabric manager reports: {message}", why="An error in the fabric manager's own log.")
+says(
+    "fabric-manager-log",
+    "] [ERROR] [tid {tid:int}] {message}",
+    "] [FATAL] [tid {tid:int}] {message}",
+    "failed to add multicast team",
+    "fabricmanager{}[ERROR]",
+    cause="gpu.fabric-manager",
+    strength=0.9,
+    title="the fabric manager reports: {message}",
+    why="An error in the fabric manager's own log.",
+)

@@ -6,24 +6,134 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 H = Role.HARMLESS
-says("no-net-plugin", "NET/Plugin: Could not find: libnccl-net.so", "NET/Plugin : No plugin found", "NET/Plugin: No plugin found", "NET/Plugin : dlerror=", "NET/Plugin : Plugin load returned", "NET/Plugin: Plugin load returned", "No plugin found (libnccl-net.so)", "Failed to find ncclNetPlugin", "Failed to find ncclCollNetPlugin", "Failed to find ncclNet{}symbol", "NET/Plugin: Failed to find",
-     role=H, why="No external network plugin: NCCL uses its own. It matters only where one is required (EFA, TCPX, gIB).")
-says("no-other-plugin", "PROFILER/Plugin: Could not find", "TUNER/Plugin: Could not find", "TUNER/Plugin: Failed to find", "PROFILER/Plugin: failed to find", "TUNER/Plugin: Plugin load returned", "ENV/Plugin: Could not find", "Could not find: libnccl-env.so",
-     role=H, why="No tuner or profiler plugin: optional.")
-says("omp-threads", "Setting OMP_NUM_THREADS environment variable for each process to be 1", role=H, why="torchrun's default; a matter of CPU speed.")
-says("not-destroyed", "destroy_process_group() was not called before program exit", "process group has NOT been destroyed", "NCCL communicator hasn't been destroyed", role=H,
-     why="The program ended without destroy_process_group(). Harmless at the end of a run; after an error it only means that the error ended it.")
-says("barrier-device", "as devices used by this process are currently unknown", "as device used by this process is currently unknown", "Guessing device ID based on global rank", "No device id is provided via `init_process_group`", role=H,
-     why="barrier() without a known device picks rank modulo GPUs. It matters when that guess is wrong for some rank: duplicate GPU or a hang in the first barrier.")
-says("ipv6-socket", "errno: 97 - Address family not supported by protocol", role=H, why="c10d tries IPv6 first; it falls back to IPv4.")
-says("no-reverse-dns", "hostname of the client socket cannot be retrieved. err=-3", role=H, why="No reverse DNS entry for the peer: only slow.")
-says("agent-store-bind", "TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error", role=H, why="Another agent of the job holds the store's port, as intended.")
-says("unused-flag", "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters", role=H, why="Costs speed only.")
-says("cumem-host-fallback", "cuMem host allocations do not appear to be working; falling back", role=H, why="NCCL falls back to /dev/shm; matters if that is small.")
-says("p2p-not-enabled", "P2P is disabled between connected GPUs {a} and {b}", "Could not enable P2P between dev {a} and dev {b}", role=Role.FACT, why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.")
-says("libibverbs-driver", "libibverbs: Warning: couldn't load driver", "libibverbs: Warning: couldn't open config directory", "no userspace device-specific driver found for", role=H, why="A provider library for hardware that this machine (mostly) does not have.")
-says("slow-store-warn", "An unbatched P2P op (send/recv) was called on this ProcessGroup", "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now", "is deprecated; use TORCH_NCCL", role=H, why="Advice of torch, not an error.")
-says("no-flight-recorder", "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled", role=H, why="The flight recorder is off: less is known about the time-out.")
-says("bad-magic", "socketFinalizeAccept: didn't receive a valid magic", "socket magic mismatch", role=H, why="Something that is not NCCL connected (a port scanner): NCCL drops it since 2.27.")
-says("topology-fallback", "falling back to simple order", role=H, why="The graph search found no better order: speed only.")
-says("ras-line", "RAS client listening socket", "RAS thread", "RAS current socket", role=H, why="NCCL's RAS service.")
+says(
+    "no-net-plugin",
+    "NET/Plugin: Could not find: libnccl-net.so",
+    "NET/Plugin : No plugin found",
+    "NET/Plugin: No plugin found",
+    "NET/Plugin : dlerror=",
+    "NET/Plugin : Plugin load returned",
+    "NET/Plugin: Plugin load returned",
+    "No plugin found (libnccl-net.so)",
+    "Failed to find ncclNetPlugin",
+    "Failed to find ncclCollNetPlugin",
+    "Failed to find ncclNet{}symbol",
+    "NET/Plugin: Failed to find",
+    role=H,
+    why="No external network plugin: NCCL uses its own. It matters only where one is required (EFA, TCPX, gIB).",
+)
+says(
+    "no-other-plugin",
+    "PROFILER/Plugin: Could not find",
+    "TUNER/Plugin: Could not find",
+    "TUNER/Plugin: Failed to find",
+    "PROFILER/Plugin: failed to find",
+    "TUNER/Plugin: Plugin load returned",
+    "ENV/Plugin: Could not find",
+    "Could not find: libnccl-env.so",
+    role=H,
+    why="No tuner or profiler plugin: optional.",
+)
+says(
+    "omp-threads",
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1",
+    role=H,
+    why="torchrun's default; a matter of CPU speed.",
+)
+says(
+    "not-destroyed",
+    "destroy_process_group() was not called before program exit",
+    "process group has NOT been destroyed",
+    "NCCL communicator hasn't been destroyed",
+    role=H,
+    why="The program ended without destroy_process_group(). Harmless at the end of a run; after an error it only means that the error ended it.",
+)
+says(
+    "barrier-device",
+    "as devices used by this process are currently unknown",
+    "as device used by this process is currently unknown",
+    "Guessing device ID based on global rank",
+    "No device id is provided via `init_process_group`",
+    role=H,
+    why="barrier() without a known device picks rank modulo GPUs. It matters when that guess is wrong for some rank: duplicate GPU or a hang in the first barrier.",
+)
+says(
+    "ipv6-socket",
+    "errno: 97 - Address family not supported by protocol",
+    role=H,
+    why="c10d tries IPv6 first; it falls back to IPv4.",
+)
+says(
+    "no-reverse-dns",
+    "hostname of the client socket cannot be retrieved. err=-3",
+    role=H,
+    why="No reverse DNS entry for the peer: only slow.",
+)
+says(
+    "agent-store-bind",
+    "TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the error",
+    role=H,
+    why="Another agent of the job holds the store's port, as intended.",
+)
+says(
+    "unused-flag",
+    "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
+    role=H,
+    why="Costs speed only.",
+)
+says(
+    "cumem-host-fallback",
+    "cuMem host allocations do not appear to be working; falling back",
+    role=H,
+    why="NCCL falls back to /dev/shm; matters if that is small.",
+)
+says(
+    "p2p-not-enabled",
+    "P2P is disabled between connected GPUs {a} and {b}",
+    "Could not enable P2P between dev {a} and dev {b}",
+    role=Role.FACT,
+    why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
+)
+says(
+    "libibverbs-driver",
+    "libibverbs: Warning: couldn't load driver",
+    "libibverbs: Warning: couldn't open config directory",
+    "no userspace device-specific driver found for",
+    role=H,
+    why="A provider library for hardware that this machine (mostly) does not have.",
+)
+says(
+    "slow-store-warn",
+    "An unbatched P2P op (send/recv) was called on this ProcessGroup",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now",
+    "is deprecated; use TORCH_NCCL",
+    role=H,
+    why="Advice of torch, not an error.",
+)
+says(
+    "no-flight-recorder",
+    "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled",
+    role=H,
+    why="The flight recorder is off: less is known about the time-out.",
+)
+says(
+    "bad-magic",
+    "socketFinalizeAccept: didn't receive a valid magic",
+    "socket magic mismatch",
+    role=H,
+    why="Something that is not NCCL connected (a port scanner): NCCL drops it since 2.27.",
+)
+says(
+    "topology-fallback",
+    "falling back to simple order",
+    role=H,
+    why="The graph search found no better order: speed only.",
+)
+says(
+    "ras-line",
+    "RAS client listening socket",
+    "RAS thread",
+    "RAS current socket",
+    role=H,
+    why="NCCL's RAS service started: on by default since 2.24.",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.signatures import says
+from nccl_doctor.explain.signatures import Guard, says
 
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
@@ -15,8 +15,17 @@ _COMPLETION = (
 )
 
 
-def _status(*numbers: int) -> object:
-    names = {1: "LOC_LEN", 4: "LOC_PROT", 5: "WR_FLUSH", 9: "REM_INV_REQ", 10: "REM_ACCESS", 11: "REM_OP", 12: "RETRY_EXC", 13: "RNR_RETRY"}
+def _status(*numbers: int) -> Guard:
+    names = {
+        1: "LOC_LEN",
+        4: "LOC_PROT",
+        5: "WR_FLUSH",
+        9: "REM_INV_REQ",
+        10: "REM_ACCESS",
+        11: "REM_OP",
+        12: "RETRY_EXC",
+        13: "RNR_RETRY",
+    }
     wanted = {str(number) for number in numbers} | {names[number] for number in numbers if number in names}
 
     def guard(groups: dict[str, str], line: str) -> bool:
@@ -25,70 +34,489 @@ def _status(*numbers: int) -> object:
         text = number.group() if number else ""
         if 12 not in numbers and "RNR_RETRY" in status and 13 not in numbers:
             return False
-        return text in wanted or any(name in status for name in wanted if not name.isdigit() and not (name == "RETRY_EXC" and "RNR" in status))
+        return text in wanted or any(
+            name in status for name in wanted if not name.isdigit() and not (name == "RETRY_EXC" and "RNR" in status)
+        )
 
     return guard
 
 
-says("ib-retry", *_COMPLETION, where=_status(12, 13), cause="ib.retry-exceeded", strength=0.8, title="the fabric did not deliver: transport retries exceeded towards {peer}",
-     why="Status 12 (vendor err 129): the peer's port did not acknowledge within NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT. Cable, switch, wrong GID/VLAN/PFC, rails that are not connected, or a peer that died.")
-says("ib-retry-text", "transport retry counter exceeded", "IBV_WC_RETRY_EXC_ERR", "Transport retry count exceeded", "RETRY_EXC_ERR", "IB_WC_RETRY_EXC", cause="ib.retry-exceeded", strength=0.8, title="the fabric did not deliver: transport retries exceeded", why="The same, in words (UCX, perftest, verbs).")
-says("ib-local-protection", *_COMPLETION, where=_status(4), why="Status 4: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).")
-says("ib-flush", *_COMPLETION, where=_status(5), role=Role.SYMPTOM, fold="flushed work requests (status 5)", why="Status 5: the queue pair was already in error: a consequence.")
-says("ib-remote-error", *_COMPLETION, where=_status(9, 10, 11, 1, 2), cause="ib.retry-exceeded", strength=0.55, title="the remote side refused an RDMA request (status {status})",
-     why="Status 9, 10, 11: the remote buffer, key or length did not fit: MTU or version differences, remote registration, or corruption.")
-says("ib-port-error", "async event : port error", "async event: port error", "async error event: port error", "non-fatal async event: port error", "async event : port active", "port error(", "marked as failed", "IBV_EVENT_PORT_ERR", "async fatal event: device fatal", "Got async event : device fatal", "local catastrophic error", "Received async event{}port error",
-     cause="ib.port-down", strength=0.93, title="an InfiniBand/RoCE port failed while the job ran", why="The HCA reported a port error: its link went down (cable, switch, or the other end).")
-says("kernel-link-down", "mlx5_core {dev}: Link down", "mlx5_core {dev} {port}: Link down", ": Link down", "link becomes down", "NIC Link is Down", "Link DOWN", "bnxt_en {dev} {port}: NIC Link is Down", "port module event: module {module}, Cable unplugged", "Cable unplugged", "Cable error", "port_module_event", "device's health compromised", "mlx5_health", "health recovery",
-     cause="ib.port-down", strength=0.9, title="a network link went down (kernel log)", why="The adapter's driver reports that the link went down.",
-     where=lambda groups, line: any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link")) and not re.search(r"veth|docker|cali|\bbr-", line))
-says("port-state-down", "state DOWN physical_state {physical}", "State: Down", "state: PORT_DOWN", "PORT_DOWN (1)", "Physical state: Polling", "Physical state: Disabled", "phys state:  2: Polling", "phys_state:{}POLLING", "phys state:{}Disabled", "state: 1: DOWN", "state:{}1: DOWN", "Port {port:int} Down", "port state{}: Down", "state DOWN", "State: Initializing", "PORT_INIT",
-     cause="ib.port-down", strength=0.88, title="an InfiniBand/RoCE port is not active", why="The port listing shows a port that is down, polling (no cable partner), disabled, or waiting for a subnet manager (Initializing).",
-     where=lambda groups, line: not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line))
-says("link-flap", "link flap", "LinkDownedCounter", "link_downed", "SymbolErrorCounter", "symbol_error", "Effective Physical BER", why="Counters of a port's physical trouble.")
-says("roce-gid-missing", "Call to ibv_query_gid failed", "ibv_query_gid_ex failed", "Failed to query GID", "GID table changed", "No RoCE GID", "gid index {}is invalid", "Invalid GID index", "failed to get gid", "GID index {}not found", "no valid GID", "gid {:int} is not valid",
-     cause="ib.gid-index", strength=0.9, title="the RoCE GID (index) that NCCL uses is missing or changed", why="The GID table has no (valid) entry at this index, or changed under the job.")
-says("modify-qp", "Call to ibv_modify_qp failed with {code:int} {error}, on dev {dev}", "Call to ibv_modify_qp failed with {code:int} {error}", "Call to ibv_modify_qp failed with error {error}", "ibv_modify_qp failed with error {error}", "ibv_modify_qp failed", "Failed to modify QP", "Unable to modify QP", "failed to modify qp",
-     cause="ib.qp-connect", strength=0.84, title="a queue pair could not be connected: {error}", why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
-     where=lambda groups, line: "retrying" not in line)
-says("create-qp", "Call to ibv_create_qp failed", "Call to ibv_create_cq failed", "Call to ibv_create_ah failed", "Failed to create QP", "Couldn't create QP", "Attempted to connect incompatible devices", "Can't connect net devices with different link_layer", "is incompatible with the local", "remote FLID configured as zero",
-     cause="ib.qp-connect", strength=0.78, title="a queue pair could not be created or connected", why="Verbs refuse a queue pair: limits (with 'Cannot allocate memory': locked memory), or ports of different link layers.",
-     where=lambda groups, line: "Cannot allocate memory" not in line)
-_REG = ("ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_qp failed", "ibv_create_cq failed", "Failed to register memory", "fi_mr_reg failed", "ibv_reg_dmabuf_mr")
-says("reg-mr-nomem", *_REG, cause="ib.memlock", strength=0.9, title="memory could not be registered with the adapter: the locked-memory limit is too small", why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
-     where=lambda groups, line: "Cannot allocate memory" in line or "errno 12" in line or "ENOMEM" in line)
-says("memlock-text", "Check {}max locked memory", "max locked memory {}is too small", "locked memory limit", "The OpenFabrics (openib) BTL failed to initialize while trying to allocate some locked memory", "maximum of 64 KB of registered memory", "low memlock", "RLIMIT_MEMLOCK", "increase memlock", "ulimit -l",
-     why="Something speaks of the locked-memory limit.")
-says("memlock-value", "max locked memory {}(kbytes, -l) {value:int}", ": 65536", "(kbytes, -l) 64", "memlock: 64", "locked-in-memory size{}65536", why="A small locked-memory limit in a listing.")
-says("reg-mr-gpu", *_REG, "ibv_reg_mr2 called", "Failed to register{}cuMem", "gdr_pin_buffer(addr {}failed", "nvidia_p2p_get_pages", "nv_peer_mem{}failed", "nvidia_peermem{}failed", "Unknown symbol ib_register_peer_memory_client", "could not insert 'nvidia_peermem'", "could not insert module nvidia{}peermem", "nvidia-peermem: Invalid argument", "FATAL: Module nvidia_peermem not found", "Module nvidia-peermem not found", "nvidia-peermem.ko: {}nvalid", "modprobe: ERROR: could not insert 'nv",
-     cause="ib.gdr", strength=0.88, title="GPU memory cannot be registered for GPUDirect RDMA", why="Registration of GPU memory fails (EFAULT, EINVAL): nvidia_peermem is not loaded or was built for other drivers, or DMA-BUF is not supported.",
-     where=lambda groups, line: any(word in line for word in ("Bad address", "Invalid argument", "errno 14", "errno 22", "EFAULT", "peermem", "peer_mem", "peer_memory", "dmaBufSupported: 0", "Operation not supported", "gdr_pin_buffer", "p2p_get_pages")) and "loaded: yes, dma" not in line)
-says("peermem-missing", "nvidia_peermem is not loaded", "nv_peer_mem is not loaded", "nvidia-peermem not loaded", "no peer memory", "GPU Direct RDMA Disabled for HCA {hca} '{dev}' (no module)", "Peermem is not supported, nor DMA-BUF", "Unable to use GIN: Peermem",
-     why="No GPUDirect RDMA on this host.")
-says("network-not-found", "Error: network {network} not found", "network {network:word} not found", cause="ib.device-not-found", strength=0.75, title="the network named by NCCL_NET is not available: {network}", why="NCCL_NET names a network that no plugin and no built-in provides: for IB, no usable HCA; for others, the plugin is missing.")
-says("no-hca", "Failed to initialize any NET plugin", "No IB devices found", "No InfiniBand devices", "ibv_get_device_list() failed", "Unable to open device {dev}", "Failed to get IB devices list", "No IB HCA", "open /dev/infiniband/{dev}: ", "/dev/infiniband: No such file", "/dev/infiniband/{dev}: No such", "No such file or directory{}uverbs", "libibverbs: Warning: no userspace device-specific driver", "NET/IB : Unable to open device", "uverbs{}Permission denied", "'/dev/infiniband'", "ibv_devices: no", "no RDMA device", "Unable to get the list of IB devices", "IB device {dev} not found",
-     cause="ib.device-not-found", strength=0.72, title="no usable RDMA device in this process", why="Verbs find no device: not passed into the container, driver not loaded, or the wrong library.",
-     where=lambda groups, line: "no userspace device-specific driver" not in line)
-says("no-verbs-warn", "NCCL WARN Failed to open libibverbs.so", role=Role.HARMLESS, why="No rdma-core (a WARN up to NCCL 2.10): harmless without InfiniBand.")
+says(
+    "ib-retry",
+    *_COMPLETION,
+    where=_status(12, 13),
+    cause="ib.retry-exceeded",
+    strength=0.8,
+    title="the fabric did not deliver: transport retries exceeded towards {peer}",
+    why="Status 12 (vendor err 129): the peer's port did not acknowledge within NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT. Cable, switch, wrong GID/VLAN/PFC, rails that are not connected, or a peer that died.",
+)
+says(
+    "ib-retry-text",
+    "transport retry counter exceeded",
+    "IBV_WC_RETRY_EXC_ERR",
+    "Transport retry count exceeded",
+    "RETRY_EXC_ERR",
+    "IB_WC_RETRY_EXC",
+    cause="ib.retry-exceeded",
+    strength=0.8,
+    title="the fabric did not deliver: transport retries exceeded",
+    why="The same, in words (UCX, perftest, verbs).",
+)
+says(
+    "ib-local-protection",
+    *_COMPLETION,
+    where=_status(4),
+    why="Status 4: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).",
+)
+says(
+    "ib-flush",
+    *_COMPLETION,
+    where=_status(5),
+    role=Role.SYMPTOM,
+    fold="flushed work requests (status 5)",
+    why="Status 5: the queue pair was already in error: a consequence.",
+)
+says(
+    "ib-remote-error",
+    *_COMPLETION,
+    where=_status(9, 10, 11, 1, 2),
+    cause="ib.retry-exceeded",
+    strength=0.55,
+    title="the remote side refused an RDMA request (status {status})",
+    why="Status 9, 10, 11: the remote buffer, key or length did not fit: MTU or version differences, remote registration, or corruption.",
+)
+says(
+    "ib-port-error",
+    "async event : port error",
+    "async event: port error",
+    "async error event: port error",
+    "non-fatal async event: port error",
+    "async event : port active",
+    "port error(",
+    "marked as failed",
+    "IBV_EVENT_PORT_ERR",
+    "async fatal event: device fatal",
+    "Got async event : device fatal",
+    "local catastrophic error",
+    "Received async event{}port error",
+    cause="ib.port-down",
+    strength=0.93,
+    title="an InfiniBand/RoCE port failed while the job ran",
+    why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
+)
+says(
+    "kernel-link-down",
+    "mlx5_core {dev}: Link down",
+    "mlx5_core {dev} {port}: Link down",
+    ": Link down",
+    "link becomes down",
+    "NIC Link is Down",
+    "Link DOWN",
+    "bnxt_en {dev} {port}: NIC Link is Down",
+    "port module event: module {module}, Cable unplugged",
+    "Cable unplugged",
+    "Cable error",
+    "port_module_event",
+    "device's health compromised",
+    "mlx5_health",
+    "health recovery",
+    cause="ib.port-down",
+    strength=0.9,
+    title="a network link went down (kernel log)",
+    why="The adapter's driver reports that the link went down.",
+    where=lambda groups, line: (
+        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link"))
+        and not re.search(r"veth|docker|cali|\bbr-", line)
+    ),
+)
+says(
+    "port-state-down",
+    "state DOWN physical_state {physical}",
+    "State: Down",
+    "state: PORT_DOWN",
+    "PORT_DOWN (1)",
+    "Physical state: Polling",
+    "Physical state: Disabled",
+    "phys state:  2: Polling",
+    "phys_state:{}POLLING",
+    "phys state:{}Disabled",
+    "state: 1: DOWN",
+    "state:{}1: DOWN",
+    "Port {port:int} Down",
+    "port state{}: Down",
+    "state DOWN",
+    "State: Initializing",
+    "PORT_INIT",
+    cause="ib.port-down",
+    strength=0.88,
+    title="an InfiniBand/RoCE port is not active",
+    why="The port listing shows a port that is down, polling (no cable partner), disabled, or waiting for a subnet manager (Initializing).",
+    where=lambda groups, line: (
+        not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
+    ),
+)
+says(
+    "link-flap",
+    "link flap",
+    "LinkDownedCounter",
+    "link_downed",
+    "SymbolErrorCounter",
+    "symbol_error",
+    "Effective Physical BER",
+    why="Counters of a port's physical trouble.",
+)
+says(
+    "roce-gid-missing",
+    "Call to ibv_query_gid failed",
+    "ibv_query_gid_ex failed",
+    "Failed to query GID",
+    "GID table changed",
+    "No RoCE GID",
+    "gid index {}is invalid",
+    "Invalid GID index",
+    "failed to get gid",
+    "GID index {}not found",
+    "no valid GID",
+    "gid {:int} is not valid",
+    cause="ib.gid-index",
+    strength=0.9,
+    title="the RoCE GID (index) that NCCL uses is missing or changed",
+    why="The GID table has no (valid) entry at this index, or changed under the job.",
+)
+says(
+    "modify-qp",
+    "Call to ibv_modify_qp failed with {code:int} {error}, on dev {dev}",
+    "Call to ibv_modify_qp failed with {code:int} {error}",
+    "Call to ibv_modify_qp failed with error {error}",
+    "ibv_modify_qp failed with error {error}",
+    "ibv_modify_qp failed",
+    "Failed to modify QP",
+    "Unable to modify QP",
+    "failed to modify qp",
+    cause="ib.qp-connect",
+    strength=0.84,
+    title="a queue pair could not be connected: {error}",
+    why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
+    where=lambda groups, line: "retrying" not in line,
+)
+says(
+    "create-qp",
+    "Call to ibv_create_qp failed",
+    "Call to ibv_create_cq failed",
+    "Call to ibv_create_ah failed",
+    "Failed to create QP",
+    "Couldn't create QP",
+    "Attempted to connect incompatible devices",
+    "Can't connect net devices with different link_layer",
+    "is incompatible with the local",
+    "remote FLID configured as zero",
+    cause="ib.qp-connect",
+    strength=0.78,
+    title="a queue pair could not be created or connected",
+    why="Verbs refuse a queue pair: limits (with 'Cannot allocate memory': locked memory), or ports of different link layers.",
+    where=lambda groups, line: "Cannot allocate memory" not in line,
+)
+_REG = (
+    "ibv_reg_mr",
+    "ibv_reg_mr_iova2",
+    "ibv_create_qp failed",
+    "ibv_create_cq failed",
+    "Failed to register memory",
+    "fi_mr_reg failed",
+    "ibv_reg_dmabuf_mr",
+)
+says(
+    "reg-mr-nomem",
+    *_REG,
+    cause="ib.memlock",
+    strength=0.9,
+    title="memory could not be registered with the adapter: the locked-memory limit is too small",
+    why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
+    where=lambda groups, line: "Cannot allocate memory" in line or "errno 12" in line or "ENOMEM" in line,
+)
+says(
+    "memlock-text",
+    "Check {}max locked memory",
+    "max locked memory {}is too small",
+    "locked memory limit",
+    "The OpenFabrics (openib) BTL failed to initialize while trying to allocate some locked memory",
+    "maximum of 64 KB of registered memory",
+    "low memlock",
+    "RLIMIT_MEMLOCK",
+    "increase memlock",
+    "ulimit -l",
+    why="Something speaks of the locked-memory limit.",
+)
+says(
+    "memlock-value",
+    "max locked memory {}(kbytes, -l) {value:int}",
+    ": 65536",
+    "(kbytes, -l) 64",
+    "memlock: 64",
+    "locked-in-memory size{}65536",
+    why="A small locked-memory limit in a listing.",
+)
+says(
+    "reg-mr-gpu",
+    *_REG,
+    "ibv_reg_mr2 called",
+    "Failed to register{}cuMem",
+    "gdr_pin_buffer(addr {}failed",
+    "nvidia_p2p_get_pages",
+    "nv_peer_mem{}failed",
+    "nvidia_peermem{}failed",
+    "Unknown symbol ib_register_peer_memory_client",
+    "could not insert 'nvidia_peermem'",
+    "could not insert module nvidia{}peermem",
+    "nvidia-peermem: Invalid argument",
+    "FATAL: Module nvidia_peermem not found",
+    "Module nvidia-peermem not found",
+    "nvidia-peermem.ko: {}nvalid",
+    "modprobe: ERROR: could not insert 'nv",
+    cause="ib.gdr",
+    strength=0.88,
+    title="GPU memory cannot be registered for GPUDirect RDMA",
+    why="Registration of GPU memory fails (EFAULT, EINVAL): nvidia_peermem is not loaded or was built for other drivers, or DMA-BUF is not supported.",
+    where=lambda groups, line: (
+        any(
+            word in line
+            for word in (
+                "Bad address",
+                "Invalid argument",
+                "errno 14",
+                "errno 22",
+                "EFAULT",
+                "peermem",
+                "peer_mem",
+                "peer_memory",
+                "dmaBufSupported: 0",
+                "Operation not supported",
+                "gdr_pin_buffer",
+                "p2p_get_pages",
+            )
+        )
+        and "loaded: yes, dma" not in line
+    ),
+)
+says(
+    "peermem-missing",
+    "nvidia_peermem is not loaded",
+    "nv_peer_mem is not loaded",
+    "nvidia-peermem not loaded",
+    "no peer memory",
+    "GPU Direct RDMA Disabled for HCA {hca} '{dev}' (no module)",
+    "Peermem is not supported, nor DMA-BUF",
+    "Unable to use GIN: Peermem",
+    why="No GPUDirect RDMA on this host.",
+)
+says(
+    "network-not-found",
+    "Error: network {network} not found",
+    "network {network:word} not found",
+    cause="ib.device-not-found",
+    strength=0.75,
+    title="the network named by NCCL_NET is not available: {network}",
+    why="NCCL_NET names a network that no plugin and no built-in provides: for IB, no usable HCA; for others, the plugin is missing.",
+)
+says(
+    "no-hca",
+    "Failed to initialize any NET plugin",
+    "No IB devices found",
+    "No InfiniBand devices",
+    "ibv_get_device_list() failed",
+    "Unable to open device {dev}",
+    "Failed to get IB devices list",
+    "No IB HCA",
+    "open /dev/infiniband/{dev}: ",
+    "/dev/infiniband: No such file",
+    "/dev/infiniband/{dev}: No such",
+    "No such file or directory{}uverbs",
+    "libibverbs: Warning: no userspace device-specific driver",
+    "NET/IB : Unable to open device",
+    "uverbs{}Permission denied",
+    "'/dev/infiniband'",
+    "ibv_devices: no",
+    "no RDMA device",
+    "Unable to get the list of IB devices",
+    "IB device {dev} not found",
+    cause="ib.device-not-found",
+    strength=0.72,
+    title="no usable RDMA device in this process",
+    why="Verbs find no device: not passed into the container, driver not loaded, or the wrong library.",
+    where=lambda groups, line: "no userspace device-specific driver" not in line,
+)
+says(
+    "no-verbs-warn",
+    "NCCL WARN Failed to open libibverbs.so",
+    role=Role.HARMLESS,
+    why="No rdma-core (a WARN up to NCCL 2.10): harmless without InfiniBand.",
+)
 
 # --- plugins
-says("ofi-error", "NET/OFI Request {request} completed with error. RC: {code}. Error: {error}", "NET/OFI {}completed with error", "prov_err: {error}", "Unresponsive receiver (reachable by EFA device but handshake failed", "rxr_cq_write_tx_error", "efa_rdm_{}error", "FI_EFA_ERR", why="An EFA request failed.")
-says("ofi-init", "NET/OFI Unable to find a protocol", "NET/OFI {}No eligible providers", "NET/OFI Couldn't find any optimal provider", "NET/OFI No NIC info", "NET/OFI Failed to initialize", "NET/OFI Unable to", "NET/OFI Could not", "NET/OFI {}No provider", "NET/OFI Error", "NET/OFI Failed", "fi_getinfo failed", "fi_getinfo() failed", "NET/OFI Only EFA provider is supported", "NET/OFI {}not found", "NET/OFI Call to fi_", "NET/OFI Invalid", "nccl_net_ofi_{}failed",
-     cause="net.plugin", strength=0.85, title="the EFA plugin (aws-ofi-nccl) could not initialise", why="The libfabric plugin found no usable provider or failed in its set-up.",
-     where=lambda groups, line: "WARN" in line or "rror" in line)
-says("plugin-missing", "libfabric.so.1: cannot open shared object file", "libnccl-net{name:word}: cannot open", "Failed to initialize NET plugin {plugin}", "External network plugin {plugin} is unsupported", "NCCL_NET_PLUGIN={plugin}: not found", "libnccl-net-ofi.so: cannot open", "libnccl_ofi", "NET/FasTrak{}fail", "NET/FasTrak{}rror", "NET/gIB{}fail", "NET/gIB{}rror", "NET/TCPX{}fail", "NET/TCPX{}rror", "tcpgpudmarxd", "fastrak{}unimplemented", "RxDM{}fail", "guest config checker", "Guest Config Checker", "gIB Guest Config", "NET/gIB{}mismatch", "NET/gIB : {}isn't set", "NET/gIB", "shim plugin", "ncclNet{}incompatible",
-     cause="net.plugin", strength=0.84, title="the network plugin is missing, incompatible or misconfigured", why="An external network plugin did not load or did not accept its environment.",
-     where=lambda groups, line: bool(re.search(r"WARN|rror|ail|cannot open|unsupported|mismatch|isn't set|not set|not found|must be|unimplemented", line)) and "libnccl-net.so:" not in line)
-says("sharp-error", "SHARP{}rror", "sharp_coll_init failed", "sharp_init_session failed", "SHArP{}failed", "ERROR no AM service record found", "sharp_alloc_groups", "sharp_coll_comm_init", "Cannot initialize CollNet", "COLLNET/SHARP{}fail", "SHARP coll{}fail", "failed to create group{}SHARP", "sharpd{}rror", "SHARP job",
-     cause="net.plugin", strength=0.72, title="SHARP (CollNet) could not be used", why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
-     where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)))
-says("ucx-error", "UCX  ERROR {error}", "UCX ERROR {error}", "ucp_{call:word} failed", "NET/UCX{}fail", cause="net.plugin", strength=0.68, title="UCX reports an error: {error}", why="UCX (plugin or MPI transport) failed.")
-says("gdrcopy", "Failed to initialize GDRCopy", "Failed to open gdr handle", "gdr_open{}fail", "Failed to open gdrdrv", "/dev/gdrdrv", cause="sys.container", strength=0.8, title="GDRCopy cannot be opened: /dev/gdrdrv is not in this container", why="The gdrdrv device is missing or not permitted here.",
-     where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)))
-says("qp-mtu", "qpn {qpn:int} mtu {mtu:int}", "qpn {qpn:int} mtu {mtu:int} LID", why="The path MTU a queue pair was set up with (enum: 3 = 1024, 4 = 2048, 5 = 4096).")
+says(
+    "ofi-error",
+    "NET/OFI Request {request} completed with error. RC: {code}. Error: {error}",
+    "NET/OFI {}completed with error",
+    "prov_err: {error}",
+    "Unresponsive receiver (reachable by EFA device but handshake failed",
+    "rxr_cq_write_tx_error",
+    "efa_rdm_{}error",
+    "FI_EFA_ERR",
+    why="An EFA request failed.",
+)
+says(
+    "ofi-init",
+    "NET/OFI Unable to find a protocol",
+    "NET/OFI {}No eligible providers",
+    "NET/OFI Couldn't find any optimal provider",
+    "NET/OFI No NIC info",
+    "NET/OFI Failed to initialize",
+    "NET/OFI Unable to",
+    "NET/OFI Could not",
+    "NET/OFI {}No provider",
+    "NET/OFI Error",
+    "NET/OFI Failed",
+    "fi_getinfo failed",
+    "fi_getinfo() failed",
+    "NET/OFI Only EFA provider is supported",
+    "NET/OFI {}not found",
+    "NET/OFI Call to fi_",
+    "NET/OFI Invalid",
+    "nccl_net_ofi_{}failed",
+    cause="net.plugin",
+    strength=0.85,
+    title="the EFA plugin (aws-ofi-nccl) could not initialise",
+    why="The libfabric plugin found no usable provider or failed in its set-up.",
+    where=lambda groups, line: "WARN" in line or "rror" in line,
+)
+says(
+    "plugin-missing",
+    "libfabric.so.1: cannot open shared object file",
+    "libnccl-net{name:word}: cannot open",
+    "Failed to initialize NET plugin {plugin}",
+    "External network plugin {plugin} is unsupported",
+    "NCCL_NET_PLUGIN={plugin}: not found",
+    "libnccl-net-ofi.so: cannot open",
+    "libnccl_ofi",
+    "NET/FasTrak{}fail",
+    "NET/FasTrak{}rror",
+    "NET/gIB{}fail",
+    "NET/gIB{}rror",
+    "NET/TCPX{}fail",
+    "NET/TCPX{}rror",
+    "tcpgpudmarxd",
+    "fastrak{}unimplemented",
+    "RxDM{}fail",
+    "guest config checker",
+    "Guest Config Checker",
+    "gIB Guest Config",
+    "NET/gIB{}mismatch",
+    "NET/gIB : {}isn't set",
+    "NET/gIB",
+    "shim plugin",
+    "ncclNet{}incompatible",
+    cause="net.plugin",
+    strength=0.84,
+    title="the network plugin is missing, incompatible or misconfigured",
+    why="An external network plugin did not load or did not accept its environment.",
+    where=lambda groups, line: (
+        bool(
+            re.search(
+                r"WARN|rror|ail|cannot open|unsupported|mismatch|isn't set|not set|not found|must be|unimplemented",
+                line,
+            )
+        )
+        and "libnccl-net.so:" not in line
+    ),
+)
+says(
+    "sharp-error",
+    "SHARP{}rror",
+    "sharp_coll_init failed",
+    "sharp_init_session failed",
+    "SHArP{}failed",
+    "ERROR no AM service record found",
+    "sharp_alloc_groups",
+    "sharp_coll_comm_init",
+    "Cannot initialize CollNet",
+    "COLLNET/SHARP{}fail",
+    "SHARP coll{}fail",
+    "failed to create group{}SHARP",
+    "sharpd{}rror",
+    "SHARP job",
+    cause="net.plugin",
+    strength=0.72,
+    title="SHARP (CollNet) could not be used",
+    why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
+)
+says(
+    "ucx-error",
+    "UCX  ERROR {error}",
+    "UCX ERROR {error}",
+    "ucp_{call:word} failed",
+    "NET/UCX{}fail",
+    cause="net.plugin",
+    strength=0.68,
+    title="UCX reports an error: {error}",
+    why="UCX (plugin or MPI transport) failed.",
+)
+says(
+    "gdrcopy",
+    "Failed to initialize GDRCopy",
+    "Failed to open gdr handle",
+    "gdr_open{}fail",
+    "Failed to open gdrdrv",
+    "/dev/gdrdrv",
+    cause="sys.container",
+    strength=0.8,
+    title="GDRCopy cannot be opened: /dev/gdrdrv is not in this container",
+    why="The gdrdrv device is missing or not permitted here.",
+    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+)
+says(
+    "qp-mtu",
+    "qpn {qpn:int} mtu {mtu:int}",
+    "qpn {qpn:int} mtu {mtu:int} LID",
+    why="The path MTU a queue pair was set up with (enum: 3 = 1024, 4 = 2048, 5 = 4096).",
+)
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
-says("libfabric-warn", "<warn> {message}", "libfabric:{message}", why="A warning of libfabric.", where=lambda groups, line: "libfabric" in line and "<warn>" in line or "cxi" in line)
-says("fabric-domain", "Couldn't open a fabric access domain", "Failed to find valid default rgroup and vni", "no valid VNI", "cxip_nic_{}rgroup", "fi_domain failed", "fi_domain: ", "fi_endpoint failed", "fi_enable failed", "fi_av_insert", "Couldn't allocate endpoint", "Couldn't {}NET/OFI", "NET/OFI Couldn't", "NET/OFI {}RC: -", "OFI{}fi_getinfo", "No provider found", "provider {}not available", "SLINGSHOT_VNIS", "cxil_{}failed", "FI_CXI_", "efa{}not supported", "EFA{}not found", "Failed to initialize rdma protocol", "RDMA protocol initialization failed",
-     cause="net.plugin", strength=0.83, title="the libfabric plugin could not open the fabric", why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
-     where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)))
+says(
+    "libfabric-warn",
+    "<warn> {message}",
+    "libfabric:{message}",
+    why="A warning of libfabric.",
+    where=lambda groups, line: ("libfabric" in line and "<warn>" in line) or "cxi" in line,
+)
+says(
+    "fabric-domain",
+    "Couldn't open a fabric access domain",
+    "Failed to find valid default rgroup and vni",
+    "no valid VNI",
+    "cxip_nic_{}rgroup",
+    "fi_domain failed",
+    "fi_domain: ",
+    "fi_endpoint failed",
+    "fi_enable failed",
+    "fi_av_insert",
+    "Couldn't allocate endpoint",
+    "Couldn't {}NET/OFI",
+    "NET/OFI Couldn't",
+    "NET/OFI {}RC: -",
+    "OFI{}fi_getinfo",
+    "No provider found",
+    "provider {}not available",
+    "SLINGSHOT_VNIS",
+    "cxil_{}failed",
+    "FI_CXI_",
+    "efa{}not supported",
+    "EFA{}not found",
+    "Failed to initialize rdma protocol",
+    "RDMA protocol initialization failed",
+    cause="net.plugin",
+    strength=0.83,
+    title="the libfabric plugin could not open the fabric",
+    why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)),
+)

@@ -7,52 +7,316 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
-says("master-timeout", "client socket has timed out after {timeout} while trying to connect to ({host}, {port:int})", "client socket has timed out after {timeout} while trying to connect to [{host}]:{port:int}", "connect() timed out. Original timeout was", "TCP client failed to connect/validate to host {host}:{port:int} - timed out",
-     cause="net.master-unreachable", strength=0.8, title="the master at {host}:{port} could not be reached", why="The c10d store at MASTER_ADDR:MASTER_PORT never answered: rank 0 not started, wrong address, or a firewall.")
-says("master-unreachable", "failed to connect to any network address of ({host}, {port:int})", "client socket has failed to connect to any network address of ({host}", cause="net.master-unreachable", strength=0.84,
-     title="the master at {host}:{port} could not be reached", why="No address of MASTER_ADDR accepted a connection.")
-says("master-refused", "client socket has failed to connect to [{host}]:{port:int} (errno: {errno:int} - {error})", "failed to connect to [{host}]:{port:int} (errno: {errno:int}", "TCP client failed to connect/validate to host {host}:{port:int} - retrying", role=Role.SYMPTOM, cause="net.master-unreachable", strength=0.42,
-     fold="connection attempts to the store", title="the master at {host}:{port} does not accept connections", why="One attempt of many: normal while rank 0 is still starting, an error when it goes on.",
-     where=lambda groups, line: "errno: 97" not in line)
-says("rdzv-connection", "The connection to the C10d store has failed", "RendezvousConnectionError", cause="net.master-unreachable", strength=0.72, title="the rendezvous endpoint could not be reached", why="The agent cannot connect to the rendezvous host: it is not up, the address is wrong, or the port is blocked.")
-says("no-route-ssh", "ssh: connect to host {host} port {port:int}: {error}", cause="net.master-unreachable", strength=0.8, title="{host} does not answer on ssh: {error}", why="The launcher could not reach a host by ssh.",
-     where=lambda groups, line: True)
-says("port-in-use", "errno: 98 - Address already in use", "EADDRINUSE", "Address already in use", "address already in use", "has failed to listen on any local network address", "Only one usage of each socket address", "Port {port:int} is already in use", "port {port:int} is already in use",
-     cause="net.port-in-use", strength=0.96, title="the port is already in use on this host", why="Another process (an older job, or a second rank 0) holds the port.",
-     where=lambda groups, line: "ignoring the error" not in line)
+says(
+    "master-timeout",
+    "client socket has timed out after {timeout} while trying to connect to ({host}, {port:int})",
+    "client socket has timed out after {timeout} while trying to connect to [{host}]:{port:int}",
+    "connect() timed out. Original timeout was",
+    "TCP client failed to connect/validate to host {host}:{port:int} - timed out",
+    cause="net.master-unreachable",
+    strength=0.8,
+    title="the master at {host}:{port} could not be reached",
+    why="The c10d store at MASTER_ADDR:MASTER_PORT never answered: rank 0 not started, wrong address, or a firewall.",
+)
+says(
+    "master-unreachable",
+    "failed to connect to any network address of ({host}, {port:int})",
+    "client socket has failed to connect to any network address of ({host}",
+    cause="net.master-unreachable",
+    strength=0.84,
+    title="the master at {host}:{port} could not be reached",
+    why="No address of MASTER_ADDR accepted a connection.",
+)
+says(
+    "master-refused",
+    "client socket has failed to connect to [{host}]:{port:int} (errno: {errno:int} - {error})",
+    "failed to connect to [{host}]:{port:int} (errno: {errno:int}",
+    "TCP client failed to connect/validate to host {host}:{port:int} - retrying",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.42,
+    fold="connection attempts to the store",
+    title="the master at {host}:{port} does not accept connections",
+    why="One attempt of many: normal while rank 0 is still starting, an error when it goes on.",
+    where=lambda groups, line: "errno: 97" not in line,
+)
+says(
+    "rdzv-connection",
+    "The connection to the C10d store has failed",
+    "RendezvousConnectionError",
+    cause="net.master-unreachable",
+    strength=0.72,
+    title="the rendezvous endpoint could not be reached",
+    why="The agent cannot connect to the rendezvous host: it is not up, the address is wrong, or the port is blocked.",
+)
+says(
+    "no-route-ssh",
+    "ssh: connect to host {host} port {port:int}: {error}",
+    cause="net.master-unreachable",
+    strength=0.8,
+    title="{host} does not answer on ssh: {error}",
+    why="The launcher could not reach a host by ssh.",
+    where=lambda groups, line: True,
+)
+says(
+    "port-in-use",
+    "errno: 98 - Address already in use",
+    "EADDRINUSE",
+    "Address already in use",
+    "address already in use",
+    "has failed to listen on any local network address",
+    "Only one usage of each socket address",
+    "Port {port:int} is already in use",
+    "port {port:int} is already in use",
+    cause="net.port-in-use",
+    strength=0.96,
+    title="the port is already in use on this host",
+    why="Another process (an older job, or a second rank 0) holds the port.",
+    where=lambda groups, line: "ignoring the error" not in line,
+)
 
 # --- NCCL and Gloo sockets
-says("connect-timeout", "onnect to {address} failed : Connection timed out", "connect to {address} returned Connection timed out, exceeded", "onnect to {address} failed : Software caused connection abort", "connect returned Connection timed out, exceeded error retry count", "socketPollConnect: Connect to {address} returned {}Connection timed out", "exceeded timeouts", "socketPollConnect to {address} failed with error Connection timed out",
-     cause="net.firewall", strength=0.68, title="connections to {address} are dropped: a firewall, or an address that cannot be reached", why="NCCL's connection to a peer's ephemeral port timed out: dropped by a firewall, or the peer advertised an address that is not routable from here.")
-says("connect-noroute", "onnect to {address} failed : No route to host", "onnect to {address} failed : Network is unreachable", "onnect to {address} failed with error No route to host", "failed with error Network is unreachable", "SO_ERROR: No route to host, remote=[{address}]", "connect [{address}]: No route to host", "connect [{address}]:{port:int}: No route to host", "(errno: 113 - No route to host)", "[Errno 113] No route to host",
-     cause="net.firewall", strength=0.66, title="no route to {address}: rejected by a firewall, or the wrong interface was chosen", why="'No route to host' between hosts that otherwise answer is what a rejecting firewall sends; between unrelated subnets it is the wrong interface.")
-says("connect-refused", "onnect to {address} failed : Connection refused", "SO_ERROR: Connection refused, remote=[{address}]", "connect [{address}]: Connection refused", "connect [{address}]:{port:int}: Connection refused", "[Errno 111] Connection refused", "ConnectionRefusedError", "socketPollConnect to {address} failed with error Connection refused",
-     role=Role.SYMPTOM, cause="net.peer-lost", strength=0.42, fold="connections refused", title="{address} refuses connections: no process listens there (any more)", why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.")
-says("connect-retry", "connect to {address} returned {error}, retrying (", "connect returned {error}, retrying (", "Call to connect returned {error}, retrying", "connect to {address} returned {error}, retrying", why="One of up to 34 attempts (NCCL_SOCKET_RETRY_CNT): normal while peers start, an error only when it goes on.")
-says("connect-gave-up", "returned {error}, exceeded error retry count", "exceeded error retry count after {tries} attempts", "exceeded error retry count ({tries})", cause="net.firewall", strength=0.62, title="a peer could not be reached in all attempts: {error}", why="NCCL gave up connecting: nothing answers at that address and port.")
-says("gloo-connect-failed", "Gloo connectFullMesh failed with {error}", "connectFullMesh failed", "connect timeout", "Connect timeout [{address}]", "timed out connecting: ", "Connecting to {}timed out", "timed out connecting", role=Role.SYMPTOM, cause="net.wrong-interface", strength=0.55, fold="Gloo could not connect",
-     title="Gloo's peers cannot connect to each other: wrong interface or loopback address", why="Each rank advertised an address that the others cannot reach.",
-     where=lambda groups, line: "gloo" in line.lower() or "transport/tcp" in line)
-says("gloo-endpoint", "connect [{address}]:{port}", "remote=[{address}]:{port:int}", "local=[{address}]", "Read error [{address}]", "Write error [{address}]", "size={size:int}, local=[{address}]", why="An address that Gloo uses.")
-says("gloo-no-interface", "Unable to find address for: {interface}", "Unable to find interface for: {interface}", cause="net.wrong-interface", strength=0.95, title="GLOO_SOCKET_IFNAME names an interface that this host does not have: {interface}", why="Gloo looks for exactly this name (a comma list; no prefix match, no ^ and no =).")
-says("no-socket-interface", "Bootstrap : no socket interface found", "NET/Socket : no interface found", "No usable listening interface found", "NET/IB : No IP interface found", "no socket interface found", "Could not find a usable interface", "Found no interface matching", cause="net.wrong-interface", strength=0.92, title="no interface matches NCCL_SOCKET_IFNAME on this host", why="The filter matches no running interface on this host (names differ between hosts), or there is none at all.")
-says("no-same-subnet", "No interface found in the same subnet as remote address {address}", cause="env.bad-nccl-var", strength=0.8, title="no interface of this host lies in the subnet of NCCL_COMM_ID ({address})", why="NCCL_COMM_ID points to an address that this host (or container) cannot match.")
-says("socket-family", "Socket creation failed : Address family not supported by protocol", "ncclSocketInit: Socket creation failed", "socket: Address family not supported", cause="sys.container", strength=0.75, title="sockets cannot be created: the address family is not supported here", why="EAFNOSUPPORT: this container or kernel has no usable IP (v6) stack.")
+says(
+    "connect-timeout",
+    "onnect to {address} failed : Connection timed out",
+    "connect to {address} returned Connection timed out, exceeded",
+    "onnect to {address} failed : Software caused connection abort",
+    "connect returned Connection timed out, exceeded error retry count",
+    "socketPollConnect: Connect to {address} returned {}Connection timed out",
+    "exceeded timeouts",
+    "socketPollConnect to {address} failed with error Connection timed out",
+    cause="net.firewall",
+    strength=0.68,
+    title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
+    why="NCCL's connection to a peer's ephemeral port timed out: dropped by a firewall, or the peer advertised an address that is not routable from here.",
+)
+says(
+    "connect-noroute",
+    "onnect to {address} failed : No route to host",
+    "onnect to {address} failed : Network is unreachable",
+    "onnect to {address} failed with error No route to host",
+    "failed with error Network is unreachable",
+    "SO_ERROR: No route to host, remote=[{address}]",
+    "connect [{address}]: No route to host",
+    "connect [{address}]:{port:int}: No route to host",
+    "(errno: 113 - No route to host)",
+    "[Errno 113] No route to host",
+    cause="net.firewall",
+    strength=0.66,
+    title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
+    why="'No route to host' between hosts that otherwise answer is what a rejecting firewall sends; between unrelated subnets it is the wrong interface.",
+)
+says(
+    "connect-refused",
+    "onnect to {address} failed : Connection refused",
+    "SO_ERROR: Connection refused, remote=[{address}]",
+    "connect [{address}]: Connection refused",
+    "connect [{address}]:{port:int}: Connection refused",
+    "[Errno 111] Connection refused",
+    "ConnectionRefusedError",
+    "socketPollConnect to {address} failed with error Connection refused",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.42,
+    fold="connections refused",
+    title="{address} refuses connections: no process listens there (any more)",
+    why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
+)
+says(
+    "connect-retry",
+    "connect to {address} returned {error}, retrying (",
+    "connect returned {error}, retrying (",
+    "Call to connect returned {error}, retrying",
+    "connect to {address} returned {error}, retrying",
+    why="One of up to 34 attempts (NCCL_SOCKET_RETRY_CNT): normal while peers start, an error only when it goes on.",
+)
+says(
+    "connect-gave-up",
+    "returned {error}, exceeded error retry count",
+    "exceeded error retry count after {tries} attempts",
+    "exceeded error retry count ({tries})",
+    cause="net.firewall",
+    strength=0.62,
+    title="a peer could not be reached in all attempts: {error}",
+    why="NCCL gave up connecting: nothing answers at that address and port.",
+)
+says(
+    "gloo-connect-failed",
+    "Gloo connectFullMesh failed with {error}",
+    "connectFullMesh failed",
+    "connect timeout",
+    "Connect timeout [{address}]",
+    "timed out connecting: ",
+    "Connecting to {}timed out",
+    "timed out connecting",
+    role=Role.SYMPTOM,
+    cause="net.wrong-interface",
+    strength=0.55,
+    fold="Gloo could not connect",
+    title="Gloo's peers cannot connect to each other: wrong interface or loopback address",
+    why="Each rank advertised an address that the others cannot reach.",
+    where=lambda groups, line: "gloo" in line.lower() or "transport/tcp" in line,
+)
+says(
+    "gloo-endpoint",
+    "connect [{address}]:{port}",
+    "remote=[{address}]:{port:int}",
+    "local=[{address}]",
+    "Read error [{address}]",
+    "Write error [{address}]",
+    "size={size:int}, local=[{address}]",
+    why="An address that Gloo uses.",
+)
+says(
+    "gloo-no-interface",
+    "Unable to find address for: {interface}",
+    "Unable to find interface for: {interface}",
+    cause="net.wrong-interface",
+    strength=0.95,
+    title="GLOO_SOCKET_IFNAME names an interface that this host does not have: {interface}",
+    why="Gloo looks for exactly this name (a comma list; no prefix match, no ^ and no =).",
+)
+says(
+    "no-socket-interface",
+    "Bootstrap : no socket interface found",
+    "NET/Socket : no interface found",
+    "No usable listening interface found",
+    "NET/IB : No IP interface found",
+    "no socket interface found",
+    "Could not find a usable interface",
+    "Found no interface matching",
+    cause="net.wrong-interface",
+    strength=0.92,
+    title="no interface matches NCCL_SOCKET_IFNAME on this host",
+    why="The filter matches no running interface on this host (names differ between hosts), or there is none at all.",
+)
+says(
+    "no-same-subnet",
+    "No interface found in the same subnet as remote address {address}",
+    cause="env.bad-nccl-var",
+    strength=0.8,
+    title="no interface of this host lies in the subnet of NCCL_COMM_ID ({address})",
+    why="NCCL_COMM_ID points to an address that this host (or container) cannot match.",
+)
+says(
+    "socket-family",
+    "Socket creation failed : Address family not supported by protocol",
+    "ncclSocketInit: Socket creation failed",
+    "socket: Address family not supported",
+    cause="sys.container",
+    strength=0.75,
+    title="sockets cannot be created: the address family is not supported here",
+    why="EAFNOSUPPORT: this container or kernel has no usable IP (v6) stack.",
+)
 
 # --- names
-says("name-unresolved", "Name or service not known", "Temporary failure in name resolution", "No address associated with hostname", "gai error:", "nodename nor servname provided", "Could not resolve hostname", "unable to resolve host", "getaddrinfo failed", "gaierror", "error encountered when getting address info", "no valid {}pair found", "Unknown host", "Name does not resolve", "could not be resolved", "cannot be resolved",
-     cause="net.hostname-resolution", strength=0.93, title="a host name does not resolve", why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
-     where=lambda groups, line: not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
-says("hostname-loopback", "Unable to resolve hostname to a (local) address. Using the loopback address as fallback", role=Role.FACT, why="Gloo: the own host name does not resolve to a local address, so loopback is advertised. Harmless on one node.")
-says("external-name", "Max retries exceeded with url", "Failed to resolve '", "NameResolutionError", "ConnectionError: (MaxRetryError", "https://huggingface.co", why="A download from outside failed.")
+says(
+    "name-unresolved",
+    "Name or service not known",
+    "Temporary failure in name resolution",
+    "No address associated with hostname",
+    "gai error:",
+    "nodename nor servname provided",
+    "Could not resolve hostname",
+    "unable to resolve host",
+    "getaddrinfo failed",
+    "gaierror",
+    "error encountered when getting address info",
+    "no valid {}pair found",
+    "Unknown host",
+    "Name does not resolve",
+    "could not be resolved",
+    "cannot be resolved",
+    cause="net.hostname-resolution",
+    strength=0.93,
+    title="a host name does not resolve",
+    why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
+    where=lambda groups, line: not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line),
+)
+says(
+    "hostname-loopback",
+    "Unable to resolve hostname to a (local) address. Using the loopback address as fallback",
+    role=Role.FACT,
+    why="Gloo: the own host name does not resolve to a local address, so loopback is advertised. Harmless on one node.",
+)
+says(
+    "external-name",
+    "Max retries exceeded with url",
+    "Failed to resolve '",
+    "NameResolutionError",
+    "ConnectionError: (MaxRetryError",
+    "https://huggingface.co",
+    why="A download from outside failed.",
+)
 
 # --- MTU
-says("mtu-ping", "message too long, mtu={mtu:int}", "Message too long", "Frag needed and DF set", "message too long", "local error: message too long", "fragmentation needed", cause="net.mtu", strength=0.92, title="packets larger than the path's MTU do not pass", why="A probe with the don't-fragment bit says that the path's MTU is smaller than the interface's.")
-says("mtu-mismatch", "MTU mismatch", "mtu mismatch", "different MTU", "MTU 9000{}MTU 1500", cause="net.mtu", strength=0.8, title="the MTU differs along the path", why="Somebody compared the MTUs.")
-says("ip-link-mtu", "mtu {mtu:int} qdisc", " mtu {mtu:int} ", "MTU:{mtu:int}", why="An interface's MTU.", where=lambda groups, line: re.search(r"(?:\d+: )?(\w+)[:@].*mtu|inet|UP|flags", line) is not None and "lo:" not in line)
+says(
+    "mtu-ping",
+    "message too long, mtu={mtu:int}",
+    "Message too long",
+    "Frag needed and DF set",
+    "message too long",
+    "local error: message too long",
+    "fragmentation needed",
+    cause="net.mtu",
+    strength=0.92,
+    title="packets larger than the path's MTU do not pass",
+    why="A probe with the don't-fragment bit says that the path's MTU is smaller than the interface's.",
+)
+says(
+    "mtu-mismatch",
+    "MTU mismatch",
+    "mtu mismatch",
+    "different MTU",
+    "MTU 9000{}MTU 1500",
+    cause="net.mtu",
+    strength=0.8,
+    title="the MTU differs along the path",
+    why="Somebody compared the MTUs.",
+)
+says(
+    "ip-link-mtu",
+    "mtu {mtu:int} qdisc",
+    " mtu {mtu:int} ",
+    "MTU:{mtu:int}",
+    why="An interface's MTU.",
+    where=lambda groups, line: (
+        re.search(r"(?:\d+: )?(\w+)[:@].*mtu|inet|UP|flags", line) is not None and "lo:" not in line
+    ),
+)
 says("ping-loss", "100% packet loss", "packets transmitted, 0 received", why="Packets of some size do not come back.")
 
 # --- evidence of a blocked port
-says("firewall-rule", "iptables -A {rule}DROP", "iptables{}REJECT", "nft{}drop", "DROP       tcp", "REJECT     tcp", "firewalld{}active", "ufw{}active", "UFW BLOCK", "[UFW BLOCK]", "security group", "NetworkPolicy", "filter_drop", "IN=eth0 OUT={}DPT=", cause="net.firewall", strength=0.8, title="a firewall rule drops or rejects the job's connections", why="The log shows a dropping rule or a dropped packet.")
-says("nc-blocked", "nc: connect to {address} port {port:int} (tcp) timed out", "nc: connect to {address} port {port:int} (tcp) failed: {error}", "telnet: Unable to connect to remote host: {error}", "curl: (28)", "Ncat: {error}", cause="net.firewall", strength=0.7, title="port {port} of {address} is blocked", why="A hand-made connection test to the port failed.")
+says(
+    "firewall-rule",
+    "iptables -A {rule}DROP",
+    "iptables{}REJECT",
+    "nft{}drop",
+    "DROP       tcp",
+    "REJECT     tcp",
+    "firewalld{}active",
+    "ufw{}active",
+    "UFW BLOCK",
+    "[UFW BLOCK]",
+    "security group",
+    "NetworkPolicy",
+    "filter_drop",
+    "IN=eth0 OUT={}DPT=",
+    cause="net.firewall",
+    strength=0.8,
+    title="a firewall rule drops or rejects the job's connections",
+    why="The log shows a dropping rule or a dropped packet.",
+)
+says(
+    "nc-blocked",
+    "nc: connect to {address} port {port:int} (tcp) timed out",
+    "nc: connect to {address} port {port:int} (tcp) failed: {error}",
+    "telnet: Unable to connect to remote host: {error}",
+    "curl: (28)",
+    "Ncat: {error}",
+    cause="net.firewall",
+    strength=0.7,
+    title="port {port} of {address} is blocked",
+    why="A hand-made connection test to the port failed.",
+)
 says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")

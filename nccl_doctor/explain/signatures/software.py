@@ -7,31 +7,250 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
-says("nccl-mismatch", "Mismatched NCCL version detected : rank {rank:int} version {version:int} rank {other:int} version {other_version:int}", "Mismatched NCCL version detected", "NCCL version mismatch", cause="sw.nccl-version-mismatch", strength=0.98,
-     title="ranks run different NCCL versions", why="NCCL 2.23+ compares the versions of all ranks.", where=lambda groups, line: "RAS" not in line and "remote peer" not in line)
-says("bootstrap-truncated", "Message truncated : received {got:int} bytes instead of {wanted:int}", "Message truncated : received", cause="sw.nccl-version-mismatch", strength=0.82, title="bootstrap messages have different lengths: ranks run different NCCL versions",
-     why="The structures exchanged in bootstrap differ in size: different NCCL versions, or a foreign process on the port.")
-says("undefined-symbol", "undefined symbol: {symbol}", "symbol lookup error", "version `{version}' not found", "GLIBCXX_{version} not found", "GLIBC_{version} not found", "is a stub library", "Failed to open libnvidia-ml.so.1", "wrong ELF class", "NCCL library is not backwards compatible", "NCCL library is too old", "NCCL library version is too old", "was compiled with too old version of NCCL", "CUDA some PFN functions not found", "dlvsym failed", "compiled with NCCL version {a}, but is running with NCCL library version {b}", "undefined reference to", "double free or corruption", "version mismatch{}libnccl", "file too short", "cannot allocate memory in static TLS block",
-     cause="sw.library-conflict", strength=0.93, title="libraries do not fit together (or the wrong one is loaded)", why="The loader found another library than the one the program was built with, or none.",
-     where=lambda groups, line: not re.search(r"libnccl-net|libnccl-tuner|libnccl-profiler|libnccl-env|libibverbs|libmlx|libefa|libfabric|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|hns|rxe|INFO .*dlvsym", line))
-says("no-nccl", "Distributed package doesn't have NCCL built in", "doesn't have NCCL built in", "Distributed package doesn't have NCCL", "NCCL backend is not available", "backend nccl is not available", "Torch not compiled with CUDA enabled", "Unknown c10d backend type NCCL", "NCCL is not available", "built without NCCL", "Unrecognized backend: nccl", "No module named 'torch.distributed'", "Invalid backend: 'nccl'", "module 'torch.distributed' has no attribute", "is_nccl_available() is False", "not built with NCCL", "built without distributed support", "Distributed package doesn't have", "module 'torch._C' has no attribute '_c10d_init'", "PyTorch is not compiled with NCCL support",
-     cause="sw.no-nccl-backend", strength=0.95, title="this torch was built without NCCL (or without CUDA)", why="A CPU-only or foreign-platform build of torch is installed on this host.")
-says("nccl-bug-shared-memory", "ncclMaxSharedMem {wanted:int} exceeds device/fn maxSharedMem {available:int}", "exceeds device/fn maxSharedMem", why="NCCL wants more shared memory per block than this GPU allows: kernel launches fail with invalid argument. Fixed in later releases.", cause="sw.nccl-bug", strength=0.82, title="this NCCL release does not fit this GPU (shared memory per block)")
-says("nccl-segfault", "libnccl.so.2(+0x", "libnccl.so.2(nccl", "in libnccl.so", "libnccl.so{}+0x", cause="sw.nccl-bug", strength=0.72, title="a process crashed inside NCCL", why="The crash's stack or the kernel's segfault line names libnccl: an NCCL bug, or memory corrupted by something else.",
-     where=lambda groups, line: bool(re.search(r"segfault|\(\+0x|\[0x|SIGSEGV|#\d|\(nccl", line)))
-says("nccl-corruption", "Out of bounds values : {count:int} FAILED", "corrupted comm object detected", "Error: corrupted comm object", cause="sw.nccl-bug", strength=0.62, title="a collective returned wrong data", why="nccl-tests found wrong values: data corruption by hardware, driver (P2P, IOMMU) or a bug.")
-says("nccl-internal", "internal error - please report this issue to the NCCL developers", "ncclInternalError: Internal check failed", role=Role.SYMPTOM, cause="sw.nccl-bug", strength=0.36, fold="NCCL internal error", title="an internal check of NCCL failed", why="NCCL's catch-all; the WARN line before it says which check.")
-says("segfault", "Signal 11 (SIGSEGV) received by PID", "exitcode  : -11", "exit code 139", "Segmentation fault (core dumped)", "Fatal Python error: Segmentation fault", "Caught signal 11 (Segmentation fault", "*** Process received signal ***", "signal 11 (SIGSEGV)", "Segmentation fault", role=Role.SYMPTOM, cause="sw.nccl-bug", strength=0.45, fold="segmentation fault", title="a process crashed (segmentation fault)", why="A crash in native code; the frames say whose.",
-     where=lambda groups, line: "DataLoader" not in line)
-says("nccl-invalid-launch", "enqueue.cc:{}NCCL WARN Cuda failure {code:int} 'invalid argument'", "NCCL WARN Cuda failure 1 'invalid argument'", "Cuda failure 'invalid argument'", "NCCL WARN Cuda failure 'invalid argument'", "Cuda failure 'invalid resource handle'", "Cuda failure 400 'invalid resource handle'", "Cuda failure 1 'invalid argument'", cause="sw.nccl-bug", strength=0.55, title="a CUDA call inside NCCL was refused (invalid argument)", why="NCCL passed what this driver or GPU does not accept: a release that does not fit the driver or GPU, or virtualised memory (cuMem) that is not supported.")
-says("cumem-refused", "NCCL WARN Cuda failure {code:int} '{error}'", "NCCL WARN Cuda failure '{error}'", role=Role.SYMPTOM, cause="gpu.driver", strength=0.4, fold="a CUDA call inside NCCL failed", title="a CUDA call inside NCCL failed: {error}", why="A CUDA call inside NCCL failed; the error text says more.")
-says("downgrade-note", "fixed in NCCL", "upgrading NCCL to", "upgrading to NCCL", "downgrading NCCL", "regression in NCCL", "known issue in NCCL", "after downgrade to", cause="sw.nccl-bug", strength=0.7, title="a bug of this NCCL or torch release", why="Somebody found that another release does not have it.")
+says(
+    "nccl-mismatch",
+    "Mismatched NCCL version detected : rank {rank:int} version {version:int} rank {other:int} version {other_version:int}",
+    "Mismatched NCCL version detected",
+    "NCCL version mismatch",
+    cause="sw.nccl-version-mismatch",
+    strength=0.98,
+    title="ranks run different NCCL versions",
+    why="NCCL 2.23+ compares the versions of all ranks.",
+    where=lambda groups, line: "RAS" not in line and "remote peer" not in line,
+)
+says(
+    "bootstrap-truncated",
+    "Message truncated : received {got:int} bytes instead of {wanted:int}",
+    "Message truncated : received",
+    cause="sw.nccl-version-mismatch",
+    strength=0.82,
+    title="bootstrap messages have different lengths: ranks run different NCCL versions",
+    why="The structures exchanged in bootstrap differ in size: different NCCL versions, or a foreign process on the port.",
+)
+says(
+    "undefined-symbol",
+    "undefined symbol: {symbol}",
+    "symbol lookup error",
+    "version `{version}' not found",
+    "GLIBCXX_{version} not found",
+    "GLIBC_{version} not found",
+    "is a stub library",
+    "Failed to open libnvidia-ml.so.1",
+    "wrong ELF class",
+    "NCCL library is not backwards compatible",
+    "NCCL library is too old",
+    "NCCL library version is too old",
+    "was compiled with too old version of NCCL",
+    "CUDA some PFN functions not found",
+    "dlvsym failed",
+    "compiled with NCCL version {a}, but is running with NCCL library version {b}",
+    "undefined reference to",
+    "double free or corruption",
+    "version mismatch{}libnccl",
+    "file too short",
+    "cannot allocate memory in static TLS block",
+    cause="sw.library-conflict",
+    strength=0.93,
+    title="libraries do not fit together (or the wrong one is loaded)",
+    why="The loader found another library than the one the program was built with, or none.",
+    where=lambda groups, line: (
+        not re.search(
+            r"libnccl-net|libnccl-tuner|libnccl-profiler|libnccl-env|libibverbs|libmlx|libefa|libfabric|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|hns|rxe|INFO .*dlvsym",
+            line,
+        )
+    ),
+)
+says(
+    "no-nccl",
+    "Distributed package doesn't have NCCL built in",
+    "doesn't have NCCL built in",
+    "Distributed package doesn't have NCCL",
+    "NCCL backend is not available",
+    "backend nccl is not available",
+    "Torch not compiled with CUDA enabled",
+    "Unknown c10d backend type NCCL",
+    "NCCL is not available",
+    "built without NCCL",
+    "Unrecognized backend: nccl",
+    "No module named 'torch.distributed'",
+    "Invalid backend: 'nccl'",
+    "module 'torch.distributed' has no attribute",
+    "is_nccl_available() is False",
+    "not built with NCCL",
+    "built without distributed support",
+    "Distributed package doesn't have",
+    "module 'torch._C' has no attribute '_c10d_init'",
+    "PyTorch is not compiled with NCCL support",
+    cause="sw.no-nccl-backend",
+    strength=0.95,
+    title="this torch was built without NCCL (or without CUDA)",
+    why="A CPU-only or foreign-platform build of torch is installed on this host.",
+)
+says(
+    "nccl-bug-shared-memory",
+    "ncclMaxSharedMem {wanted:int} exceeds device/fn maxSharedMem {available:int}",
+    "exceeds device/fn maxSharedMem",
+    why="NCCL wants more shared memory per block than this GPU allows: kernel launches fail with invalid argument. Fixed in later releases.",
+    cause="sw.nccl-bug",
+    strength=0.82,
+    title="this NCCL release does not fit this GPU (shared memory per block)",
+)
+says(
+    "nccl-segfault",
+    "libnccl.so.2(+0x",
+    "libnccl.so.2(nccl",
+    "in libnccl.so",
+    "libnccl.so{}+0x",
+    cause="sw.nccl-bug",
+    strength=0.72,
+    title="a process crashed inside NCCL",
+    why="The crash's stack or the kernel's segfault line names libnccl: an NCCL bug, or memory corrupted by something else.",
+    where=lambda groups, line: bool(re.search(r"segfault|\(\+0x|\[0x|SIGSEGV|#\d|\(nccl", line)),
+)
+says(
+    "nccl-corruption",
+    "Out of bounds values : {count:int} FAILED",
+    "corrupted comm object detected",
+    "Error: corrupted comm object",
+    cause="sw.nccl-bug",
+    strength=0.62,
+    title="a collective returned wrong data",
+    why="nccl-tests found wrong values: data corruption by hardware, driver (P2P, IOMMU) or a bug.",
+)
+says(
+    "nccl-internal",
+    "internal error - please report this issue to the NCCL developers",
+    "ncclInternalError: Internal check failed",
+    role=Role.SYMPTOM,
+    cause="sw.nccl-bug",
+    strength=0.36,
+    fold="NCCL internal error",
+    title="an internal check of NCCL failed",
+    why="NCCL's catch-all; the WARN line before it says which check.",
+)
+says(
+    "segfault",
+    "Signal 11 (SIGSEGV) received by PID",
+    "exitcode  : -11",
+    "exit code 139",
+    "Segmentation fault (core dumped)",
+    "Fatal Python error: Segmentation fault",
+    "Caught signal 11 (Segmentation fault",
+    "*** Process received signal ***",
+    "signal 11 (SIGSEGV)",
+    "Segmentation fault",
+    role=Role.SYMPTOM,
+    cause="sw.nccl-bug",
+    strength=0.45,
+    fold="segmentation fault",
+    title="a process crashed (segmentation fault)",
+    why="A crash in native code; the frames say whose.",
+    where=lambda groups, line: "DataLoader" not in line,
+)
+says(
+    "nccl-invalid-launch",
+    "enqueue.cc:{}NCCL WARN Cuda failure {code:int} 'invalid argument'",
+    "NCCL WARN Cuda failure 1 'invalid argument'",
+    "Cuda failure 'invalid argument'",
+    "NCCL WARN Cuda failure 'invalid argument'",
+    "Cuda failure 'invalid resource handle'",
+    "Cuda failure 400 'invalid resource handle'",
+    "Cuda failure 1 'invalid argument'",
+    cause="sw.nccl-bug",
+    strength=0.55,
+    title="a CUDA call inside NCCL was refused (invalid argument)",
+    why="NCCL passed what this driver or GPU does not accept: a release that does not fit the driver or GPU, or virtualised memory (cuMem) that is not supported.",
+)
+says(
+    "cumem-refused",
+    "NCCL WARN Cuda failure {code:int} '{error}'",
+    "NCCL WARN Cuda failure '{error}'",
+    role=Role.SYMPTOM,
+    cause="gpu.driver",
+    strength=0.4,
+    fold="a CUDA call inside NCCL failed",
+    title="a CUDA call inside NCCL failed: {error}",
+    why="A CUDA call inside NCCL failed; the error text says more.",
+)
+says(
+    "downgrade-note",
+    "fixed in NCCL",
+    "upgrading NCCL to",
+    "upgrading to NCCL",
+    "downgrading NCCL",
+    "regression in NCCL",
+    "known issue in NCCL",
+    "after downgrade to",
+    cause="sw.nccl-bug",
+    strength=0.7,
+    title="a bug of this NCCL or torch release",
+    why="Somebody found that another release does not have it.",
+)
 says("xla-version", "ptxas {}fatal", "nvcc fatal", why="A compiler's error.")
-says("cuda-call", "CUDA error: {error}", "CUDA driver error: {error}", "cudaError{name:word}", role=Role.SYMPTOM, cause="gpu.driver", strength=0.4, fold="CUDA errors", title="a CUDA call failed: {error}", why="A CUDA error that nothing more specific explains.")
+says(
+    "cuda-call",
+    "CUDA error: {error}",
+    "CUDA driver error: {error}",
+    "cudaError{name:word}",
+    role=Role.SYMPTOM,
+    cause="gpu.driver",
+    strength=0.4,
+    fold="CUDA errors",
+    title="a CUDA call failed: {error}",
+    why="A CUDA error that nothing more specific explains.",
+)
 
-says("library-missing", "cannot open shared object file: No such file or directory", cause="sw.library-conflict", strength=0.86, title="a shared library is missing", why="The loader did not find a library that the program needs.",
-     where=lambda groups, line: bool(re.search(r"ImportError|OSError|error while loading|lib(?:nccl|cud|cublas|torch|c10|nv|mpi|rccl|amdhip|gomp|stdc)", line)) and not re.search(r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe", line))
-says("nccl-frame", " nccl{name:word}", "(nccl{name:word}", role=Role.SYMPTOM, cause="sw.nccl-bug", strength=0.5, fold="NCCL functions in a stack", title="a process crashed inside NCCL ({name})", why="A native stack names NCCL's own functions.",
-     where=lambda groups, line: bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @)", line)) and "watchdog" not in line.lower())
-says("torch-bug", "INTERNAL ASSERT FAILED at", "please report a bug to PyTorch", "Please report this to the PyTorch", cause="sw.nccl-bug", strength=0.66, title="an internal assertion of torch failed", why="torch's own consistency check failed: a bug of that release, or a use it did not foresee.")
-says("crash-handler", "SIGSEGV received at time", "SIGABRT received at time", "Fatal Python error: ", "Caught signal {number:int} (", role=Role.SYMPTOM, fold="crash handlers", why="A crash handler's report; the frames beneath say whose code it was.")
+says(
+    "library-missing",
+    "cannot open shared object file: No such file or directory",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="a shared library is missing",
+    why="The loader did not find a library that the program needs.",
+    where=lambda groups, line: (
+        bool(
+            re.search(
+                r"ImportError|OSError|error while loading|lib(?:nccl|cud|cublas|torch|c10|nv|mpi|rccl|amdhip|gomp|stdc)",
+                line,
+            )
+        )
+        and not re.search(
+            r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe",
+            line,
+        )
+    ),
+)
+says(
+    "nccl-frame",
+    " nccl{name:word}",
+    "(nccl{name:word}",
+    role=Role.SYMPTOM,
+    cause="sw.nccl-bug",
+    strength=0.5,
+    fold="NCCL functions in a stack",
+    title="a process crashed inside NCCL ({name})",
+    why="A native stack names NCCL's own functions.",
+    where=lambda groups, line: (
+        bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @)", line)) and "watchdog" not in line.lower()
+    ),
+)
+says(
+    "torch-bug",
+    "INTERNAL ASSERT FAILED at",
+    "please report a bug to PyTorch",
+    "Please report this to the PyTorch",
+    cause="sw.nccl-bug",
+    strength=0.66,
+    title="an internal assertion of torch failed",
+    why="torch's own consistency check failed: a bug of that release, or a use it did not foresee.",
+)
+says(
+    "crash-handler",
+    "SIGSEGV received at time",
+    "SIGABRT received at time",
+    "Fatal Python error: ",
+    "Caught signal {number:int} (",
+    role=Role.SYMPTOM,
+    fold="crash handlers",
+    why="A crash handler's report; the frames beneath say whose code it was.",
+)

@@ -27,6 +27,7 @@ says(
     "will continue",
     "aught exception",
     where=_names_an_exception,
+    wake=("Error", "Exception", "Interrupt"),
     why="The program met an exception and went on without this batch or step. On one rank only, it leaves out the "
     "collectives of that step, and every later collective meets another one of the other ranks.",
 )

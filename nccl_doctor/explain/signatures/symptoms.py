@@ -6,56 +6,352 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 S = Role.SYMPTOM
-says("watchdog-timeout", "Watchdog caught collective operation timeout", "Caught collective operation timeout", "timeout watchdog detected operation timeout", "collective operation timed out",
-     role=S, cause="app.straggler-timeout", strength=0.32, fold="watchdog time-out",
-     title="collectives timed out: at least one rank did not arrive",
-     why="This rank waited in vain. The culprit is usually a rank that does not print it.")
-says("watchdog-status", "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
-     "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}", "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}", "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
-     role=S, fold="watchdog status", why="Where this rank stood: what it had enqueued and completed.")
-says("watchdog-down", "Some NCCL operations have failed or timed out", "we are taking the entire process down", "Process group watchdog thread terminated with exception", "NCCL watchdog thread terminated with exception", "terminate called after throwing an instance of",
-     role=S, fold="watchdog took the process down", why="Always follows an error or a time-out.")
-says("heartbeat", "monitoring thread detects no heartbeat", "Heartbeat monitor timed out", "watchdog got stuck for", "watchdog hang", role=S, cause="app.straggler-timeout", strength=0.3, fold="heartbeat monitor",
-     title="the watchdog thread itself hung (a CUDA call or Python's GIL blocked it)", why="The watchdog thread hung in a CUDA call or on the GIL.")
-says("dump-signal", "Observed flight recorder dump signal from another rank", "Received a dump signal due to a collective timeout", "detected a dump signal from rank", "Received a global dump signal", role=S, fold="dump signals",
-     why="A rank asked the others to dump; it names the rank that timed out first.")
-says("dump-flag", 'Failed to check the "should dump" flag on TCPStore', "TCPStore check for dump key", role=S, fold="store gone (dump flag)", why="The store's host has gone before this rank: secondary.")
-says("store-closed", "recvValue failed on SocketImpl", "sendBytes failed on SocketImpl", "recvValueWithTimeout failed on SocketImpl", "recvVector failed on SocketImpl", "Connection was likely closed. Did the remote server shutdown or crash", "recvBytes failed on SocketImpl",
-     role=S, cause="net.peer-lost", strength=0.3, fold="TCPStore connection lost", title="the process that held the TCPStore (rank 0 or its agent) went away",
-     why="The store's process (rank 0 or the agent of the first node) exited or was cut off: secondary.")
-says("comm-aborted", "NCCL communicator was aborted on rank", "communicator was aborted", "has been destroyed or aborted", "NCCL communicator was aborted after a previous error", role=S, fold="communicator aborted", why="A later call on a communicator that the watchdog had aborted.")
-says("peer-closed", "Connection closed by remote peer {peer}", "Connection closed by remote peer", role=S, cause="net.peer-lost", strength=0.38, fold="Connection closed by remote peer",
-     title="a peer closed its connection: it died or aborted first", why="The OTHER process died or aborted first; look for its first error.")
-says("gloo-closed", "Connection closed by peer [{address}]", "Read error [{address}]", "Connection reset by peer", "Broken pipe", "Remote peer closed the connection", "Application timeout caused pair closure", "Connection closed by peer",
-     role=S, cause="net.peer-lost", strength=0.38, fold="connection lost (Gloo, store or socket)",
-     title="connections to a peer were lost: it died, or something on the way cut them", why="Gloo or a socket lost a peer.")
-says("proxy-failed", "[Proxy Service {}] Failed to execute operation", "Socket recv failed while polling for opId", "[Service thread] ", "ncclProxyCallBlocking", "Proxy Call to rank", "proxyConnect", "ncclProxyClientGetFd call to", role=S, fold="NCCL proxy errors", why="The proxy thread reports what failed before.")
-says("fatal-comm", "communicator encountered a fatal error", "ncclAsyncJobComplete: job", "ncclCommSetAsyncError", "commReclaim: ", "hit async error on rank", "Async error on rank", role=S, fold="communicator in error state", why="The communicator recorded an error that was reported before.")
-says("sigterm-workers", "closing signal SIGTERM", "Sending process", role=S, fold="SIGTERM by torchrun", why="The agent stops the other workers after one failed, or after it was told to stop.")
-says("signal-exit", "Signal 15 (SIGTERM) received by PID", "exitcode: -15", "exit code 143", "exit code: 143", role=S, fold="terminated by SIGTERM", why="The process was stopped from outside: a victim.")
-says("sigabrt-exit", "Signal 6 (SIGABRT) received by PID", "exitcode  : -6", role=S, fold="aborted (SIGABRT)", why="The watchdog (or std::terminate) ended the process.")
-says("mpi-abort", "mpirun detected that one or more processes exited", "MPI_ABORT was invoked", "Primary job  terminated normally, but", "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "srun: error: {}: task {}: Exited with exit code", "srun: error: {}: tasks {}: Exited with exit code", "Terminating StepId=", "launched step has been terminated", "Job step aborted: Waiting up to",
-     role=S, fold="the launcher reports a failed process", why="The launcher saw a process end with an error.")
-says("monitored-barrier", "[Rank 0]: Rank {missing:int} failed to pass monitoredBarrier", "Rank {missing:int} timed out in monitoredBarrier", "Ranks {missing} failed to pass monitoredBarrier", "failed to pass monitoredBarrier",
-     role=S, cause="app.straggler-timeout", strength=0.5, fold="monitoredBarrier", title="rank {missing} did not reach the barrier in time",
-     why="Names the rank that did not arrive; why it did not is in that rank's own lines.")
-says("barrier-wrapper", "Monitored Barrier encountered error running collective", role=S, fold="monitored barrier of the debug wrapper", why="TORCH_DISTRIBUTED_DEBUG=DETAIL: a rank did not arrive at this collective.")
-says("socket-timeout", "Socket Timeout", "wait timeout after {}ms, keys: {keys}", "Timed out waiting {} for recv operation to complete", "Timed out waiting {} for send operation to complete", "Timed out waiting {}ms for",
-     role=S, cause="app.straggler-timeout", strength=0.34, fold="store or Gloo time-out", title="a rank waited for another one that did not come in time",
-     why="A key or message did not come: another rank is late, dead or never came.")
-says("unique-id", "store->get('{key}') got error", "retrieving ncclUniqueId from [0] via c10d key-value store", role=S, cause="net.peer-lost", strength=0.33, fold="ncclUniqueId not received from rank 0",
-     title="rank 0 did not publish the communicator's id: it died, or never created that group", why="Rank 0 died or never created that group, or the store is unreachable.")
-says("ddp-zero-params", "has inconsistent 0 params", role=S, fold="DDP: inconsistent 0 params", why="The other rank's answer never came (its buffer is still zero): an effect of a failed or mismatched collective, not a model difference.")
-says("ray-wrapper", "ray.exceptions.RayTaskError", "ray.exceptions.RayActorError", "ActorDiedError", "The actor died unexpectedly before finishing this task", "WorkerCrashedError", "Engine core initialization failed", "EngineDeadError", "EngineCore encountered an issue", "EngineCore encountered a fatal error", "EngineCore failed to start",
-     "Engine process failed to start", "died unexpectedly, shutting down executor", "A worker died or was killed while executing", role=S, fold="an actor or engine reports that a worker failed", why="Wrapping of a worker's failure.")
-says("rdzv-consequence", "has failed to shutdown the rendezvous", "failed to send a keep-alive heartbeat to the rendezvous", "has failed to send a keep-alive", "RendezvousGracefulExitError", role=S, cause="launch.rdzv", strength=0.3, fold="agents lost the rendezvous",
-     title="the agents lost the rendezvous store", why="The store's host is gone: usually after the job had failed.")
-says("spawn-exit", "ProcessExitedException: process {index:int} terminated with", "ProcessRaisedException", "-- Process {index:int} terminated with the following error", role=S, fold="a spawned process ended", why="torch.multiprocessing.spawn reports a child's end.")
-says("subprocess-failed", "subprocess.CalledProcessError: Command", "exits with return code = {code:int}", "Killing subprocess {pid:int}", role=S, fold="the launcher reports a failed process", why="An old launcher or DeepSpeed's runner saw a worker end.")
-says("stream-synchronize", "CUDA kernel errors might be asynchronously reported at some other API call", role=Role.FACT, why="torch's remark on CUDA errors.")
+says(
+    "watchdog-timeout",
+    "Watchdog caught collective operation timeout",
+    "Caught collective operation timeout",
+    "timeout watchdog detected operation timeout",
+    "collective operation timed out",
+    role=S,
+    cause="app.straggler-timeout",
+    strength=0.32,
+    fold="watchdog time-out",
+    title="collectives timed out: at least one rank did not arrive",
+    why="This rank waited in vain. The culprit is usually a rank that does not print it.",
+)
+says(
+    "watchdog-status",
+    "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
+    "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
+    "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
+    "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
+    role=S,
+    fold="watchdog status",
+    why="Where this rank stood: what it had enqueued and completed.",
+)
+says(
+    "watchdog-down",
+    "Some NCCL operations have failed or timed out",
+    "we are taking the entire process down",
+    "Process group watchdog thread terminated with exception",
+    "NCCL watchdog thread terminated with exception",
+    "terminate called after throwing an instance of",
+    role=S,
+    fold="watchdog took the process down",
+    why="Always follows an error or a time-out.",
+)
+says(
+    "heartbeat",
+    "monitoring thread detects no heartbeat",
+    "Heartbeat monitor timed out",
+    "watchdog got stuck for",
+    "watchdog hang",
+    role=S,
+    cause="app.straggler-timeout",
+    strength=0.3,
+    fold="heartbeat monitor",
+    title="the watchdog thread itself hung (a CUDA call or Python's GIL blocked it)",
+    why="The watchdog thread hung in a CUDA call or on the GIL.",
+)
+says(
+    "dump-signal",
+    "Observed flight recorder dump signal from another rank",
+    "Received a dump signal due to a collective timeout",
+    "detected a dump signal from rank",
+    "Received a global dump signal",
+    role=S,
+    fold="dump signals",
+    why="A rank asked the others to dump; it names the rank that timed out first.",
+)
+says(
+    "dump-flag",
+    'Failed to check the "should dump" flag on TCPStore',
+    "TCPStore check for dump key",
+    role=S,
+    fold="store gone (dump flag)",
+    why="The store's host has gone before this rank: secondary.",
+)
+says(
+    "store-closed",
+    "recvValue failed on SocketImpl",
+    "sendBytes failed on SocketImpl",
+    "recvValueWithTimeout failed on SocketImpl",
+    "recvVector failed on SocketImpl",
+    "Connection was likely closed. Did the remote server shutdown or crash",
+    "recvBytes failed on SocketImpl",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.3,
+    fold="TCPStore connection lost",
+    title="the process that held the TCPStore (rank 0 or its agent) went away",
+    why="The store's process (rank 0 or the agent of the first node) exited or was cut off: secondary.",
+)
+says(
+    "comm-aborted",
+    "NCCL communicator was aborted on rank",
+    "communicator was aborted",
+    "has been destroyed or aborted",
+    "NCCL communicator was aborted after a previous error",
+    role=S,
+    fold="communicator aborted",
+    why="A later call on a communicator that the watchdog had aborted.",
+)
+says(
+    "peer-closed",
+    "Connection closed by remote peer {peer}",
+    "Connection closed by remote peer",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.38,
+    fold="Connection closed by remote peer",
+    title="a peer closed its connection: it died or aborted first",
+    why="The OTHER process died or aborted first; look for its first error.",
+)
+says(
+    "gloo-closed",
+    "Connection closed by peer [{address}]",
+    "Read error [{address}]",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Remote peer closed the connection",
+    "Application timeout caused pair closure",
+    "Connection closed by peer",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.38,
+    fold="connection lost (Gloo, store or socket)",
+    title="connections to a peer were lost: it died, or something on the way cut them",
+    why="Gloo or a socket lost a peer.",
+)
+says(
+    "proxy-failed",
+    "[Proxy Service {}] Failed to execute operation",
+    "Socket recv failed while polling for opId",
+    "[Service thread] ",
+    "ncclProxyCallBlocking",
+    "Proxy Call to rank",
+    "proxyConnect",
+    "ncclProxyClientGetFd call to",
+    role=S,
+    fold="NCCL proxy errors",
+    why="The proxy thread reports what failed before.",
+)
+says(
+    "fatal-comm",
+    "communicator encountered a fatal error",
+    "ncclAsyncJobComplete: job",
+    "ncclCommSetAsyncError",
+    "commReclaim: ",
+    "hit async error on rank",
+    "Async error on rank",
+    role=S,
+    fold="communicator in error state",
+    why="The communicator recorded an error that was reported before.",
+)
+says(
+    "sigterm-workers",
+    "closing signal SIGTERM",
+    "Sending process",
+    role=S,
+    fold="SIGTERM by torchrun",
+    why="The agent stops the other workers after one failed, or after it was told to stop.",
+)
+says(
+    "signal-exit",
+    "Signal 15 (SIGTERM) received by PID",
+    "exitcode: -15",
+    "exit code 143",
+    "exit code: 143",
+    role=S,
+    fold="terminated by SIGTERM",
+    why="The process was stopped from outside: a victim.",
+)
+says(
+    "sigabrt-exit",
+    "Signal 6 (SIGABRT) received by PID",
+    "exitcode  : -6",
+    role=S,
+    fold="aborted (SIGABRT)",
+    why="The watchdog (or std::terminate) ended the process.",
+)
+says(
+    "mpi-abort",
+    "mpirun detected that one or more processes exited",
+    "MPI_ABORT was invoked",
+    "Primary job  terminated normally, but",
+    "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+    "srun: error: {}: task {}: Exited with exit code",
+    "srun: error: {}: tasks {}: Exited with exit code",
+    "Terminating StepId=",
+    "launched step has been terminated",
+    "Job step aborted: Waiting up to",
+    role=S,
+    fold="the launcher reports a failed process",
+    why="The launcher saw a process end with an error.",
+)
+says(
+    "monitored-barrier",
+    "[Rank 0]: Rank {missing:int} failed to pass monitoredBarrier",
+    "Rank {missing:int} timed out in monitoredBarrier",
+    "Ranks {missing} failed to pass monitoredBarrier",
+    "failed to pass monitoredBarrier",
+    role=S,
+    cause="app.straggler-timeout",
+    strength=0.5,
+    fold="monitoredBarrier",
+    title="rank {missing} did not reach the barrier in time",
+    why="Names the rank that did not arrive; why it did not is in that rank's own lines.",
+)
+says(
+    "barrier-wrapper",
+    "Monitored Barrier encountered error running collective",
+    role=S,
+    fold="monitored barrier of the debug wrapper",
+    why="TORCH_DISTRIBUTED_DEBUG=DETAIL: a rank did not arrive at this collective.",
+)
+says(
+    "socket-timeout",
+    "Socket Timeout",
+    "wait timeout after {}ms, keys: {keys}",
+    "Timed out waiting {} for recv operation to complete",
+    "Timed out waiting {} for send operation to complete",
+    "Timed out waiting {}ms for",
+    role=S,
+    cause="app.straggler-timeout",
+    strength=0.34,
+    fold="store or Gloo time-out",
+    title="a rank waited for another one that did not come in time",
+    why="A key or message did not come: another rank is late, dead or never came.",
+)
+says(
+    "unique-id",
+    "store->get('{key}') got error",
+    "retrieving ncclUniqueId from [0] via c10d key-value store",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.33,
+    fold="ncclUniqueId not received from rank 0",
+    title="rank 0 did not publish the communicator's id: it died, or never created that group",
+    why="Rank 0 died or never created that group, or the store is unreachable.",
+)
+says(
+    "ddp-zero-params",
+    "has inconsistent 0 params",
+    role=S,
+    fold="DDP: inconsistent 0 params",
+    why="The other rank's answer never came (its buffer is still zero): an effect of a failed or mismatched collective, not a model difference.",
+)
+says(
+    "ray-wrapper",
+    "ray.exceptions.RayTaskError",
+    "ray.exceptions.RayActorError",
+    "ActorDiedError",
+    "The actor died unexpectedly before finishing this task",
+    "WorkerCrashedError",
+    "Engine core initialization failed",
+    "EngineDeadError",
+    "EngineCore encountered an issue",
+    "EngineCore encountered a fatal error",
+    "EngineCore failed to start",
+    "Engine process failed to start",
+    "died unexpectedly, shutting down executor",
+    "A worker died or was killed while executing",
+    role=S,
+    fold="an actor or engine reports that a worker failed",
+    why="Wrapping of a worker's failure.",
+)
+says(
+    "rdzv-consequence",
+    "has failed to shutdown the rendezvous",
+    "failed to send a keep-alive heartbeat to the rendezvous",
+    "has failed to send a keep-alive",
+    "RendezvousGracefulExitError",
+    role=S,
+    cause="launch.rdzv",
+    strength=0.3,
+    fold="agents lost the rendezvous",
+    title="the agents lost the rendezvous store",
+    why="The store's host is gone: usually after the job had failed.",
+)
+says(
+    "spawn-exit",
+    "ProcessExitedException: process {index:int} terminated with",
+    "ProcessRaisedException",
+    "-- Process {index:int} terminated with the following error",
+    role=S,
+    fold="a spawned process ended",
+    why="torch.multiprocessing.spawn reports a child's end.",
+)
+says(
+    "subprocess-failed",
+    "subprocess.CalledProcessError: Command",
+    "exits with return code = {code:int}",
+    "Killing subprocess {pid:int}",
+    role=S,
+    fold="the launcher reports a failed process",
+    why="An old launcher or DeepSpeed's runner saw a worker end.",
+)
+says(
+    "stream-synchronize",
+    "CUDA kernel errors might be asynchronously reported at some other API call",
+    role=Role.FACT,
+    why="torch's remark on CUDA errors.",
+)
 
-says("barrier-innocent", "successfully reached monitoredBarrier, but received errors", "Please check rank 0 logs for faulty rank", role=S, fold="monitoredBarrier: innocent ranks", why="This rank arrived; rank 0's lines name the missing one.")
-says("coordination-service", "Polled an error from coordination service", "JAX distributed service detected fatal errors", "coordination service {}eartbeat", "CoordinationService", "Barrier timed out", "DEADLINE_EXCEEDED", "the other task died", "another task died", "tasks are unhealthy", "stopped sending heartbeats", role=S, cause="net.peer-lost", strength=0.36, fold="JAX coordination service",
-     title="a task of the JAX job died or stopped answering", why="JAX's coordination service lost a task; that task's own lines say why.")
-says("grpc-unavailable", "failed to connect to all addresses", "UNAVAILABLE: ", role=S, cause="net.master-unreachable", strength=0.45, fold="gRPC cannot connect", title="the coordinator or GCS does not answer", why="gRPC could not reach its peer: dead, not started yet, or blocked.")
-says("worker-failed", "WorkerProc failed to start", "Worker failed with error", "WorkerProc hit an exception", "Executor failed", "Failed core proc", "RuntimeError: Engine", "Worker exit type: SYSTEM_ERROR", "worker process has died", "Scheduler hit an exception", "Rank {} scheduler is dead", "Subprocess {} died", "Child process unexpectedly failed", "Detokenizer{}exception", role=S, fold="a serving engine reports that a worker failed", why="Wrapping of a worker's failure.")
+says(
+    "barrier-innocent",
+    "successfully reached monitoredBarrier, but received errors",
+    "Please check rank 0 logs for faulty rank",
+    role=S,
+    fold="monitoredBarrier: innocent ranks",
+    why="This rank arrived; rank 0's lines name the missing one.",
+)
+says(
+    "coordination-service",
+    "Polled an error from coordination service",
+    "JAX distributed service detected fatal errors",
+    "coordination service {}eartbeat",
+    "CoordinationService",
+    "Barrier timed out",
+    "DEADLINE_EXCEEDED",
+    "the other task died",
+    "another task died",
+    "tasks are unhealthy",
+    "stopped sending heartbeats",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="JAX coordination service",
+    title="a task of the JAX job died or stopped answering",
+    why="JAX's coordination service lost a task; that task's own lines say why.",
+)
+says(
+    "grpc-unavailable",
+    "failed to connect to all addresses",
+    "UNAVAILABLE: ",
+    role=S,
+    cause="net.master-unreachable",
+    strength=0.45,
+    fold="gRPC cannot connect",
+    title="the coordinator or GCS does not answer",
+    why="gRPC could not reach its peer: dead, not started yet, or blocked.",
+)
+says(
+    "worker-failed",
+    "WorkerProc failed to start",
+    "Worker failed with error",
+    "WorkerProc hit an exception",
+    "Executor failed",
+    "Failed core proc",
+    "RuntimeError: Engine",
+    "Worker exit type: SYSTEM_ERROR",
+    "worker process has died",
+    "Scheduler hit an exception",
+    "Rank {} scheduler is dead",
+    "Subprocess {} died",
+    "Child process unexpectedly failed",
+    "Detokenizer{}exception",
+    role=S,
+    fold="a serving engine reports that a worker failed",
+    why="Wrapping of a worker's failure.",
+)

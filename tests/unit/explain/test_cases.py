@@ -1,0 +1,46 @@
+"""Every case file under tests/cases/explain: the right cause first, and the telling line quoted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.model import Explanation, LogSource, Verdict
+from nccl_doctor.explain.readers.inputs import identity
+
+CASES = sorted((Path(__file__).parents[2] / "cases" / "explain").glob("*.md"))
+_BLOCK = re.compile(r"^```log (\S+)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+
+
+def _explain(body: str) -> Explanation:
+    sources = []
+    for name, text in _BLOCK.findall(body):
+        rank, host = identity(name)
+        sources.append(LogSource(name, text + "\n", rank, host))
+    return analyse(sources)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    head, body = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)
+    wanted = yaml.safe_load(head)
+    got = _explain(body)
+    right = {wanted["cause"], *wanted["acceptable"]}
+    named = [cause.id for cause in got.causes]
+    if "healthy" in right and got.verdict is Verdict.HEALTHY:
+        assert any(wanted["evidence"] in item.text for item in got.evidence)
+        return
+    if wanted["undecidable"] and got.verdict is Verdict.UNDECIDED:
+        assert right & set(named), named
+        return
+    assert named and named[0] in right, (got.verdict, named)
+    assert got.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
+    assert any(wanted["evidence"] in item.text for item in got.causes[0].evidence), got.causes[0].evidence
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) >= 60

@@ -1,0 +1,88 @@
+"""Whatever a log holds: linear time, no control of the terminal, valid JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from nccl_doctor.explain.api import explain_text
+from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers.scan import LINE_LIMIT
+from nccl_doctor.explain.signatures import all_signatures
+from nccl_doctor.report.explanation import print_explanation, to_json
+
+_EVIL = (
+    "\x1b]0;owned\x07\x1b[2J[bold red]x[/] [link=file:///etc/passwd]y[/link] \u202egnp\x9b31m \u200b \x00"
+    " KeyError: 'LOCAL_RANK' \x1b]52;c;AAAA\x07"
+)
+
+
+def _printed(text: str | bytes) -> str:
+    out = io.StringIO()
+    print_explanation(explain_text(text, "evil\x1b[31m.log"), Console(file=out, width=200, force_terminal=False))
+    return out.getvalue()
+
+
+def test_quotes_cannot_drive_the_terminal() -> None:
+    shown = _printed(f"[rank0]: {_EVIL}\n" * 3)
+    assert not any(ord(char) < 0x20 and char != "\n" for char in shown)
+    assert not any(char in shown for char in "\x7f\x9b\u202e\u200b")
+    assert "[link=file:///etc/passwd]" in shown  # markup is text
+
+
+def test_json_is_valid_whatever_the_bytes() -> None:
+    document = json.loads(to_json(explain_text(b"\xff\xfe\x00 EADDRINUSE \xed\xa0\x80\n" + _EVIL.encode())))
+    assert document["verdict"] == "cause-found"
+    assert {"causes", "consequences", "next", "versions"} <= set(document)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=3000))
+def test_any_bytes_are_survived(data: bytes) -> None:
+    json.loads(to_json(explain_text(data)))
+
+
+def _seconds(call: object, line: str) -> float:
+    started = time.perf_counter()
+    call(line)  # type: ignore[operator]
+    return time.perf_counter() - started
+
+
+def _adversarial() -> list[tuple[str, object, str]]:
+    """For each signature, a line that repeats the beginning of each of its texts."""
+    cases = []
+    for signature in all_signatures().values():
+        for template in signature.templates:
+            piece = template.text.split("{")[0] or template.anchor
+            cases.append((f"{signature.name}: {template.text[:40]}", signature.match, piece))
+    return cases
+
+
+def test_no_pattern_is_worse_than_linear() -> None:
+    """Doubling an adversarial line may not much more than double the time; judged on the slowest patterns."""
+    slow = []
+    for name, call, piece in _adversarial():
+        short = (piece * (LINE_LIMIT // len(piece) + 1))[:LINE_LIMIT]
+        once = min(_seconds(call, short) for _ in range(2))
+        if once > 0.01:
+            double = min(_seconds(call, short * 2) for _ in range(3))
+            again = min(_seconds(call, short) for _ in range(3))
+            if again > 0.005 and double > 3.2 * again:
+                slow.append((name, again, double))
+    assert not slow
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 8192, "(" * 8192, "1:" * 4096, "a-1: " * 1600, "[rank1]" * 1100, "\x1b[" * 4096, "0" * 8192]
+)
+def test_prefixes_are_linear(text: str) -> None:
+    half = text[: len(text) // 2]
+    one = min(_seconds(prefix.parse, half) for _ in range(3))
+    two = min(_seconds(prefix.parse, text) for _ in range(3))
+    assert two < 0.01 or two < 4 * one

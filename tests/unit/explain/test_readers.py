@@ -1,0 +1,215 @@
+"""Templates, prefixes, the scan of lines, and the files that hold them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.explain import matcher
+from nccl_doctor.explain.files import explain_paths, read_all
+from nccl_doctor.explain.model import LogSource
+from nccl_doctor.explain.readers import inputs, prefix, scan
+from nccl_doctor.explain.template import Template
+
+
+def test_template_takes_holes_in_order() -> None:
+    template = Template("connect to {address} failed : {error}")
+    assert template.match("x connect to 10.0.0.1<5> failed : No route to host ") == {
+        "address": "10.0.0.1<5>",
+        "error": "No route to host",
+    }
+    assert template.match("connect to 10.0.0.1<5> works") is None
+
+
+def test_template_types_are_checked_and_the_next_occurrence_tried() -> None:
+    template = Template("rank {rank:int} and rank {other:int} both")
+    assert template.match("rank a and rank b both; rank 3 and rank 5 both") == {"rank": "3", "other": "5"}
+
+
+@pytest.mark.parametrize("text", ["{a}{b} words", "abc", "{x} at the start of it"])
+def test_template_refuses_what_cannot_be_looked_for(text: str) -> None:
+    with pytest.raises(ValueError, match="template"):
+        Template(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "host", "body"),
+    [
+        ("[rank3]: ValueError: x", 3, "", "ValueError: x"),
+        ("[default0]:[rank3]: ValueError: x", 3, "", "ValueError: x"),
+        ("[1,5]<stderr>:hello", 5, "", "hello"),
+        ("node-17: [rank2]: text", 2, "node-17", "text"),
+        ("[pod/train-0/main] text", None, "train-0", "text"),
+        ("(RayWorkerWrapper pid=7, ip=10.0.0.2) text", None, "10.0.0.2", "text"),
+        ("2026-11-03T04:00:01.123456789Z stderr F [rank1]: text", 1, "", "text"),
+        ("Nov  3 04:00:01 n4 kernel: NVRM: x", None, "n4", "kernel: NVRM: x"),
+        ("\x1b[33mml2:\x1b[0m text", None, "ml2", "text"),
+        ("RuntimeError: text", None, "", "RuntimeError: text"),
+        ("[rank 4] step 3", 4, "", "step 3"),
+    ],
+)
+def test_prefixes(text: str, rank: int | None, host: str, body: str) -> None:
+    line = prefix.parse(text)
+    assert (line.rank, line.host, line.body) == (rank, host, body)
+
+
+def test_nccl_line_names_host_and_process() -> None:
+    line = prefix.parse("hgx-1:77:99 [3] misc/socket.cc:50 NCCL WARN x")
+    assert (line.host, line.pid) == ("hgx-1", "77")
+
+
+def test_times_of_different_loggers_compare() -> None:
+    one = prefix.parse("[rank1]:[E1103 04:10:11.5 ProcessGroupNCCL.cpp:1] x").seconds
+    two = prefix.parse("2026-11-03 04:10:11,500 x").seconds
+    three = prefix.parse("[Tue Nov  3 04:10:11 2026] x").seconds
+    assert one == two == (three or 0) + 0.5
+
+
+def test_srun_label_is_a_task() -> None:
+    line = prefix.parse("17:   File x")
+    assert (line.task, line.rank, line.body) == (17, None, "  File x")
+
+
+def _scan(text: bytes | str, fast: bool = True) -> scan.Summary:
+    return scan.scan(LogSource("log", text), fast)
+
+
+def test_interleaved_tracebacks_are_put_together() -> None:
+    text = (
+        "[rank1]: Traceback (most recent call last):\n[rank0]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/job/a.py", line 3, in f\n[rank0]:   File "/job/b.py", line 4, in g\n'
+        "[rank0]: KeyError: 'zero'\n[rank1]: ValueError: one\n"
+    )
+    found = {(item.hit.rank, item.type, item.where) for item in _scan(text).tracebacks}
+    assert found == {(0, "KeyError", "/job/b.py:4"), (1, "ValueError", "/job/a.py:3")}
+
+
+def test_line_numbers_across_blocks() -> None:
+    filler = "x" * 99 + "\n"
+    text = (
+        filler * 30_000
+        + "a:1:2 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 7\n"
+    )
+    hit = _scan(text).groups["duplicate-gpu"].hits[0]
+    assert hit.line == 30_001
+
+
+def test_a_line_of_any_length_costs_no_memory() -> None:
+    def pieces() -> object:
+        yield b"step 1 loss 2\n" + b"EADDRINUSE "
+        for _ in range(64):
+            yield b"y" * (1 << 20)
+        yield b"\nCUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+    summary = scan.scan(LogSource("log", pieces()))  # type: ignore[arg-type]
+    assert summary.lines == 3
+    assert summary.groups["cuda-oom"].hits[0].line == 3
+    assert max(len(hit.text) for group in summary.groups.values() for hit in group.hits) <= scan.QUOTE_LIMIT
+
+
+def test_progress_bars_with_carriage_returns() -> None:
+    text = b"\r".join(b"%d/9000 [00:01<00:02]" % n for n in range(2000)) + b"\rRuntimeError: CUDA out of memory\n"
+    hit = _scan(text).groups["cuda-oom"].hits[0]
+    assert hit.text == "RuntimeError: CUDA out of memory"
+
+
+def test_both_engines_find_the_same() -> None:
+    pytest.importorskip("hyperscan")
+    anchors = (b"Xid", b"Xid (PCI", b"error", b"rror: 5")
+    block = b"Xid (PCI:1): 79\nnothing\nerror: 5 and error\nXid\n" * 50
+    ends = [
+        {(block.count(b"\n", 0, end - 1), index) for end, index in kind(anchors).find(block)}
+        for kind in (matcher.HyperscanEngine, matcher.PlainEngine)
+    ]
+    assert ends[0] == ends[1]
+
+
+def test_plain_engine_gives_the_same_explanation() -> None:
+    text = "[rank1]: KeyError: 'a'\n" * 3 + "failed (exitcode: -9) local_rank: 0 (pid: 1) of binary: python\n"
+    assert _scan(text, True).groups.keys() == _scan(text, False).groups.keys()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_compressed_logs(pack: object, tmp_path: Path) -> None:
+    (tmp_path / "job.log.z").write_bytes(pack(b"[rank0]: KeyError: 'LOCAL_RANK'\n"))  # type: ignore[operator]
+    assert explain_paths([str(tmp_path)]).causes[0].id == "launch.env-missing"
+
+
+def test_zstd_log(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "job.log.zst").write_bytes(zstandard.ZstdCompressor().compress(b"EADDRINUSE\n"))
+    assert explain_paths([str(tmp_path / "job.log.zst")]).causes[0].id == "net.port-in-use"
+
+
+def test_gzip_bomb_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "FREE_INFLATED", 1 << 20)
+    monkeypatch.setattr(inputs, "MAX_RATIO", 100)
+    (tmp_path / "bomb.log.gz").write_bytes(gzip.compress(b"EADDRINUSE\n" + b"\0" * (8 << 20)))
+    (tmp_path / "fine.log").write_text("[rank0]: KeyError: 'RANK'\n")
+    got = explain_paths([str(tmp_path)])
+    assert any("grows more than" in problem.problem for problem in got.problems)
+    assert "launch.env-missing" in {cause.id for cause in got.causes}
+
+
+def test_damaged_gzip_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    whole = gzip.compress(b"step\n" * 9000)
+    (tmp_path / "a.log.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "b.log").write_text("[rank0]: KeyError: 'RANK'\n")
+    got = explain_paths([str(tmp_path)])
+    assert [problem.name for problem in got.problems] == [str(tmp_path / "a.log.gz")]
+    assert got.causes[0].id == "launch.env-missing"
+
+
+def test_pipes_loops_and_missing_files_do_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "x.log").write_text("[rank0]: KeyError: 'RANK'\n")
+    got = explain_paths([str(tmp_path), str(tmp_path / "absent.log"), str(tmp_path / "*.nothing")])
+    assert got.read.files == 1
+    said = {Path(problem.name).name: problem.problem for problem in got.problems}
+    assert "named pipe" in said["pipe"]
+    assert said["absent.log"] == "no such file or directory"
+    assert said["*.nothing"] == "no file matches"
+    assert "dangling" in said
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("a\n")
+    files, problems = inputs.find([str(tmp_path), str(tmp_path / "x.log"), str(tmp_path / "*.log")])
+    assert len(files) == 1
+    assert not problems
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "host"),
+    [
+        ("rank17.err", 17, ""),
+        ("attempt_0/3/stderr.log", 3, ""),
+        ("job-4711.gpu03.log", None, "gpu03"),
+        ("node007/rank_12.log.gz", 12, "node007"),
+        ("train.log", None, ""),
+        ("nccl_trace_rank_5", 5, ""),
+    ],
+)
+def test_names_that_say_rank_and_host(name: str, rank: int | None, host: str) -> None:
+    assert inputs.identity(name) == (rank, host)
+
+
+def test_processes_give_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nccl_doctor.explain import files as explain_files
+
+    for rank in range(6):
+        text = f"[rank{rank}]: KeyError: 'x'\n" if rank == 4 else f"[rank{rank}]: step 1 loss 2\n\xff"
+        (tmp_path / f"rank{rank}.log").write_bytes(text.encode("latin-1"))
+    found, _ = inputs.find([str(tmp_path)])
+    one = read_all(found, workers=1)
+    monkeypatch.setattr(explain_files, "SMALL", 0)
+    many = read_all(found, workers=2)
+    assert one.ranks == many.ranks
+    assert [item.type for item in one.tracebacks] == [item.type for item in many.tracebacks]

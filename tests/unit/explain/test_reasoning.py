@@ -1,0 +1,139 @@
+"""Cause before consequence: how candidates are weighed, and what is said when they do not decide."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.explain import advice
+from nccl_doctor.explain.api import explain_text
+from nccl_doctor.explain.case import all_diagnoses
+from nccl_doctor.explain.model import Role, Verdict
+from nccl_doctor.explain.ranking import EXPLAINS, LATE
+from nccl_doctor.explain.signatures import all_signatures
+from nccl_doctor.explain.topics import TOPICS
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.exit_codes import ExitCode
+
+SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
+# Reached on the visible corpus; a change that falls below is a loss.
+FLOOR = {"top1": 0.93, "top3": 0.96, "evidence": 0.87}
+
+
+def test_every_signature_says_what_it_proves() -> None:
+    for signature in all_signatures().values():
+        assert len(signature.why) > 20 or signature.role is Role.FACT, signature.name
+        if signature.role is Role.CAUSE:
+            assert signature.title, signature.name
+    assert all(rule.__doc__ for rule in all_diagnoses())
+
+
+def test_every_cause_has_a_playbook() -> None:
+    causes = {signature.cause for signature in all_signatures().values() if signature.cause} | set(TOPICS) | set(LATE)
+    for other in EXPLAINS.items():
+        causes |= {other[0], *other[1]}
+    assert [cause for cause in sorted(causes) if not playbooks.for_finding(cause)] == []
+
+
+def test_torchruns_root_cause_is_not_believed() -> None:
+    got = explain_text(
+        "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"/j/d.py\", line 5, in load\n[rank2]: KeyError: 'k'\n"
+        "[rank0]:[E1103 04:10:11.1 P.cpp:1] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 ms\n"
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 4)\n"
+    )
+    assert got.causes[0].id == "app.rank-exception"
+    assert got.causes[0].ranks == (2,)
+    assert "/j/d.py:5" in got.causes[0].title
+    assert {"watchdog time-out"} <= {item.text for item in got.consequences}
+
+
+def test_a_cause_printed_after_its_effects_still_wins() -> None:
+    got = explain_text(
+        "n1:1:2 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n2<5>\n"
+        "kernel: Out of memory: Killed process 77 (python) total-vm:1kB\n"
+    )
+    assert got.causes[0].id == "sys.host-oom"
+
+
+def test_undecided_gives_candidates_and_a_next_step() -> None:
+    got = explain_text("[rank1]:[E1103 04:10:11.1 P.cpp:1] [Rank 1] Watchdog caught collective operation timeout: x\n")
+    assert got.verdict is Verdict.UNDECIDED
+    assert got.causes
+    assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
+
+
+def test_an_empty_log_is_not_healthy() -> None:
+    assert explain_text("").verdict is Verdict.UNDECIDED
+    assert explain_text("hello\nworld\n").verdict is Verdict.UNDECIDED
+
+
+def test_harmless_lines_come_with_their_condition() -> None:
+    got = explain_text("NET/Plugin: Could not find: libnccl-net.so.\nstep 1 loss 2\nTraining finished\n")
+    assert got.verdict is Verdict.HEALTHY
+    assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "holds"),
+    [
+        ("<2.23", (2, 22, 3), True),
+        ("<2.23", (2, 23, 4), False),
+        (">=2.21", (2, 21, 5), True),
+        (">=2.18 <2.27", (2, 27, 5), False),
+        ("any", (2, 4), True),
+        (">=2.5", None, True),
+    ],
+)
+def test_version_ranges(wanted: str, version: tuple[int, ...] | None, holds: bool) -> None:
+    assert advice.holds(wanted, version) is holds
+
+
+def test_no_variable_is_advised_that_is_already_the_default() -> None:
+    line = "a:1:2 [0] x.cc:1 NCCL WARN NET/IB : Got completion from peer 1.2.3.4<5> with error 12, opcode 0, len 0, vendor err 129\n"
+    old = explain_text("NCCL version 2.21.5+cuda12.4\n" + line).causes[0]
+    new = explain_text("NCCL version 2.27.5+cuda12.9\n" + line).causes[0]
+    assert old.id == new.id == "ib.retry-exceeded"
+    assert "NCCL_IB_TIMEOUT" in {entry.name for entry in old.env}
+    assert "NCCL_IB_TIMEOUT" not in {entry.name for entry in new.env}
+
+
+def _run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "explain", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_command_reads_standard_input_and_returns_the_published_codes(tmp_path: Path) -> None:
+    done = _run("--format", "json", "-", stdin=b"[rank0]: KeyError: 'LOCAL_RANK'\n")
+    document = json.loads(done.stdout)
+    assert done.returncode == ExitCode.FINDINGS
+    assert document["causes"][0]["id"] == "launch.env-missing"
+    assert document["causes"][0]["evidence"][0] | {"file": "stdin", "line": 1} == document["causes"][0]["evidence"][0]
+    (tmp_path / "x.log").write_text("Watchdog caught collective operation timeout\n")
+    assert _run(str(tmp_path / "x.log")).returncode == ExitCode.UNDECIDED
+    assert _run(str(tmp_path / "absent")).returncode == ExitCode.NOTHING_CHECKED
+
+
+def test_corpus_floor() -> None:
+    """The labelled corpus, where it is at hand: no fall below what was reached."""
+    corpus = SHARED / "corpus" / "explain"
+    if not corpus.is_dir():
+        pytest.skip(f"no labelled corpus at {corpus}")
+    sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+    import explain_accuracy
+
+    score = explain_accuracy.run(corpus)
+    assert score.false_alarms == 0, score.wrong
+    assert score.top1 >= FLOOR["top1"] * score.cases, score.wrong
+    assert score.top3 >= FLOOR["top3"] * score.cases, score.wrong
+    assert score.evidence >= FLOOR["evidence"] * score.cases, score.wrong
