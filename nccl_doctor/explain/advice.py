@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-<<<<<<< HEAD
-from nccl_doctor.env.knowledge import advice_is_live
-=======
 from nccl_doctor.env import knowledge
->>>>>>> incidents
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.findings import playbooks
@@ -25,18 +21,12 @@ def for_cause(case: Case, id: str, playbook: str) -> tuple[tuple[Fix, ...], tupl
         for heading in ("Fix now", "Fix for good")
     )
     nccl = _version(case.versions.get("nccl", ""))
-    release = ".".join(map(str, nccl)) if nccl else ""
     env = tuple(
         EnvAdvice(entry.name, entry.value, entry.when, entry.versions)
         for entry in page.env
         if holds(entry.versions, nccl)
-<<<<<<< HEAD
-        and advice_is_live(entry.name, release)  # what this release does not read is no advice
-        and case.value(entry.name) != entry.value
-=======
         and case.value(entry.name) != entry.value
         and _live(case, entry.name, entry.value)
->>>>>>> incidents
     )
     return fixes, env
 
