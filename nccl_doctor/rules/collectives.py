@@ -149,7 +149,8 @@ def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
     return {
         host: result.detail
         for host, result in probes.items()
-        if result.outcome is Outcome.FAILED and result.detail.startswith("connection lost")
+        if (result.outcome is Outcome.FAILED and result.detail.startswith("connection lost"))
+        or (result.outcome is Outcome.TIMED_OUT and result.detail.startswith("no answer"))
     }
 
 
