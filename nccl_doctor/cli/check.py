@@ -134,11 +134,7 @@ def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None
     if format == "json":
         sys.stdout.buffer.write(to_json(report) + b"\n")
     else:
-        from rich.console import Console
+        from nccl_doctor.report.console import render, stdout_console
 
-        from nccl_doctor.report.console import render
-
-        render(
-            report, Console(highlight=False, markup=False, emoji=False), verbose=verbose, saved=saved, exit_code=code
-        )
+        render(report, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
     raise typer.Exit(code)

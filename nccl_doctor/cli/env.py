@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from nccl_doctor.cli import app
+from nccl_doctor.cli import _hosts, app
 from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
 
 env = typer.Typer(
     name="env",
@@ -19,6 +24,11 @@ env = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env)
+
+
+# What lint and a recommendation are drawn from.
+LINT_STAGES = ("interfaces", "software", "infiniband")
+RECOMMEND_STAGES = ("connectivity", "interfaces", "system", "software", "infiniband")
 
 
 class Format(str, enum.Enum):
@@ -41,6 +51,52 @@ TorchVersion = Annotated[
 def _usage(message: str) -> typer.Exit:
     typer.echo(f"error: {message}", err=True)
     return typer.Exit(ExitCode.USAGE)
+
+
+def _checked_versions(*given: str) -> None:
+    from nccl_doctor.env import versions
+
+    for version in given:
+        try:
+            if version:
+                versions.parse(version)
+        except ValueError as error:
+            raise _usage(str(error)) from None
+
+
+def _facts(
+    hosts: str | None,
+    host_list: str | None,
+    slurm: bool,
+    bundle: Path | None,
+    stages: tuple[str, ...],
+    nccl_version: str,
+    connect: tuple[str, str, str, float, int],
+    deadline: float,
+) -> Bundle:
+    """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
+    from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.facts.model import Plan
+
+    if bundle is not None:
+        if hosts or host_list or slurm:
+            raise _usage("--from reads a saved bundle: it takes no hosts")
+        with _hosts.bad_input_stops():
+            saved = bundles.read(bundle)
+        plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
+        return msgspec.structs.replace(saved, plan=plan)
+    from rich.console import Console
+
+    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.report.progress import ConsoleProgress
+
+    options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm))
+    found = _hosts.load_inventory(hosts, host_list, slurm)
+    plan = Plan(
+        stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
+    )
+    with ConsoleProgress(Console(stderr=True)) as progress:
+        return collect(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline), progress)
 
 
 @env.command()
@@ -82,9 +138,12 @@ def lint(
         list[str] | None,
         typer.Option("--log", metavar="PATH", help="A log: what NCCL itself reported as set. Repeatable."),
     ] = None,
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
     bundle: Annotated[
-        str, typer.Option("--from", metavar="BUNDLE", help="A saved bundle: the environment of each of its hosts.")
-    ] = "",
+        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
+    ] = None,
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
     fix: Annotated[bool, typer.Option("--fix", help="Show what would be changed, as a unified diff.")] = False,
@@ -93,6 +152,12 @@ def lint(
     ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: change the files themselves.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where there are only warnings.")] = False,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "python3",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
@@ -107,8 +172,13 @@ def lint(
         raise _usage("--write and --in-place need --fix")
     if fix and not file:
         raise _usage("--fix needs --file: only files can be corrected")
+    _checked_versions(nccl_version, torch_version)
+    facts = None
+    if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
+        connect = (transport, python, env_setup, connect_timeout, fan_out)
+        facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline)
     try:
-        result = examine.examine(file or (), log or (), bundle, nccl_version, torch_version)
+        result = examine.examine(file or (), log or (), facts, nccl_version, torch_version)
     except ValueError as error:
         raise _usage(str(error)) from None
     if fix:
@@ -127,3 +197,63 @@ def lint(
     code = result.exit_code(strict)
     if code is not ExitCode.HEALTHY:
         raise typer.Exit(code)
+
+
+class Purpose(str, enum.Enum):
+    """What the variables are for."""
+
+    RUN = "run"
+    HANG = "hang"
+
+
+class AdviceFormat(str, enum.Enum):
+    """How to print a recommendation."""
+
+    TEXT = "text"
+    SHELL = "shell"
+    CONF = "nccl.conf"
+    SBATCH = "sbatch"
+    DOCKER = "docker"
+    K8S = "k8s"
+    JSON = "json"
+
+
+@env.command()
+def recommend(
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
+    ] = None,
+    purpose: Annotated[
+        Purpose, typer.Option("--for", help="run: an ordinary job. hang: leave evidence behind when a job hangs.")
+    ] = Purpose.RUN,
+    format: Annotated[AdviceFormat, typer.Option("--format", help="How to print it.")] = AdviceFormat.TEXT,
+    nccl_version: NcclVersion = "",
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "python3",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+) -> None:
+    """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
+    from nccl_doctor.env import recommend as advising
+    from nccl_doctor.report import env as report
+    from nccl_doctor.rules import needs
+
+    _checked_versions(nccl_version, "")
+    connect = (transport, python, env_setup, connect_timeout, fan_out)
+    facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline)
+    known, attempts = needs.of_bundle(facts)
+    if not known:
+        typer.echo("error: no host could be reached: there is nothing to recommend from", err=True)
+        raise typer.Exit(ExitCode.NOTHING_CHECKED)
+    advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
+    typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
+    if format not in (AdviceFormat.TEXT, AdviceFormat.JSON):
+        for note in (*(note.text for note in advice.notes), *advice.unknown):
+            typer.echo(f"note: {note}", err=True)
+    if advice.unknown:
+        raise typer.Exit(ExitCode.INCOMPLETE)

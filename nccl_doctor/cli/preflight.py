@@ -114,9 +114,9 @@ def preflight(
     gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
     _write_bundle(bundle, save)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
-    _write_reports(outputs, judged, gate)
+    _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, verbose, str(save or ""))
+    _print(format, judged, gate, bundle, verbose, str(save or ""))
     if not gate.go:
         raise typer.Exit(_no_go(judged, gate))
     if command:
@@ -276,18 +276,18 @@ def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path 
         _write(bad, f"{fold(left_out)}\n" if left_out else "")
 
 
-def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate) -> None:
+def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle: Bundle) -> None:
     from nccl_doctor.report import formats
 
     for name, path in outputs.items():
-        _write(path, formats.render(name, judged, gate))
+        _write(path, formats.render(name, judged, gate, bundle))
 
 
-def _print(format: str, judged: Report, gate: Gate, verbose: bool, saved: str) -> None:
+def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str) -> None:
     from nccl_doctor.report import formats
 
     if format != "console":
-        sys.stdout.write(formats.render(format, judged, gate))
+        sys.stdout.write(formats.render(format, judged, gate, bundle))
         return
     from nccl_doctor.report.console import render_gate, stdout_console
 

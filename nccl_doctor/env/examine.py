@@ -13,8 +13,12 @@ from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.files import Problem
 from nccl_doctor.env.lint import Devices, Remark, remark, remarks
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
+
+# The wheels that bring libnccl, newest CUDA first.
+_NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -46,11 +50,11 @@ class Examination(msgspec.Struct, frozen=True):
 def examine(
     paths: Sequence[str] = (),
     logs: Sequence[str] = (),
-    bundle: str = "",
+    bundle: Bundle | None = None,
     nccl_version: str = "",
     torch_version: str = "",
 ) -> Examination:
-    """Lint what is named; this process's environment if nothing is. ``ValueError`` for a bad version or bundle."""
+    """Lint what is named; this process's environment if nothing is. ``ValueError`` for a version that is none."""
     for version in (nccl_version, torch_version):
         if version:
             versions.parse(version)
@@ -73,24 +77,27 @@ def examine(
         extra += refused
         if found or version or not problems or problems[-1].file != path:
             looked_at.append(path)
-    if bundle:
-        fleet = hosts.of_bundle(bundle)
+    if bundle is not None:
+        fleet = hosts.of_facts(bundle)
         if fleet.nccl_version and not nccl_version:
-            nccl_version, said = fleet.nccl_version, "from the bundle"
+            nccl_version, said = fleet.nccl_version, "found on the hosts"
         torch_version = torch_version or fleet.torch_version
         devices = fleet.devices
         assignments += fleet.assignments
         extra += fleet.remarks
         looked_at += fleet.hosts
         problems += fleet.problems
-    if not paths and not logs and not bundle:
+    if not paths and not logs and bundle is None:
         here = sources.of_this_process(nccl_version)
         assignments += here.all
         extra += sources.source_order(here.layers)
         looked_at += [name for name, _ in here.layers]
         problems += here.problems
-        installed = torch_version or _installed_torch()
-        torch_version = installed
+    if bundle is None:  # what is linted here will most likely run with what is installed here
+        torch_version = torch_version or _installed("torch")
+        here_nccl = next(filter(None, map(_installed, _NCCL_WHEELS)), "")
+        if here_nccl and not nccl_version:
+            nccl_version, said = here_nccl, "installed in this Python"
     found_remarks = hosts.fold((*remarks(assignments, nccl_version, torch_version, devices), *extra))
     return Examination(
         tuple(sorted(found_remarks, key=_order)),
@@ -111,12 +118,14 @@ def _judged(nccl: str, said: str, torch: str) -> str:
     return f"{first}, {second}"
 
 
-def _installed_torch() -> str:
-    """The version of PyTorch in this Python, without importing it; empty if there is none."""
+def _installed(name: str) -> str:
+    """The version of a distribution in this Python, without importing it; empty if there is none."""
     try:
-        return importlib.metadata.version("torch").split("+")[0]
-    except importlib.metadata.PackageNotFoundError:
+        found = importlib.metadata.version(name).split("+")[0]
+        versions.parse(found)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
         return ""
+    return found
 
 
 def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list[Remark], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -13,7 +12,6 @@ from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem
 from nccl_doctor.env.lint import Devices, Remark, remark
-from nccl_doctor.facts.bundle import read as read_bundle
 from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
@@ -64,11 +62,6 @@ def fact(host: HostFacts, kind: type[F]) -> F | None:
         return msgspec.convert(result.data, kind)
     except msgspec.ValidationError:
         return None
-
-
-def of_bundle(path: str) -> FleetReading:
-    """Read a saved bundle; ``ValueError`` (a BundleError) if it is none."""
-    return of_facts(read_bundle(Path(path)))
 
 
 def of_facts(bundle: Bundle) -> FleetReading:

@@ -295,9 +295,9 @@ def near(name: str, limit: int = 3) -> tuple[str, ...]:
         for candidate in load().variables:
             if _words(candidate) == words or (len(words) > 3 and _words(candidate) >= words):
                 found.append((allowed, candidate))
-    # A name that is read comes before one that nobody reads.
-    found.sort(key=lambda item: (item[0], item[1] in load().nobody, item[1]))
-    return tuple(candidate for _, candidate in found[:limit])
+    # Names that nobody reads are suggested only where nothing better is near.
+    real = [item for item in found if item[1] in load().variables]
+    return tuple(candidate for _, candidate in sorted(real or found)[:limit])
 
 
 def _words(name: str) -> frozenset[str]:

@@ -30,6 +30,7 @@ WITHOUT_EFFECT = frozenset(
         "unknown-name",
         "not-exported",
         "conf-syntax",
+        "invalid-value",
     )
 )
 
@@ -122,7 +123,7 @@ def remarks(
             continue  # of a variable nobody reads the value does not matter
         broken = [made for rule in syntax for made in rule(item, answer, context)]
         found += broken
-        if not any(made.finding.id == f"{AREA}.invalid-value" for made in broken):
+        if not any(made.finding.id.startswith(f"{AREA}.invalid-value") for made in broken):
             found += [made for rule in meaning for made in rule(item, answer, context)]
     scopes: dict[str, list[Assignment]] = {}
     for item in items:
@@ -177,7 +178,8 @@ def remark(
     evidence = [quote(item), *(quote(other) for other in others)]
     hosts = sorted({one.host for one in (item, *others) if one.host})
     if advice is None and edit is not None and edit.removes:
-        advice = EnvAdvice(item.name, item.value or "", title, unset=True)
+        short = title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
+        advice = EnvAdvice(item.name, item.value or "", short, unset=True)
     made = finding(
         f"{AREA}.{name}",
         severity,

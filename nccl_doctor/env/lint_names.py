@@ -10,11 +10,7 @@ from nccl_doctor.env.knowledge import Answer, Status
 from nccl_doctor.env.lint import Context, Edit, Remark, remark
 from nccl_doctor.findings.model import EnvAdvice, Severity
 
-TIMEOUT_CODE = (
-    'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
-    "   # Lightning: DDPStrategy(timeout=...), Accelerate: InitProcessGroupKwargs(timeout=...), DeepSpeed: "
-    "deepspeed.init_distributed(timeout=...), Hugging Face Trainer: --ddp_timeout seconds"
-)
+TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 
 def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
@@ -66,7 +62,7 @@ def _nobody(item: Assignment, answer: Answer) -> Iterator[Remark]:
             Severity.FAIL,
             f"{item.name} does nothing: the time-out of collectives is an argument in code",
             item,
-            fix=(nobody.truth or "No known program reads it.") + " Set it where the process group is made:",
+            fix="Set it where the process group is made (Lightning, Accelerate, DeepSpeed, Trainer: see the playbook):",
             code=TIMEOUT_CODE,
             edit=Edit(),
         )

@@ -117,13 +117,25 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
         trouble = "is no network's name, so initialisation fails: IB, Socket, or what a plugin calls itself"
     if trouble:
         yield remark(
-            "invalid-value",
+            "invalid-value.fatal" if _fatal(variable, trouble, context) else "invalid-value",
             Severity.FAIL,
             f"{item.name}={value}: {trouble}",
             item,
             fix=_valid(variable),
             edit=Edit() if not variable.replaced_by and kind == "word" and value == "" else None,
         )
+
+
+def _fatal(variable: Variable, trouble: str, context: Context) -> bool:
+    """Whether the bad value ends the job, rather than being ignored."""
+    values = variable.values
+    since = values.fatal_since if values else ""
+    return (
+        "raises" in trouble
+        or "initialisation fails" in trouble
+        or bool(values and values.fatal)
+        or bool(since and context.nccl_at_least(since))
+    )
 
 
 def _valid(variable: Variable) -> str:

@@ -110,6 +110,13 @@ class Software(Fact, frozen=True):
         return self.winner.version if self.winner else ""
 
     @property
+    def installed_nccl(self) -> str:
+        """The NCCL version a job would use, or where torch would use none (a CPU build), one that is installed."""
+        installed = [copy.version for copy in self.nccl if copy.version]
+        installed += [found for name, found in sorted(self.distributions.items()) if name.startswith("nvidia-nccl-cu")]
+        return self.nccl_version or (installed[0] if installed else "")
+
+    @property
     def has_gpu(self) -> bool:
         """Whether an NVIDIA GPU is in this machine, with or without a working driver."""
         return bool(self.driver.pci_gpus or self.driver.gpus)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nccl_doctor.env.examine import Examination
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
 from nccl_doctor.env.lint import Remark
+from nccl_doctor.env.recommend import Advice, Line
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
 _RISK = {
@@ -238,7 +241,7 @@ def _finding_lines(item: Remark, width: int) -> list[str]:
     for fix in found.fixes:
         lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
         if fix.command:
-            lines += [f"{indent}     {visible(part.strip())}" for part in fix.command.split("#", 1)[:1]]
+            lines.append(f"{indent}     {visible(fix.command)}")
     lines += [f"{indent}[{found.id}]", ""]
     return lines
 
@@ -247,3 +250,122 @@ def _wrapped(text: str, width: int, first: str) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
     )
+
+
+# -------------------------------------------------------------------------------------------------------- recommend
+
+
+def _set_lines(advice: Advice) -> tuple[Line, ...]:
+    return tuple(line for line in advice.lines if not line.advice.unset)
+
+
+def _comment(line: Line) -> str:
+    only = f"; only {', '.join(line.only)}" if line.only else ""
+    return visible(f"{line.advice.reason} ({line.fact}){only}")
+
+
+def advice_json(advice: Advice) -> dict[str, Any]:
+    """The recommendation, machine-readable."""
+    return {
+        "hosts": list(advice.hosts),
+        "purpose": advice.purpose.value,
+        "judged_for": advice.judged_for,
+        "set": [
+            {
+                "name": line.advice.name,
+                "value": line.advice.value,
+                "reason": line.advice.reason,
+                "fact": line.fact,
+                "versions": line.advice.versions,
+                "confidence": line.confidence,
+                "risky": line.advice.risky,
+                "only": list(line.only),
+            }
+            for line in advice.lines
+        ],
+        "left_alone": [{"name": left.name, "why": left.why} for left in advice.left],
+        "notes": [{"text": note.text, "command": note.command} for note in advice.notes],
+        "unknown": list(advice.unknown),
+    }
+
+
+def advice_text(advice: Advice, width: int = 110) -> str:
+    """The recommendation for a terminal: what to set and why, what else is needed, what was left alone."""
+    count = len(advice.lines)
+    what = "nothing needs setting" if not count else f"set {count} variable{'s' * (count != 1)}"
+    lines = [f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}", ""]
+    for line in advice.lines:
+        risk = "risky" if line.advice.risky else "safe"
+        lines.append(f"  export {visible(line.advice.name)}={_quoted(line.advice.value)}")
+        lines += _wrapped(_comment(line), width, " " * 9)
+        lines.append(f"{' ' * 9}[{line.advice.versions}; {risk}; confidence {line.confidence:.2f}]")
+        lines.append("")
+    for note in advice.notes:
+        lines += _wrapped(visible(note.text), width, "  also   ")
+        if note.command:
+            lines.append(f"{' ' * 9}{visible(note.command)}")
+        lines.append("")
+    for unknown in advice.unknown:
+        lines += _wrapped(visible(unknown), width, "  ?      ")
+    if advice.unknown:
+        lines.append("")
+    lines.append("  left alone")
+    for left in advice.left:
+        lines += _wrapped(visible(f"{left.name}: {left.why}"), width, " " * 4 + "- ")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    return value if value and all(char.isalnum() or char in "=^,._:/%+@-" for char in value) else f"'{value}'"
+
+
+def advice_shell(advice: Advice) -> str:
+    """export lines."""
+    return "".join(
+        f"# {_comment(line)}\nexport {line.advice.name}={_quoted(line.advice.value)}\n" for line in _set_lines(advice)
+    )
+
+
+def advice_conf(advice: Advice) -> str:
+    """nccl.conf: plain NAME=VALUE; what NCCL does not read stays a comment."""
+    parts = []
+    for line in _set_lines(advice):
+        item = line.advice
+        mine = item.name.startswith("NCCL_")
+        prefix = "" if mine else "# not read from nccl.conf, set it in the environment: "
+        parts.append(f"# {_comment(line)}\n{prefix}{item.name}={item.value}\n")
+    return "".join(parts)
+
+
+def advice_sbatch(advice: Advice) -> str:
+    """export lines for the body of a batch script: srun passes them on."""
+    return "#!/bin/bash\n#SBATCH --export=ALL\n" + advice_shell(advice)
+
+
+def advice_docker(advice: Advice) -> str:
+    """docker run options."""
+    return (
+        "docker run"
+        + "".join(f" \\\n  -e {line.advice.name}={_quoted(line.advice.value)}" for line in _set_lines(advice))
+        + "\n"
+    )
+
+
+def advice_k8s(advice: Advice) -> str:
+    """The env list of a container."""
+    items = [
+        f"  # {_comment(line)}\n  - name: {line.advice.name}\n    value: {json.dumps(line.advice.value)}\n"
+        for line in _set_lines(advice)
+    ]
+    return "env:\n" + "".join(items) if items else "env: []\n"
+
+
+ADVICE_FORMATS: dict[str, Callable[[Advice], str]] = {
+    "text": advice_text,
+    "shell": advice_shell,
+    "nccl.conf": advice_conf,
+    "sbatch": advice_sbatch,
+    "docker": advice_docker,
+    "k8s": advice_k8s,
+    "json": lambda advice: json.dumps(advice_json(advice), indent=2, ensure_ascii=False) + "\n",
+}

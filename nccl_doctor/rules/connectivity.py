@@ -114,7 +114,10 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
             ],
             places=[Place(host=host, peer=name) for host in without],
             fixes=[Fix(f"add {name} to DNS, or to /etc/hosts of the hosts named", f"getent hosts {name}")],
-            explains=("net.master-unreachable", "collectives") if name == fleet.plan.master else (),
+            explains=(
+                "net.hostname-resolution.unresolved.own-name",
+                *(("net.master-unreachable", "collectives") if name == fleet.plan.master else ()),
+            ),
         )
 
 

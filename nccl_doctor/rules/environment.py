@@ -33,6 +33,7 @@ _IDS = tuple(
         "ifname-no-match",
         "ifname-prefix",
         "invalid-value",
+        "invalid-value.fatal",
         "leftover-debugging",
         "misspelled",
         "pinned",
@@ -62,7 +63,7 @@ def _kept(finding: Finding, name: str) -> bool:
     """Whether `check` should tell this: what is only worth knowing, and what interface rules judge better, is not."""
     if finding.severity is Severity.INFO:
         return False
-    short = finding.id.rsplit(".", 1)[-1]
+    short = finding.id.removeprefix(f"{lint.AREA}.")
     return not (name in _JUDGED_THERE and short.startswith(("ifname", "gloo")))
 
 

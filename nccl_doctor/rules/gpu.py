@@ -166,7 +166,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
             ),
         ],
         confidence=0.95,
-        explains=("topology", "gpu.nvlink", "collectives"),
+        explains=("gpu.not-visible.fewer-than-peers", "topology", "gpu.nvlink", "collectives"),
     )
 
 

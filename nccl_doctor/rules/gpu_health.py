@@ -172,8 +172,8 @@ def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str
         heat = f", {gpu.temperature_c} C" if gpu.temperature_c is not None else ""
         why = ", ".join(reasons(gpu.throttle_reasons or 0))
         evidence.append(proof(host, gpu, f"clocks event reasons: {why}{heat}{clock}"))
-    who = f"GPU {hit[0].label}" if len(hit) == 1 else f"{len(hit)} of {count} GPUs: each"
-    thermal = "thermal" in id
+    who = f"GPU {hit[0].label}" if len(hit) == 1 else f"each of {len(hit)} GPUs (of {count})"
+    thermal = id.endswith("-thermal")
     return finding(
         id,
         Severity.FAIL,

@@ -55,7 +55,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
                     host,
                 )
             ],
-            explains=("topology.differs", "collectives"),
+            explains=("ib.rails-differ", "topology.differs", "collectives"),
         )
 
 

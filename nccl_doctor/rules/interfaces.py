@@ -44,12 +44,13 @@ class View(msgspec.Struct, frozen=True):
     settings: dict[str, Setting]
     bootstrap: Choice
     used: tuple[Address, ...]
+    rdma: bool = False
     gloo: Choice | None = None  # None: not known, because the host's own name was not resolved
 
     @property
     def nccl(self) -> str:
         """``NCCL 2.28.9``, or which version was assumed."""
-        return f"NCCL {show(self.version)}" + (" (assumed: no version found)" if self.assumed else "")
+        return f"NCCL {show(self.version)}" + (" (assumed)" if self.assumed else "")
 
 
 def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
@@ -77,8 +78,8 @@ def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
     if plan.nccl_version:
         return parse_version(plan.nccl_version), False
     software = host.want(Software)
-    if software is not None and software.nccl_version:
-        return parse_version(software.nccl_version), False
+    if software is not None and software.installed_nccl:
+        return parse_version(software.installed_nccl), False
     return NEWEST_KNOWN, True
 
 
@@ -100,7 +101,7 @@ def view(host: Host, plan: Plan) -> View:
         plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME")),
         names.own.addresses if names is not None else None,
     )
-    return View(host.name, facts, version, assumed, settings, bootstrap, used, gloo)
+    return View(host.name, facts, version, assumed, settings, bootstrap, used, rdma, gloo)
 
 
 def _reject_unresolved(comm_id: str) -> None:
@@ -125,13 +126,32 @@ def views(fleet: Fleet) -> dict[str, View]:
 
 
 def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
-    """The smallest NCCL_SOCKET_IFNAME that works on all these hosts, or that none is needed, or that none works."""
-    return recommend_interface(
-        {host: item.facts for host, item in seen.items()},
-        {host: Choice(item.bootstrap.rule, item.used, item.bootstrap.failure) for host, item in seen.items()},
-        {host: item.version for host, item in seen.items()},
-        tuple(tried),
+    """The smallest NCCL_SOCKET_IFNAME that works on all these hosts, or that none is needed, or that none works.
+
+    Taking a wrong setting away is smaller than setting another one.
+    """
+    facts = {host: item.facts for host, item in seen.items()}
+    versions = {host: item.version for host, item in seen.items()}
+    attempts = tuple(tried)
+    now = {host: Choice(item.bootstrap.rule, item.used, item.bootstrap.failure) for host, item in seen.items()}
+    advised = recommend_interface(facts, now, versions, attempts)
+    set_on = [host for host, item in seen.items() if IFNAME in item.settings]
+    if advised.advice is None or not set_on:
+        return advised
+    without = recommend_interface(
+        facts, {**now, **{host: _unset_choice(seen[host]) for host in set_on}}, versions, attempts
     )
+    if without.advice is None and without.works:
+        places = ", ".join(f"{seen[host].settings[IFNAME].place} on {host}" for host in set_on[:3])
+        return Recommendation(True, f"nothing needs setting once {IFNAME} is removed ({places})")
+    return advised
+
+
+def _unset_choice(item: View) -> Choice:
+    """What this host would use without NCCL_SOCKET_IFNAME."""
+    values = {name: setting.value for name, setting in item.settings.items() if name != IFNAME}
+    choice = nccl_interfaces(item.facts.addresses, values, item.version)
+    return msgspec.structs.replace(choice, addresses=choice.addresses[:1]) if item.rdma else choice
 
 
 # --- one host: settings --------------------------------------------------------------------------------------------
@@ -359,9 +379,12 @@ def _setting_fixes(item: View) -> tuple[Fix, ...]:
         return ()
     fixes = list(_remove(setting, item.host))
     if setting.value.startswith("^"):
-        fixes.append(
-            Fix(f"or exclude lo as well (the list replaces the built-in one): {IFNAME}={setting.value},lo,docker,virbr")
-        )
+        usual = ("lo", "docker0", "virbr0") if setting.value.startswith("^=") else ("lo", "docker", "virbr")
+        missing = [name for name in usual if name not in setting.value.lstrip("^=").split(",")]
+        if missing:
+            whole = ",".join([setting.value, *missing])
+            text = f"or exclude {' and '.join(missing)} as well (the list replaces the built-in one): {IFNAME}={whole}"
+            fixes.append(Fix(text))
     return tuple(fixes)
 
 
@@ -469,6 +492,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
             env=env(),
+            explains=("net.wrong-interface.unreachable", "collectives"),
         )
 
 
@@ -678,6 +702,8 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         outcome = ""
     elif advised.advice is not None:
         outcome = f"; set {advised.advice.name}={advised.advice.value}"
+    elif advised.works and "removed" in advised.reason:
+        outcome = f"; {advised.reason}"
     elif advised.works:
         outcome = "; nothing needs setting"
     else:

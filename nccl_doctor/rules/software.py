@@ -370,7 +370,7 @@ def versions(software: Software) -> dict[str, str]:
     torch = software.torch
     net = [plugin for plugin in software.plugins if plugin.kind == "net"]
     return {
-        "NCCL": _nccl(software),
+        "NCCL": "built into torch" if torch and torch.nccl_link == "built-in" else software.installed_nccl,
         "torch": torch.version if torch else "",
         "torch CUDA": (torch.cuda or (f"ROCm {torch.hip}" if torch.hip else "none")) if torch else "",
         "Python": software.python.version,
@@ -386,19 +386,6 @@ def versions(software: Software) -> dict[str, str]:
         "distribution": software.system.distribution,
         "architecture": software.system.architecture,
     }
-
-
-def _nccl(software: Software) -> str:
-    """The NCCL a job would use; where torch would use none (a CPU build), the one that is installed."""
-    if software.nccl_version:
-        return software.nccl_version
-    if software.torch and software.torch.nccl_link == "built-in":
-        return "built into torch"
-    installed = [copy.version for copy in software.nccl if copy.version]
-    installed += [
-        version for name, version in sorted(software.distributions.items()) if name.startswith("nvidia-nccl-cu")
-    ]
-    return installed[0] if installed else ""
 
 
 def drift_table(every: Mapping[str, Software]) -> tuple[DriftRow, ...]:
@@ -467,15 +454,12 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
             for value, group in found.values[:4]
         ),
         hosts=hosts,
-        fixes=(
-            Fix(
-                f"bring {_hosts(hosts)} to {name} {first.majority}"
-                if first.majority
-                else f"choose one {name} version for all hosts",
-            ),
-            Fix(subjects()[name].why),
-        ),
+        fixes=(Fix(f"{_cure(name, first, hosts)} ({subjects()[name].why})"),),
     )
+
+
+def _cure(name: str, row: DriftRow, hosts: tuple[str, ...]) -> str:
+    return f"bring {_hosts(hosts)} to {name} {row.majority}" if row.majority else f"choose one {name} for all hosts"
 
 
 def _hosts(names: tuple[str, ...]) -> str:

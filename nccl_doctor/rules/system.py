@@ -153,7 +153,11 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
             continue
         usual = known[row.values[0][1][0]]
         lower = tuple(
-            host for host in row.odd if known[host] != UNLIMITED and (usual == UNLIMITED or known[host] * 4 < usual)
+            host
+            for host in row.odd
+            if known[host] != UNLIMITED
+            and (usual == UNLIMITED or known[host] * 4 < usual)
+            and not _has_own_finding(name, known[host], every[host])
         )
         if lower:
             yield finding(
@@ -173,6 +177,13 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
                     ),
                 ),
             )
+
+
+def _has_own_finding(name: str, soft: int, system: System) -> bool:
+    """Whether a rule of its own already names this limit on this host."""
+    if name == "nofile":
+        return soft < value("nofile.warn")
+    return name == "memlock" and bool(system.rdma_devices) and soft < value("memlock.rdma")
 
 
 def _limit(system: System, name: str) -> Limit:

@@ -288,7 +288,10 @@ def imex(host: Host, plan: Plan) -> Iterator[Finding]:
 
 @fleet_rule("topology", "topology.differs")
 def same_topology(fleet: Fleet) -> Iterator[Finding]:
-    """All hosts have the same topology: the same links and distances by position, whatever the NICs are called."""
+    """All hosts have the same topology: the same links and distances by position, whatever the NICs are called.
+
+    Hosts with another GPU model are left out: they differ by nature.
+    """
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
     matrices: dict[str, Matrix] = {}
@@ -308,7 +311,13 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
         raise SkipRule("no NVIDIA GPU on any host")
-    drift = row("topology", {host: signature(matrix) for host, matrix in matrices.items()})
+    models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
+    signatures = {
+        host: signature(matrix)
+        for host, matrix in matrices.items()
+        if host not in models.differing  # another GPU model has another topology: its own finding says so
+    }
+    drift = row("topology", signatures)
     if not drift.differing:
         return
     usual = next((matrices[host] for host in matrices if signature(matrices[host]) == drift.majority), None)
@@ -325,6 +334,12 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         hosts=drift.differing,
         confidence=0.9,
     )
+
+
+def _models(host: Host) -> str:
+    """The GPU models of a host, or nothing where they are not known."""
+    fact = host.want(GpuFact)
+    return ", ".join(sorted({gpu.name or "" for gpu in fact.gpus})) if fact else ""
 
 
 def _difference(matrix: Matrix, usual: Matrix | None) -> str:

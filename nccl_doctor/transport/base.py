@@ -65,6 +65,9 @@ class Transport(Protocol):
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
         """Why the transport itself ended the stream before the agent answered; None: it was not the transport."""
 
+    def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
+        """Called once for every opened stream, when it is known whether an agent runs at its other end."""
+
     def close(self) -> None:
         """Close what is shared between hosts."""
 

@@ -25,6 +25,14 @@ def make_transport(options: ConnectOptions) -> Transport:
         from nccl_doctor.transport.local import LocalTransport
 
         return LocalTransport()
+    if kind == "ssh" and not template:
+        from nccl_doctor.transport.ssh import SshTransport
+
+        return SshTransport(options)
+    if kind == "command":
+        from nccl_doctor.transport.command import CommandTransport
+
+        return CommandTransport(template, options)
     raise ValueError(f"transport {options.transport!r}: expected ssh, local or command=TEMPLATE")
 
 

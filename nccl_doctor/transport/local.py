@@ -22,5 +22,8 @@ class LocalTransport:
         """Nothing stands between us and the agent."""
         return None
 
+    def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
+        """Nobody counts."""
+
     def close(self) -> None:
         """Nothing is shared."""

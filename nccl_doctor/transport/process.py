@@ -7,10 +7,12 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 
@@ -121,6 +123,55 @@ class ProcessStream:
         with contextlib.suppress(OSError):
             if self._child.stdout is not None:
                 self._child.stdout.close()
+
+
+class ProxyProcess:
+    """A ProxyCommand: a local command whose stdin and stdout are one end of a socket pair; the other end is ours.
+
+    Has the few methods of a socket that paramiko uses.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Start the user's own command line with the user's shell, as ssh does."""
+        self._ours, theirs = socket.socketpair()
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        started = threading.Event()
+        trouble: list[OSError] = []
+
+        def own() -> None:
+            try:
+                self._child = subprocess.Popen(
+                    [shell, "-c", f"exec {command}"],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=_die_with(os.getpid()),
+                )
+            except OSError as error:
+                trouble.append(error)
+            finally:
+                theirs.close()
+                started.set()
+            if not trouble:
+                self._child.wait()
+
+        threading.Thread(target=own, daemon=True, name="proxy").start()
+        started.wait()
+        if trouble:
+            self._ours.close()
+            raise trouble[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours, name)
+
+    def close(self) -> None:
+        """Close our end; a command that does not end by itself is killed with its descendants."""
+        self._ours.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(0.5)
+            return
+        _kill_tree(self._child.pid)
 
 
 def _ready(descriptor: int, event: int, limit_s: float) -> bool:

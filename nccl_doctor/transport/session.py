@@ -63,11 +63,18 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
     try:
         plan = launch(options.python, options.env_setup)
         stream = transport.open(entry, plan.command, deadline)
+        outcome = ReachOutcome.TRANSPORT_FAILED
         try:
-            return Session(transport, stream, plan.payload, plan.marker, options, deadline, started)
-        except BaseException:
+            session = Session(transport, stream, plan.payload, plan.marker, options, deadline, started)
+            outcome = ReachOutcome.OK
+            return session
+        except BaseException as trouble:
+            if isinstance(trouble, Unreachable):
+                outcome = trouble.reach.outcome
             stream.close(grace_s=0.2)  # no agent answered: nothing is worth waiting for
             raise
+        finally:
+            transport.settled(stream, outcome)
     except Unreachable as trouble:
         seconds = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(trouble.reach, seconds=seconds)

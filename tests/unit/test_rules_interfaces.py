@@ -71,6 +71,12 @@ def test_wrong_name_in_nccl_conf_is_quoted_with_its_line() -> None:
     assert found.fixes[0].command == "sudo sed -i '3s/^/#/' /etc/nccl.conf"
 
 
+def test_a_wrong_setting_is_taken_away_rather_than_overridden() -> None:
+    files = conf("/etc/nccl.conf", (3, "NCCL_SOCKET_IFNAME=bond1"))
+    note = only(run("interfaces.choice", fleet({**BOND, "b": interfaces("bond0/10.0.0.2/24", conf_files=files)})))
+    assert not note.env and "once NCCL_SOCKET_IFNAME is removed (/etc/nccl.conf:3 on b)" in note.title
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

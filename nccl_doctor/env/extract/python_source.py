@@ -63,10 +63,10 @@ class Visitor(ast.NodeVisitor):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called in _SETTERS and len(node.args) >= 2:
             self._add(node.args[0], node.args[1])
+        self.generic_visit(node)
         for keyword in node.keywords:  # os.environ.update(NCCL_DEBUG="INFO"), dict(os.environ, NCCL_DEBUG="INFO")
             if keyword.arg and is_ours(keyword.arg) and called in ("update", "dict", "run", "remote", "options"):
                 self._add_name(keyword.arg, keyword.value, keyword.value.lineno)
-        self.generic_visit(node)
 
 
 def _is_environ(node: ast.expr) -> bool:

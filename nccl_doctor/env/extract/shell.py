@@ -294,11 +294,11 @@ class Reader:
         plain = _unquote(word)
         if isinstance(word, Word):
             line, raw = word.line, self._line(word.line)
-        for part in re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*(?:=|,|\Z))", plain):
+        for part in re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*=)", plain):
             if "=" in part:
-                self._set(line, raw, part, How.OPTION)
-            elif part.isidentifier():
-                self.exported.add(part)
+                self._set(line, raw, part.removesuffix(",ALL"), How.OPTION)
+            else:
+                self.exported.update(part.split(","))
 
     def _set(self, line: int, raw: str, word: str, how: How, lost: str = "") -> None:
         match = _ASSIGNS.match(word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.fold import fold
@@ -22,7 +23,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One annotation per cause, one for what is unknown, and the decision."""
     lines = [_annotation(item) for item in report.causes]
     for gap in report.unknown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.formats._text import paragraph
@@ -15,7 +16,7 @@ from nccl_doctor.rules.judge import Report
 _SEVERITY = {Severity.FAIL: "blocker", Severity.WARN: "minor", Severity.INFO: "info"}
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One entry per cause and one per gap; the fingerprint is the same for the same problem in the next run."""
     entries = []
     for item in report.causes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report, to_json
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One document: the keys of the check report, and ``go``, ``reason``, ``decisions``, ``chosen``, ``spares``."""
     data = json.loads(to_json(report))
     data["go"] = gate.go

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.formats._text import paragraph
 from nccl_doctor.report.safe_text import visible
@@ -20,7 +21,7 @@ def _text(text: str) -> str:
     return _NOT_XML.sub("�", "\n".join(visible(line) for line in text.split("\n")))
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text."""
     top = ElementTree.Element("testsuites", name="nccl-doctor")
     for stage in report.stages:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import HEALTHY, Gate
 from nccl_doctor.rules.judge import Report
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """``ERROR: nhc: Health check failed: nccl-doctor: HOST: ...``; nothing for a healthy host."""
     lines = []
     for item in gate.decisions:

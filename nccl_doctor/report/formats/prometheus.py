@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
@@ -21,7 +22,7 @@ def _gauge(name: str, help: str, samples: Sequence[tuple[str, float]]) -> list[s
     return lines
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """Gauges: go, host state (one of four is 1), findings per host and id, gaps, and when it was measured."""
     when = datetime.datetime.fromisoformat(report.created).timestamp()
     lines = _gauge("go", "Whether the preflight said go (1) or no-go (0).", [("", int(gate.go))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from nccl_doctor import __version__
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.formats._text import paragraph
@@ -15,7 +16,7 @@ from nccl_doctor.rules.judge import Report
 _LEVEL = {Severity.FAIL: "error", Severity.WARN: "warning", Severity.INFO: "note"}
 
 
-def render(report: Report, gate: Gate) -> str:
+def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One run: a rule per finding id (its playbook is the help), a result per finding; a notification per gap."""
     ids = sorted({item.id for item in report.causes})
     driver = {"name": "nccl-doctor", "version": __version__, "rules": [_rule(id) for id in ids]}

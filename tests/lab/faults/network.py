@@ -178,12 +178,14 @@ class SecondInterface(Fault):
 class SameBridgeEverywhere(Fault):
     """Every host has a container bridge with the same address, first in the kernel's order.
 
-    ``docker0`` and ``virbr0`` are what NCCL leaves out by itself; another name it takes.
+    ``docker0`` and ``virbr0`` are what NCCL leaves out by itself: they break nothing, unless an exclude list replaces
+    its own (``socket_ifname=^lo``: NCCL_SOCKET_IFNAME in every host's /etc/nccl.conf). Another name it takes.
     """
 
     name = "same-bridge-everywhere"
     interface: str = "docker0"
     address: str = "172.17.0.1/16"
+    socket_ifname: str = ""
 
     def apply(self) -> None:
         for host in map(self.lab.host, self.lab.hostnames):
@@ -196,8 +198,11 @@ class SameBridgeEverywhere(Fault):
                 f"ip address add {self.address} dev {self.interface}\n"
             )
             host.run(["sh", "-euc", script], check=True)
+            if self.socket_ifname:
+                self.write(host.etc / "nccl.conf", f"NCCL_SOCKET_IFNAME={self.socket_ifname}\n")
 
     def undo(self) -> None:
+        super().undo()
         for host in map(self.lab.host, self.lab.hostnames):
             host.run(["sh", "-c", f"ip link del vcontainer; ip link del {self.interface}"])
 

@@ -65,13 +65,14 @@ class OtherTorch(SitePackagesFault):
 
 @dataclass
 class OtherNccl(SitePackagesFault):
-    """The host has NCCL ``version``, and all others have ``elsewhere`` (wheels as nvidia-nccl-cu12 installs them).
+    """The host has NCCL ``version``, and all others have ``elsewhere``, as the wheel nvidia-nccl-cu12 installs it.
 
-    Where NCCL's wheel is not installed, all hosts get a dist-info and a library that carries the version (its banner
-    string; ``ncclGetVersion`` answers it if a C compiler is here).
+    All hosts get the wheel's metadata, a small libnccl that carries the version (``ncclGetVersion`` and the string that
+    NCCL prints), and beside torch a libtorch_cuda that needs it, as a torch built for CUDA has.
     """
 
     name = "other-nccl"
+    programs = {"cc": "gcc"}  # noqa: RUF012
     version: str = "2.26.2"
     elsewhere: str = "2.28.9"
 
@@ -99,23 +100,29 @@ class InstalledNccl(SitePackagesFault):
         info = site / f"nvidia_nccl_cu12-{self.version}.dist-info"
         library = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
         metadata = f"Metadata-Version: 2.1\nName: nvidia-nccl-cu12\nVersion: {self.version}\n"
-        record = "nvidia/nccl/lib/libnccl.so.2,,\n"
         self.inside(
             f"rm -rf {site}/nvidia_nccl_cu1*.dist-info {site}/nvidia/nccl\n"
             f"mkdir -p {info} {library.parent}\n"
             f"printf %s {shlex.quote(metadata)} > {info}/METADATA\n"
-            f"printf %s {shlex.quote(record)} > {info}/RECORD\n"
+            f"printf 'nvidia/nccl/lib/libnccl.so.2,,\\n' > {info}/RECORD\n"
             f"printf 'pip\\n' > {info}/INSTALLER\n"
         )
         major, minor, patch = (int(part) for part in self.version.split("."))
-        source = (
-            f'const char *const nccl_banner = "NCCL version {self.version}+cuda12.9";\n'
-            f"int ncclGetVersion(int *version) {{ *version = {major * 10000 + minor * 100 + patch}; return 0; }}\n"
+        self._compile(
+            f'const char nccl_banner[] = "NCCL version {self.version}+cuda12.9";\n'
+            f"int ncclGetVersion(int *version) {{ *version = {major * 10000 + minor * 100 + patch}; return 0; }}\n",
+            f"-Wl,-soname,libnccl.so.2 -o {library}",
         )
+        self._compile(
+            "extern int ncclGetVersion(int *);\nint torch_nccl(int *version) { return ncclGetVersion(version); }\n",
+            f"{library} -Wl,--disable-new-dtags -Wl,-rpath,'$ORIGIN/../../nvidia/nccl/lib' "
+            f"-o {site}/torch/lib/libtorch_cuda.so",
+        )
+
+    def _compile(self, source: str, options: str) -> None:
         self.inside(
-            f"printf %s {shlex.quote(source)} > /tmp/nccl.c\n"
-            f"if command -v cc >/dev/null; then cc -shared -fPIC -o {library} /tmp/nccl.c; "
-            f"else cp /tmp/nccl.c {library}; fi\nrm /tmp/nccl.c"
+            f"printf %s {shlex.quote(source)} > /tmp/source.c\n"
+            f"cc -shared -fPIC -nostdlib /tmp/source.c {options}\nrm /tmp/source.c"
         )
 
 

@@ -1,0 +1,67 @@
+"""``nccl-doctor report``: render a saved bundle in any report format."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+
+if TYPE_CHECKING:
+    from nccl_doctor.bench.outcome import Outcome
+
+
+@app.command()
+def report(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that check or preflight --save wrote.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; standard output without it.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Report format [default: by the output's ending, else html].")
+    ] = "",
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--bench", metavar="FILE", help="A run that bench --save wrote: its curves are drawn (repeatable)."
+        ),
+    ] = None,
+) -> None:
+    """Render a saved bundle: html, junit, json, sarif, github, gitlab, prometheus, nhc."""
+    from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.report import formats
+    from nccl_doctor.rules.gate import decide
+    from nccl_doctor.rules.judge import judge
+
+    endings = {".html": "html", ".xml": "junit", ".json": "json", ".sarif": "sarif", ".prom": "prometheus"}
+    name = format or endings.get(output.suffix if output else ".html", "html")
+    if name not in formats.names():
+        _hosts.stop(f"--format {name!r}: expected one of {', '.join(formats.names())}")
+    with _hosts.bad_input_stops():
+        facts = bundles.read(bundle)
+    judged = judge(facts)
+    if name == "html":
+        from nccl_doctor.report import html
+
+        text = html.render(judged, facts, None, _runs(runs or []))
+    else:
+        text = formats.render(name, judged, decide(judged), facts)
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _hosts.stop(f"{output}: {error.strerror or error}")
+
+
+def _runs(paths: list[Path]) -> list[tuple[str, Outcome]]:
+    from nccl_doctor.bench import outcome
+
+    try:
+        return [(path.stem, outcome.read(path)) for path in paths]
+    except outcome.BaselineError as error:
+        _hosts.stop(str(error))

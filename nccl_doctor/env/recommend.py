@@ -1,0 +1,554 @@
+"""The smallest set of variables these hosts need, each line with the fact that calls for it, and what was left alone.
+
+Pure: :class:`HostNeeds` in, :class:`Advice` out. NCCL's defaults are right on most clusters, so on most clusters the
+answer is "none".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from nccl_doctor.env import gid, versions
+from nccl_doctor.env.gid import GidEntry
+from nccl_doctor.env.interface_advice import Attempt, recommend_interface
+from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version
+from nccl_doctor.env.socket_interface import gloo_interfaces, nccl_interfaces
+from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.findings.model import EnvAdvice
+
+TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
+
+# A smaller /dev/shm is what Docker gives by default (64 MiB); NCCL and data loaders fill it.
+SMALL_SHM_BYTES = 1 << 30
+
+# libfabric, aws-ofi-nccl: the name its network gives itself.
+AWS_PLUGIN = "aws-ofi-nccl"
+
+
+class Purpose(enum.Enum):
+    """What the set is for: an ordinary run, or finding out why a job hangs."""
+
+    RUN = "run"
+    HANG = "hang"
+
+
+class FabricPort(msgspec.Struct, frozen=True):
+    """One RDMA port. ``rail``: it belongs to the training network, not to the front end. ``gbps`` None: unknown."""
+
+    device: str
+    port: int
+    active: bool
+    ethernet: bool
+    rail: bool
+    gbps: float | None = None
+    efa: bool = False
+    default_route: bool = False
+    gids: tuple[GidEntry, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How it is quoted: ``mlx5_0:1 (InfiniBand, 400 Gb/s)``."""
+        kind = "EFA" if self.efa else "RoCE" if self.ethernet else "InfiniBand"
+        rate = f", {self.gbps:g} Gb/s" if self.gbps else ""
+        return f"{self.device}:{self.port} ({kind}{rate})"
+
+
+class HostNeeds(msgspec.Struct, frozen=True):
+    """What is known of one host, as far as it bears on variables. None and empty: not known."""
+
+    host: str
+    interfaces: Interfaces | None = None
+    own_addresses: tuple[str, ...] | None = None  # what its own name resolves to
+    ports: tuple[FabricPort, ...] | None = None
+    nccl_version: str = ""
+    torch_version: str = ""
+    net_plugins: tuple[str, ...] = ()
+    container: bool = False
+    shm_bytes: int | None = None
+    memlock_bytes: int | None = None  # -1: unlimited
+    environment: Mapping[str, str] = {}
+
+    @property
+    def version(self) -> Version:
+        """The NCCL release to judge by; the newest whose rules are known if none was found."""
+        if not self.nccl_version:
+            return NEWEST_KNOWN
+        release = (*versions.parse(self.nccl_version), 0, 0)[:3]
+        return release[0], release[1], release[2]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One variable to set. ``fact`` is the quoted fact that calls for it; ``only`` names hosts if not all need it."""
+
+    advice: EnvAdvice
+    confidence: float
+    fact: str
+    only: tuple[str, ...] = ()
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A variable that people set and that is deliberately left alone here, with the reason."""
+
+    name: str
+    why: str
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What is needed and is no variable: a mount option, a limit, a line of code. ``command`` can be pasted."""
+
+    text: str
+    command: str = ""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """The recommendation for a set of hosts. ``unknown``: facts that were missing, so that nothing was decided."""
+
+    hosts: tuple[str, ...]
+    purpose: Purpose
+    lines: tuple[Line, ...]
+    left: tuple[Left, ...]
+    notes: tuple[Note, ...]
+    unknown: tuple[str, ...]
+    judged_for: str
+
+
+class _Draft:
+    """Lines collected by the parts below."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.left: list[Left] = []
+        self.notes: list[Note] = []
+        self.unknown: list[str] = []
+
+    def add(
+        self,
+        name: str,
+        value: str,
+        reason: str,
+        fact: str,
+        *,
+        confidence: float,
+        releases: str = "any",
+        risky: bool = False,
+        only: Iterable[str] = (),
+    ) -> None:
+        advice = EnvAdvice(name, value, reason, versions=releases, risky=risky)
+        self.lines.append(Line(advice, confidence, fact, tuple(only)))
+
+
+def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purpose: Purpose = Purpose.RUN) -> Advice:
+    """The smallest set for these hosts. ``attempts``: the connections that were tried between them."""
+    draft = _Draft()
+    _interface(hosts, attempts, draft)
+    _gloo(hosts, draft)
+    _adapters(hosts, draft)
+    _gids(hosts, draft)
+    _plugins(hosts, draft)
+    _containers(hosts, draft)
+    if purpose is Purpose.HANG:
+        _hang(hosts, draft)
+    _always_left(draft)
+    release = (
+        ", ".join(sorted({host.nccl_version for host in hosts if host.nccl_version})) or "none found, newest known"
+    )
+    torch = ", ".join(sorted({host.torch_version for host in hosts if host.torch_version})) or "none found"
+    return Advice(
+        tuple(sorted(host.host for host in hosts)),
+        purpose,
+        tuple(draft.lines),
+        tuple(draft.left),
+        tuple(draft.notes),
+        tuple(draft.unknown),
+        f"NCCL {release}; PyTorch {torch}",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ interfaces
+
+
+def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _Draft) -> None:
+    """NCCL_SOCKET_IFNAME only where NCCL's own choice does not reach every peer; NCCL_SOCKET_FAMILY where mixed."""
+    name = "NCCL_SOCKET_IFNAME"
+    known = {host.host: host.interfaces for host in hosts if host.interfaces is not None}
+    missing = [host.host for host in hosts if host.interfaces is None]
+    if missing:
+        draft.unknown.append(f"{name}: the interfaces of {_some(missing)} are not known")
+    if len(known) < 2:
+        if not missing:
+            draft.left.append(Left(name, "one host: nothing leaves it"))
+        return
+    releases = {host.host: host.version for host in hosts}
+    # What NCCL would choose without any setting: that is what a setting would have to improve on.
+    choices = {host: nccl_interfaces(facts.addresses, {}, releases[host]) for host, facts in known.items()}
+    measured = bool(attempts)
+    found = recommend_interface(known, choices, releases, attempts)
+    if found.advice is not None:
+        wrong = sorted(
+            {f"{choice.address.name} on {host}" for host, choice in choices.items() if choice.address is not None}
+        )
+        draft.lines.append(
+            Line(found.advice, 0.95 if measured else 0.6, f"without it NCCL takes {_some(wrong)}; {found.reason}")
+        )
+    elif found.works:
+        proof = "reached by every peer that tried" if measured else "in one network, by its addresses (not tried)"
+        draft.left.append(Left(name, f"{found.reason} on every host: {proof}"))
+        _family(choices, draft)
+    else:
+        draft.unknown.append(f"{name}: {found.reason}")
+    set_here = sorted({host.environment[name] for host in hosts if host.environment.get(name)})
+    if set_here and found.advice is None and found.works:
+        draft.notes.append(Note(f"{name}={', '.join(set_here)} is set on these hosts and is not needed"))
+
+
+def _family(choices: Mapping[str, object], draft: _Draft) -> None:
+    """All hosts must hand out addresses of one family."""
+    families = Counter(choice.address.family for choice in choices.values() if choice.address is not None)  # type: ignore[attr-defined]
+    if len(families) > 1:
+        rare = families.most_common()[-1][0]
+        draft.add(
+            "NCCL_SOCKET_FAMILY",
+            "AF_INET6" if families["inet6"] >= families["inet"] else "AF_INET",
+            "hosts would hand out addresses of different families",
+            f"{families[rare]} of {sum(families.values())} hosts have only an {'IPv6' if rare == 'inet6' else 'IPv4'} "
+            "address on the interface NCCL takes",
+            confidence=0.7,
+        )
+    elif set(families) == {"inet6"}:
+        draft.left.append(
+            Left("NCCL_SOCKET_FAMILY", "the hosts have only IPv6 addresses there: NCCL takes them by itself")
+        )
+
+
+def _gloo(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """GLOO_SOCKET_IFNAME where the host's own name resolves to loopback; /etc/hosts is the better place to mend it."""
+    if len(hosts) < 2:
+        return
+    bad: list[str] = []
+    for host in hosts:
+        if host.interfaces is None or host.own_addresses is None:
+            draft.unknown.append(f"GLOO_SOCKET_IFNAME: what {host.host}'s own name resolves to is not known")
+            return
+        choice = gloo_interfaces(host.interfaces.addresses, None, host.own_addresses)
+        if choice is not None and choice.address is not None and choice.address.loopback:
+            bad.append(host.host)
+    if not bad:
+        draft.left.append(Left("GLOO_SOCKET_IFNAME", "every host's own name resolves to an address its peers know"))
+        return
+    chosen = Counter(
+        choice.address.name
+        for host in hosts
+        if host.interfaces is not None
+        for choice in [nccl_interfaces(host.interfaces.addresses, {}, host.version)]
+        if choice.address is not None
+    )
+    name, count = chosen.most_common(1)[0]
+    if count == len(hosts):
+        draft.add(
+            "GLOO_SOCKET_IFNAME",
+            name,
+            "else Gloo hands loopback addresses to its peers",
+            f"the own name of {_some(bad)} resolves to loopback",
+            confidence=0.85,
+            only=bad,
+        )
+    draft.notes.append(
+        Note(
+            f"better than GLOO_SOCKET_IFNAME: mend the host's own name on {_some(bad)}, so that no job needs it",
+            "sudo sed -i 's/^127\\.0\\.1\\.1/#&/' /etc/hosts; getent ahosts $(hostname)",
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- fabric
+
+
+def _adapters(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """NCCL_IB_HCA only where an active port is not of the training network: NCCL would use it as well."""
+    name = "NCCL_IB_HCA"
+    known = [(host, host.ports) for host in hosts if host.ports is not None]
+    if len(known) < len(hosts):
+        draft.unknown.append(
+            f"{name}: the RDMA devices of {_some(h.host for h in hosts if h.ports is None)} are not known"
+        )
+    with_ports = [(host, [port for port in ports if port.active]) for host, ports in known]
+    if not any(ports for _, ports in with_ports):
+        if known:
+            draft.left.append(Left(name, "no host has an active RDMA port"))
+        return
+    without = [host.host for host, ports in with_ports if not any(port.rail for port in ports)]
+    if without:
+        draft.notes.append(Note(f"{_some(without)} have no active rail, others do: the whole job would run over TCP"))
+    strays = [(host, port) for host, ports in with_ports for port in ports if not port.rail and not port.efa]
+    if not strays:
+        counts = sorted({sum(port.rail for port in ports) for _, ports in with_ports})
+        draft.left.append(
+            Left(
+                name, f"all active RDMA ports are rails ({' or '.join(map(str, counts))} per host): NCCL uses them all"
+            )
+        )
+        return
+    rails = {host.host: {port.device for port in ports if port.rail} for host, ports in with_ports}
+    odd = sorted({port.device for _, port in strays})
+    everywhere = sorted(set().union(*rails.values()))
+    if not any(device in names for device in odd for names in rails.values()):
+        value = f"={','.join(everywhere)}" if len(everywhere) <= 16 else f"^={','.join(odd)}"
+        host, port = strays[0]
+        why = "it carries the default route" if port.default_route else "it is of another kind than the rails"
+        draft.add(
+            name,
+            value,
+            "keep NCCL off ports that are not of the training network",
+            f"{host.host}: {port.label} is active and no rail: {why}",
+            confidence=0.85,
+            releases=">=2.5.6",
+        )
+    else:
+        draft.unknown.append(
+            f"{name}: {', '.join(odd)} is a rail on some hosts and none on others; name the HCAs alike first"
+        )
+
+
+def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """NCCL_IB_GID_INDEX only where NCCL's own choice is wrong on a RoCE port, and one index is right on all."""
+    name = "NCCL_IB_GID_INDEX"
+    ports = [(host, port) for host in hosts for port in host.ports or () if port.active and port.rail and not port.efa]
+    roce = [(host, port) for host, port in ports if port.ethernet]
+    if ports and not roce:
+        draft.left.append(Left(name, "the rails are InfiniBand: the variable is ignored there since NCCL 2.22"))
+        return
+    if not roce:
+        return
+    if any(not port.gids for _, port in roce):
+        draft.unknown.append(f"{name}: the GID tables of some RoCE ports are not known")
+        return
+    wanted: set[int | None] = set()
+    wrong: list[tuple[HostNeeds, FabricPort, int]] = []
+    for host, port in roce:
+        chosen = gid.choose(port.gids, ethernet=True, nccl_version=host.version)
+        table = {entry.index: entry for entry in port.gids}
+        good = [entry.index for entry in port.gids if entry.version == 2 and entry.is_ipv4 and entry.is_valid]
+        wanted.add(good[0] if good else None)
+        entry = table.get(chosen)
+        if entry is None or entry.version != 2 or not entry.is_valid:
+            wrong.append((host, port, chosen))
+    if not wrong:
+        draft.left.append(
+            Left(name, "NCCL finds a RoCE v2 GID by itself on every rail; a fixed index would break first")
+        )
+        return
+    host, port, chosen = wrong[0]
+    seen = next((entry for entry in port.gids if entry.index == chosen), None)
+    fact = f"{host.host} {port.label}: NCCL {versions.show(host.version)} would take GID {chosen}" + (
+        f" ({seen.gid}, RoCE v{seen.version})" if seen else " (empty)"
+    )
+    if len(wanted) == 1 and None not in wanted:
+        index = next(iter(wanted))
+        draft.add(
+            name,
+            str(index),
+            "the RoCE v2 IPv4 entry on every rail",
+            fact,
+            confidence=0.9,
+            releases="<2.21.5" if host.version < gid.AUTOMATIC_SINCE else "any",
+            risky=True,
+        )
+        draft.notes.append(Note(f"NCCL 2.21.5 and later finds this GID by itself: upgrade and drop {name}"))
+    elif all(_ipv6_works(port.gids, host.version) for host, port, _ in wrong) and host.version >= gid.AUTOMATIC_SINCE:
+        draft.add(
+            "NCCL_IB_ADDR_FAMILY",
+            "AF_INET6",
+            "the rails have RoCE v2 GIDs for IPv6 only",
+            fact,
+            confidence=0.8,
+            releases=">=2.21.5",
+        )
+    else:
+        draft.unknown.append(
+            f"{name}: {fact}, and no one index is right on every rail; give the RoCE interfaces IPv4 addresses"
+        )
+
+
+def _ipv6_works(table: tuple[GidEntry, ...], version: Version) -> bool:
+    index = gid.choose(table, ethernet=True, nccl_version=version, ipv6=True)
+    entry = next((item for item in table if item.index == index), None)
+    return entry is not None and entry.version == 2 and entry.is_valid and not entry.is_ipv4
+
+
+def _plugins(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """EFA and Google's TCPX need a network plugin; the plugin then sets what it needs itself."""
+    efa = [host for host in hosts if any(port.efa for port in host.ports or ())]
+    bare = [host.host for host in efa if not host.net_plugins]
+    if bare:
+        draft.notes.append(
+            Note(
+                f"{_some(bare)} have EFA devices and no network plugin is found: NCCL would run over TCP. Install "
+                f"{AWS_PLUGIN} (part of the EFA installer and of the AWS deep-learning images); no variable replaces it"
+            )
+        )
+    elif efa:
+        draft.left.append(
+            Left("FI_PROVIDER, FI_EFA_*, NCCL_PROTO, NCCL_BUFFSIZE", f"{AWS_PLUGIN} sets what its instance type needs")
+        )
+    gve = [host for host in hosts if host.interfaces and sum(d.driver == "gve" for d in host.interfaces.devices) >= 4]
+    if gve and not any(host.net_plugins for host in gve):
+        draft.notes.append(
+            Note(
+                f"{_some(h.host for h in gve)} have four or more Google gVNIC interfaces and no network plugin: on A3 "
+                "machines install GPUDirect-TCPX(O) and source its nccl-env-profile.sh; its variables are a contract"
+            )
+        )
+    if any("sharp" in plugin for host in hosts for plugin in host.net_plugins):
+        draft.left.append(
+            Left(
+                "NCCL_COLLNET_ENABLE",
+                "a SHARP plugin is there; that the switches offer SHARP is not known from the hosts",
+            )
+        )
+
+
+def _containers(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """Shared memory and locked memory are no variables: say what to do instead."""
+    small = [host for host in hosts if host.shm_bytes is not None and 0 < host.shm_bytes < SMALL_SHM_BYTES]
+    if small:
+        draft.notes.append(
+            Note(
+                f"/dev/shm is only {(small[0].shm_bytes or 0) / 2**20:.0f} MiB on {_some(h.host for h in small)}; "
+                "NCCL_SHM_DISABLE=1 would hide that and cost bandwidth. Enlarge it",
+                "docker run --shm-size=16g ...   # Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
+                if any(host.container for host in small)
+                else "sudo mount -o remount,size=16G /dev/shm",
+            )
+        )
+    locked = [
+        host
+        for host in hosts
+        if host.memlock_bytes is not None and host.memlock_bytes >= 0 and any(port.active for port in host.ports or ())
+    ]
+    if locked:
+        draft.notes.append(
+            Note(
+                f"locked memory is limited to {(locked[0].memlock_bytes or 0) / 1024:.0f} KiB on "
+                f"{_some(h.host for h in locked)}: registering buffers with the HCA fails; no variable helps",
+                "docker run --ulimit memlock=-1 ...   # host: memlock unlimited in limits.conf; LimitMEMLOCK=infinity",
+            )
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ hang
+
+
+def _hang(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """What leaves evidence behind when a job hangs, by PyTorch release."""
+    draft.add(
+        "NCCL_DEBUG",
+        "INFO",
+        "interfaces, HCAs, paths and errors in each rank's log",
+        "asked for: a hung job",
+        confidence=1.0,
+    )
+    draft.add(
+        "NCCL_DEBUG_SUBSYS",
+        "INIT,ENV,NET,GRAPH",
+        "what INFO tells, without a line per call",
+        "asked for: a hung job",
+        confidence=1.0,
+    )
+    draft.add(
+        "NCCL_DEBUG_FILE",
+        "/tmp/nccl-%h-%p.log",
+        "one file per rank, so that lines do not mix",
+        "asked for: a hung job",
+        confidence=0.9,
+    )
+    found = sorted({host.torch_version for host in hosts if host.torch_version}, key=versions.parse)
+    if not found:
+        draft.unknown.append("flight recorder: no PyTorch was found, its variables depend on the release")
+    else:
+        _recorder(versions.parse(found[0]), found[0], draft)
+    draft.notes.append(
+        Note(
+            "the time-out is code; a longer one cures stragglers only, and a shorter one makes a hang show sooner",
+            TIMEOUT_CODE,
+        )
+    )
+
+
+def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
+    fact = f"PyTorch {said}"
+    if not versions.at_least(release, "2.2"):
+        draft.left.append(Left("TORCH_NCCL_TRACE_BUFFER_SIZE", f"{fact} has no flight recorder (2.2 and later)"))
+        return
+    new = versions.at_least(release, "2.8")
+    size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    if versions.at_least(release, "2.11"):
+        draft.left.append(Left(size, f"{fact}: the flight recorder is on by default (2000 entries)"))
+    else:
+        draft.add(
+            size,
+            "2000",
+            "the flight recorder is off by default before 2.11",
+            fact,
+            confidence=0.95,
+            releases="torch 2.2-2.10",
+        )
+    if versions.at_least(release, "2.7"):
+        draft.left.append(Left("TORCH_NCCL_DUMP_ON_TIMEOUT", f"{fact}: on by default"))
+    else:
+        draft.add(
+            "TORCH_NCCL_DUMP_ON_TIMEOUT",
+            "1",
+            "off by default before 2.7",
+            fact,
+            confidence=0.95,
+            releases="torch 2.2-2.6",
+        )
+    draft.add(
+        "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "/tmp/nccl_trace_rank_",
+        "a known place for the dumps (the rank is appended); better on a shared file system",
+        fact,
+        confidence=0.9,
+        releases="torch >=2.8" if new else "torch 2.2-2.7",
+    )
+    if versions.at_least(release, "2.15"):
+        why = f"{fact}: the default backend nccl2 does not read it (TORCH_DIST_USE_NCCL2=0 brings the old one back)"
+        draft.left.append(Left("TORCH_NCCL_DESYNC_DEBUG", why))
+        return
+    draft.add(
+        "TORCH_NCCL_DESYNC_DEBUG",
+        "1",
+        "the watchdog says which ranks diverged; every collective writes to the store, so only while hunting",
+        fact,
+        confidence=0.8,
+        releases="torch >=2.2",
+        risky=True,
+    )
+
+
+def _always_left(draft: _Draft) -> None:
+    """What cheat sheets set and this tool does not, unless a fact called for it above."""
+    said = {line.advice.name for line in draft.lines} | {left.name for left in draft.left}
+    for names, why in (
+        (
+            "NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_BUFFSIZE, NCCL_*_NCHANNELS",
+            "NCCL tunes these itself; no fact speaks against it",
+        ),
+        ("NCCL_P2P_LEVEL, NCCL_NET_GDR_LEVEL", "NCCL knows the distances; no fact speaks against its limits"),
+        (
+            "NCCL_TIMEOUT, TORCH_DISTRIBUTED_TIMEOUT",
+            "nobody reads them; the time-out is an argument of init_process_group",
+        ),
+        ("NCCL_ASYNC_ERROR_HANDLING", "on by default, and torchrun sets the new name"),
+    ):
+        if not any(name in said for name in names.split(", ")):
+            draft.left.append(Left(names, why))
+
+
+def _some(names: Iterable[str], limit: int = 4) -> str:
+    listed = list(dict.fromkeys(names))
+    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")

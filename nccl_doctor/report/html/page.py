@@ -1,0 +1,193 @@
+"""From a report and its bundle to one HTML file. Jinja2 escapes everything; ``visible`` has made it printable before."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.facts.model import Bundle
+from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.findings.playbooks import for_finding, load
+from nccl_doctor.report.bench_plot import svg
+from nccl_doctor.report.console import alike, confidence_word
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.formats._text import quote
+from nccl_doctor.report.html import measured
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.gate import Gate, decide_hosts
+from nccl_doctor.rules.judge import Report
+
+HERE = Path(__file__).parent
+EVIDENCE_SHOWN = 200  # lines per finding; the rest is in the bundle
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Hosts that fared alike: their names folded, their decision, and one cell per stage."""
+
+    hosts: str
+    count: int
+    state: str
+    cells: tuple[tuple[str, str], ...]  # (state, what decided it)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One problem of the page: alike findings together, with the consequences folded beneath."""
+
+    anchor: str
+    id: str
+    severity: str
+    confidence: str
+    hosts: str
+    titles: tuple[str, ...]
+    evidence: tuple[str, ...]
+    more: int
+    fixes: tuple[tuple[str, str, str, bool], ...]
+    env: tuple[tuple[str, str], ...]
+    playbook: tuple[tuple[str, str], ...]
+    consequences: tuple[str, ...]
+
+
+def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Sequence[tuple[str, Outcome]] = ()) -> str:
+    """The page. ``runs`` are bench runs (label, outcome) whose curves are drawn, the newest first."""
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    script = (HERE / "filter.js").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text: str = environment.get_template("page.html.j2").render(
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=f"'sha256-{digest}'",
+        report=report,
+        gate=gate,
+        headline=_headline(report, gate),
+        stages=[stage.name for stage in report.stages],
+        rows=matrix(report),
+        entries=entries(report),
+        unknown=[(gap.what, fold(gap.hosts), gap.why, gap.next) for gap in report.unknown],
+        env=[
+            (f"unset {item.name}" if item.unset else f"export {item.name}={item.value}", item.reason)
+            for item in report.env
+        ],
+        heatmaps=measured.heatmaps(bundle),
+        drift=measured.drift(bundle),
+        topologies=measured.topologies(bundle),
+        curves=[Markup(svg(list(runs)))] if runs else [],
+        stage_states=report.stages,
+    )
+    return text
+
+
+def _printable(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _headline(report: Report, gate: Gate | None) -> tuple[str, str]:
+    """(state, sentence): what the reader must know first."""
+    failing = alike([item for item in report.causes if item.severity is Severity.FAIL])
+    if gate is not None:
+        return ("good" if gate.go else "bad", f"{'GO' if gate.go else 'NO-GO'}: {gate.reason}.")
+    if report.verdict == "faulty":
+        hosts = {host for group in failing for item in group for host in item.hosts}
+        first = failing[0]
+        where = fold(host for item in first for host in item.hosts)
+        told = f"{len(failing)} problem{'s' if len(failing) > 1 else ''} on {len(hosts)} of {len(report.hosts)} hosts"
+        return "bad", f"FAULTY: {told} would break this job. First to fix: {first[0].id}" + (
+            f" on {where}." if where else "."
+        )
+    if report.verdict == "incomplete":
+        return "unknown", "INCOMPLETE: nothing wrong was found, but not everything could be measured."
+    return "good", f"HEALTHY: all {len(report.hosts)} hosts passed every check that was asked for."
+
+
+def matrix(report: Report) -> list[Row]:
+    """Hosts x stages, hosts with equal rows folded into one; the worst rows first."""
+    cells: dict[str, dict[str, tuple[str, set[str]]]] = {host: {} for host in report.hosts}
+    order = ("fail", "warn", "unknown", "pass")
+
+    def note(host: str, stage: str, state: str, why: str) -> None:
+        current, reasons = cells[host].get(stage, ("pass", set()))
+        if order.index(state) < order.index(current):
+            cells[host][stage] = (state, {why})
+        elif state == current and state != "pass":
+            reasons.add(why)
+
+    for gap in report.unknown:
+        for host in gap.hosts:
+            for stage in gap.stages:
+                note(host, stage, "unknown", f"{gap.what}: {gap.why}")
+    for item in report.findings:
+        if item.severity is not Severity.INFO:
+            for host in item.hosts or report.hosts:
+                note(host, item.stage, item.severity.value, item.id)
+    skipped = {stage.name: stage.reason for stage in report.stages if stage.state == "skipped"}
+    states = {item.host: item.state for item in decide_hosts(report)}
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for host in report.hosts:
+        row = tuple(
+            ("skipped", skipped[stage.name])
+            if stage.name in skipped
+            else _cell(*cells[host].get(stage.name, ("pass", set())))
+            for stage in report.stages
+        )
+        groups.setdefault((states[host], row), []).append(host)
+    rank = {"bad": 0, "unknown": 1, "suspect": 2, "healthy": 3}
+    rows = [Row(fold(hosts), len(hosts), state, row) for (state, row), hosts in groups.items()]
+    return sorted(rows, key=lambda row: (rank[row.state], row.hosts))
+
+
+def _cell(state: str, reasons: set[str]) -> tuple[str, str]:
+    return state, "; ".join(sorted(reasons))
+
+
+def entries(report: Report) -> list[Entry]:
+    """The problems, alike findings together, in the report's order; informative ones last."""
+    causes = sorted(report.causes, key=lambda item: item.severity is Severity.INFO)
+    return [_entry(number, group, report) for number, group in enumerate(alike(causes), 1)]
+
+
+def _entry(number: int, group: list[Finding], report: Report) -> Entry:
+    first = group[0]
+    proofs = [quote(proof) for item in group for proof in item.evidence]
+    fixes: dict[tuple[str, str, bool], list[str]] = {}
+    for item in group:
+        for fix in item.fixes:
+            fixes.setdefault((fix.text, fix.command, fix.risky), []).append(fix.host)
+    book = for_finding(first.id)
+    sections = ("What it means", "How to confirm", "Fix now", "Fix for good", "References")
+    return Entry(
+        anchor=f"finding-{number}",
+        id=first.id,
+        severity=first.severity.value,
+        confidence=confidence_word(min(item.confidence for item in group)),
+        hosts=fold(host for item in group for host in item.hosts),
+        titles=tuple(item.title for item in group[:20]),
+        evidence=tuple(proofs[:EVIDENCE_SHOWN]),
+        more=max(0, len(proofs) - EVIDENCE_SHOWN),
+        fixes=tuple(
+            (text, command, fold(host for host in hosts if host), risky)
+            for (text, command, risky), hosts in list(fixes.items())[:8]
+        ),
+        env=tuple(
+            (f"unset {item.name}" if item.unset else f"export {item.name}={item.value}", item.reason)
+            for item in first.env
+        ),
+        playbook=tuple((heading, load(book).section(heading)) for heading in sections) if book else (),
+        consequences=tuple(
+            sorted({f"{other.title} ({other.id})" for other in report.findings if other.folded_under == first.id})
+        ),
+    )

@@ -1,0 +1,73 @@
+"""From a bundle to what ``env recommend`` needs to know of each host, and the connections that were tried."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from nccl_doctor.env import gid, hosts
+from nccl_doctor.env.interface_advice import Attempt
+from nccl_doctor.env.recommend import FabricPort, HostNeeds
+from nccl_doctor.facts.environment import Environment
+from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.facts.mesh import Names
+from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Plan
+from nccl_doctor.facts.software import Software
+from nccl_doctor.facts.system import System
+from nccl_doctor.rules import engine, interfaces, rails
+
+F = TypeVar("F", bound=Fact)
+
+
+def of_bundle(bundle: Bundle) -> tuple[tuple[HostNeeds, ...], tuple[Attempt, ...]]:
+    """(what is known of every reached host, the connections tried between them)."""
+    fleet = engine.Fleet(engine.reached(bundle), bundle.plan)
+    # Rails by what the boards are, not by an NCCL_IB_HCA that somebody has set: that is what is to be judged.
+    plan = Plan(stages=bundle.plan.stages, nccl_version=bundle.plan.nccl_version)
+    fabrics = [fact for host in fleet.hosts if (fact := host.want(InfinibandFact)) is not None]
+    kinds = rails.kinds_of_rails(fabrics)
+    return tuple(_needs(host.facts, plan, kinds) for host in fleet.hosts), interfaces.attempts(fleet)
+
+
+def _needs(host: HostFacts, plan: Plan, kinds: set[tuple[str, str]]) -> HostNeeds:
+    fabric = hosts.fact(host, InfinibandFact)
+    software = hosts.fact(host, Software)
+    system = hosts.fact(host, System)
+    names = hosts.fact(host, Names)
+    environment = hosts.fact(host, Environment)
+    memlock = system.limits.get("memlock") if system else None
+    return HostNeeds(
+        host=host.name,
+        interfaces=hosts.fact(host, Interfaces),
+        own_addresses=names.own.addresses if names else None,
+        ports=_ports(fabric, plan, kinds) if fabric else None,
+        nccl_version=plan.nccl_version or hosts.version_of(host),
+        torch_version=hosts.torch_of(host),
+        net_plugins=tuple(item.name for item in software.plugins if item.kind == "net") if software else (),
+        container=bool(system and system.container.hints),
+        shm_bytes=system.shm.size_bytes if system and system.shm.present else None,
+        memlock_bytes=memlock.soft if memlock else None,
+        environment=environment.variables if environment else {},
+    )
+
+
+def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> tuple[FabricPort, ...]:
+    of_training = {rail.label for rail in rails.rails(fabric, plan, kinds)}
+    return tuple(
+        FabricPort(
+            device=device.name,
+            port=port.port,
+            active=port.active,
+            ethernet=port.link_layer == rails.ETHERNET,
+            rail=f"{device.name}:{port.port}" in of_training,
+            gbps=port.gbps,
+            efa=device.pci_vendor == rails.AWS,
+            default_route=any(
+                item.name in fabric.default_route_devices or item.master in fabric.default_route_devices
+                for item in device.netdevs
+            ),
+            gids=tuple(gid.GidEntry(item.index, item.gid, gid.roce_version(item.type)) for item in port.gids),
+        )
+        for device in fabric.devices
+        for port in device.ports
+    )

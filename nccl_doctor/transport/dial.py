@@ -1,0 +1,84 @@
+"""TCP connections with one limit for resolving and connecting, and errors sorted into outcomes."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.transport.base import Unreachable
+
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_NO_ROUTE = frozenset(
+    (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES, errno.EPERM)
+)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def resolve(host: str, port: int, family: str, limit_s: float) -> list[Any]:
+    """getaddrinfo within a limit, which it has not by itself; raises :class:`Unreachable`."""
+    wanted = _FAMILIES.get(family, socket.AF_UNSPEC)
+    if _is_address(host):
+        return socket.getaddrinfo(host, port, wanted, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+    answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(list(socket.getaddrinfo(host, port, wanted, socket.SOCK_STREAM)))
+        except (OSError, UnicodeError) as error:
+            answer.put(error if isinstance(error, OSError) else OSError(str(error)))
+
+    threading.Thread(target=ask, daemon=True, name="resolve").start()
+    try:
+        found = answer.get(timeout=limit_s)
+    except queue.Empty:
+        detail = f"the name service did not answer for {host} within {limit_s:.0f} s"
+        raise Unreachable(ReachOutcome.NAME_UNRESOLVED, detail, f"getaddrinfo({host}): no answer") from None
+    if isinstance(found, OSError):
+        text = found.strerror or str(found)
+        raise Unreachable(ReachOutcome.NAME_UNRESOLVED, f"{host} does not resolve here", f"getaddrinfo({host}): {text}")
+    return found
+
+
+def connect(host: str, port: int, family: str, limit_s: float) -> socket.socket:
+    """A connected socket, trying the addresses in order; raises :class:`Unreachable` with the last one's error."""
+    end = time.monotonic() + limit_s
+    addresses = resolve(host, port, family, limit_s)
+    trouble = Unreachable(ReachOutcome.NAME_UNRESOLVED, f"{host} has no address of the family asked for", host)
+    for place, (kind, _, protocol, _, target) in enumerate(addresses):
+        left = max(0.1, (end - time.monotonic()) / (len(addresses) - place))
+        made = socket.socket(kind, socket.SOCK_STREAM, protocol)
+        try:
+            made.settimeout(left)
+            made.connect(target)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        except OSError as error:
+            made.close()
+            trouble = _sorted(error, str(target[0]), port, left)
+    raise trouble
+
+
+def _sorted(error: OSError, address: str, port: int, limit_s: float) -> Unreachable:
+    text = f"connect {address} port {port}: {error.strerror or error}"
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        detail = f"no answer to TCP connects within {limit_s:.1f} s: host down, or a firewall that drops"
+        return Unreachable(ReachOutcome.TIMED_OUT, detail, text, address=address, port=port)
+    if isinstance(error, ConnectionRefusedError):
+        detail = f"nothing listens on port {port}: sshd down, another port, or a firewall that rejects"
+        return Unreachable(ReachOutcome.REFUSED, detail, text, address=address, port=port)
+    if error.errno in _NO_ROUTE:
+        return Unreachable(ReachOutcome.NO_ROUTE, f"no route to {address}", text, address=address, port=port)
+    return Unreachable(ReachOutcome.TRANSPORT_FAILED, "the connection failed", text, address=address, port=port)

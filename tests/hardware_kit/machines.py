@@ -1,0 +1,420 @@
+"""GPU machines that are not there: a recorded-looking tree of files, a stand-in NVML and a stub nvidia-smi each.
+
+``Machine(directory)`` is a healthy HGX H100 with eight GPUs and eight 400 Gb/s InfiniBand HCAs; a test breaks one thing
+and lets the *real* probes read it (:meth:`Machine.facts`), or writes it where a lab host looks (:meth:`Machine.write`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+DRIVER = "550.90.07"
+H100 = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "capability": "9.0",
+    "memory_total": str(81559 << 20),
+    "memory_used": str(529 << 20),
+    "bar1_total": str(128 << 30),
+    "vbios": "96.00.74.00.0D",
+    "board_part": "692-2G520-0200-000",
+    "inforom": "G520.0200.00.05",
+    "gsp_firmware": DRIVER,
+    "pcie_gen": "5",
+    "pcie_gen_max": "5",
+    "pcie_gen_gpu_max": "5",
+    "pcie_width": "16",
+    "pcie_width_max": "16",
+    "pcie_replays": "67",
+    "temperature_0": "34",
+    "temperature_threshold_0": "96",
+    "temperature_threshold_1": "93",
+    "temperature_threshold_2": "95",
+    "power_mw": "69000",
+    "power_limit_mw": "700000",
+    "power_default_mw": "700000",
+    "clock_1": "345",
+    "clock_2": "2619",
+    "clock_max_1": "1980",
+    "clock_max_2": "2619",
+    "clock_application_1": "1980",
+    "performance_state": "0",
+    "throttle_reasons": "1",
+    "persistence_mode": "1",
+    "compute_mode": "0",
+    "ecc_mode": "1",
+    "ecc_corrected_volatile": "0",
+    "ecc_uncorrected_volatile": "0",
+    "ecc_corrected_aggregate": "2",
+    "ecc_uncorrected_aggregate": "0",
+    "remapped_correctable": "0",
+    "remapped_uncorrectable": "0",
+    "remap_pending": "0",
+    "remap_failure": "0",
+    "mig_mode": "0",
+    "mig_mode_pending": "0",
+    "utilization": "0",
+    "fabric_state": "3",
+    "fabric_status": "0",
+    "nvlinks": "18",
+    "field_82": "40",
+    "field_230": "0",
+}
+A100 = {
+    **H100,
+    "name": "NVIDIA A100-SXM4-80GB",
+    "capability": "8.0",
+    "memory_total": str(81920 << 20),
+    "pcie_gen": "4",
+    "pcie_gen_max": "4",
+    "pcie_gen_gpu_max": "4",
+    "power_limit_mw": "400000",
+    "power_default_mw": "400000",
+    "clock_max_1": "1410",
+    "clock_application_1": "1410",
+    "vbios": "92.00.45.00.03",
+    "nvlinks": "12",
+    "fabric_state": "ns",
+}
+
+
+@functools.cache
+def library() -> Path:
+    """The directory with the compiled stand-in; compiled once per run of the tests."""
+    directory = Path(tempfile.mkdtemp(prefix="nvml-stand-in-"))
+    target = directory / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(target), str(HERE / "nvml.c")], check=True)
+    import atexit
+
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def compiler_missing() -> bool:
+    """Whether the stand-in cannot be compiled here (then its tests skip)."""
+    return shutil.which("gcc") is None
+
+
+@dataclasses.dataclass
+class Hca:
+    """One RDMA device with one port."""
+
+    name: str
+    bus_id: str
+    link_layer: str = "InfiniBand"
+    rate: str = "400 Gb/sec (4X NDR)"
+    state: str = "4: ACTIVE"
+    phys_state: str = "5: LinkUp"
+    hca_type: str = "MT4129"
+    fw_ver: str = "28.41.1000"
+    board_id: str = "MT_0000000838"
+    netdev: str = ""
+    mtu: int = 4200
+    uverbs: bool = True
+    gids: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (gid, type), from index 0
+    counters: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+LINK_LOCAL = "fe80:0000:0000:0000:a288:c2ff:fe5b:03{:02x}"
+IPV4 = "0000:0000:0000:0000:0000:ffff:0b00:00{:02x}"
+
+
+class Machine:
+    """A host's hardware. Change the public attributes, then call :meth:`facts` or :meth:`write`."""
+
+    def __init__(self, directory: Path, *, gpus: int = 8, model: dict[str, str] = H100, nics: int = 8) -> None:
+        self.directory = directory
+        self.model = dict(model)
+        self.gpus: list[dict[str, str]] = [
+            {
+                "bus_id": self.gpu_bus(i),
+                "uuid": f"GPU-00000000-0000-0000-0000-{i:012d}",
+                "minor": str(i),
+                "serial": f"165{i}",
+            }
+            for i in range(gpus)
+        ]
+        self.hcas = [Hca(f"mlx5_{i}", self.nic_bus(i)) for i in range(nics)]
+        self.on_bus = [self.gpu_bus(i) for i in range(gpus)]
+        self.settings: dict[str, str] = {"driver": DRIVER, "library": f"12.{DRIVER}"}
+        self.kernel_log: list[tuple[float, str]] = [(3.2, "Linux version 5.15.0-105-generic")]
+        self.modules = {"nvidia", "nvidia_uvm", "nvidia_peermem", "mlx5_core", "mlx5_ib", "ib_uverbs", "ib_core"}
+        self.module_version = DRIVER
+        self.open_module = True
+        self.nvswitches = 4
+        self.fabric_manager = True
+        self.smi_hangs = False
+        self.smi_missing = False
+        self.uptime_s = 3 * 86400.0
+        self.hypervisor = False
+        self.acs: dict[str, int] = {}  # bridge -> ACS control register
+        self.iommu = "identity"
+        self.matrix: str | None = None  # None: made from the parts
+        self.nvlink_lost: set[int] = set()
+        self.default_route = "eno1"
+        self.files: dict[str, str] = {}  # further files of the tree
+
+    @staticmethod
+    def gpu_bus(index: int) -> str:
+        return f"0000:{0x10 * (index + 1) + 0xB:02x}:00.0"
+
+    @staticmethod
+    def nic_bus(index: int) -> str:
+        return f"0000:{0x10 * (index + 1) + 0xC:02x}:00.0"
+
+    @staticmethod
+    def bridge(index: int) -> str:
+        """The PCI bridge above GPU and NIC ``index``."""
+        return f"0000:{0x10 * (index + 1) + 0x8:02x}:01.0"
+
+    def roce(self) -> Machine:
+        """Turn the HCAs into RoCE ports with the usual GID table."""
+        for i, hca in enumerate(self.hcas):
+            hca.link_layer, hca.netdev = "Ethernet", f"ens{i}np0"
+            local, ip = LINK_LOCAL.format(i + 1), IPV4.format(i + 1)
+            hca.gids = [(local, "IB/RoCE v1"), (local, "RoCE v2"), (ip, "IB/RoCE v1"), (ip, "RoCE v2")]
+        return self
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def write(self) -> Path:
+        """Write everything; returns the root of the tree (NCCL_DOCTOR_ROOT)."""
+        root = self.directory / "root"
+        shutil.rmtree(root, ignore_errors=True)
+        for path, text in self._plain().items():
+            _put(root / path.lstrip("/"), text)
+        for index, bus in enumerate(self.on_bus):
+            self._pci(root, self._path(bus), "0x10de", "0x2330", "0x030200", numa=index // 4)
+        for hca in self.hcas:
+            self._hca(root, hca)
+        for index in range(self.nvswitches):
+            self._pci(root, f"pci0000:c0/0000:c{index + 1:x}:00.0", "0x10de", "0x22a3", "0x068000", numa=0)
+        for index in range(max(len(self.on_bus), len(self.hcas))):
+            self._bridge(root, index)
+        for module in self.modules:
+            (root / "sys/module" / module).mkdir(parents=True, exist_ok=True)
+        self._iommu_groups(root)
+        self._conf()
+        self._smi()
+        return root
+
+    def _plain(self) -> dict[str, str]:
+        flavor = "Open Kernel Module" if self.open_module else "Kernel Module"
+        files = {
+            "/proc/uptime": f"{self.uptime_s:.2f} 100.00\n",
+            "/proc/cpuinfo": "vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\nflags\t\t: fpu"
+            + (" hypervisor" if self.hypervisor else "")
+            + "\n",
+            "/proc/cmdline": "BOOT_IMAGE=/vmlinuz iommu=pt quiet\n",
+            "/proc/sys/kernel/osrelease": "5.15.0-105-generic\n",
+            "/proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+            f"{self.default_route}\t00000000\t0101000A\t0003\t0\t0\t0\t00000000\n",
+            "/dev/kmsg": "".join(f"6,{i},{int(at * 1e6)},-;{text}\n" for i, (at, text) in enumerate(self.kernel_log)),
+            "/sys/devices/system/node/node0/cpulist": "0-55,112-167\n",
+            "/sys/devices/system/node/node1/cpulist": "56-111,168-223\n",
+        }
+        if "nvidia" in self.modules and self.on_bus:
+            files["/sys/module/nvidia/version"] = self.module_version + "\n"
+            files["/proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavor}  {self.module_version}\n"
+            files["/dev/nvidiactl"] = files["/dev/nvidia-uvm"] = ""
+            for index in range(len(self.gpus)):
+                files[f"/dev/nvidia{index}"] = ""
+            for bus in self.on_bus:
+                files[f"/proc/driver/nvidia/gpus/{bus}/information"] = (
+                    f"Model: \t\t {self.model['name']}\nIRQ:   \t\t 33\nBus Location: \t {bus}\n"
+                )
+        if self.fabric_manager:
+            files["/proc/4242/comm"] = "nv-fabricmanage\n"
+        return {**files, **self.files}
+
+    def _path(self, bus: str) -> str:
+        """Where a GPU or NIC hangs: one switch per index, so that GPU i and NIC i are PIX to each other."""
+        number = int(bus.split(":")[1], 16)
+        base = number // 0x10 * 0x10
+        upstream, bridge = f"0000:{base:02x}:01.0", f"0000:{base + 8:02x}:01.0"
+        return f"pci0000:{base:02x}/{upstream}/{bridge}/{bus}"
+
+    def _pci(self, root: Path, path: str, vendor: str, device: str, kind: str, numa: int) -> Path:
+        real = root / "sys/devices" / path
+        bus = real.name
+        files = {
+            "vendor": vendor,
+            "device": device,
+            "class": kind,
+            "numa_node": str(numa),
+            "local_cpulist": ("0-55,112-167", "56-111,168-223")[numa],
+            "current_link_speed": "32.0 GT/s PCIe",
+            "max_link_speed": "32.0 GT/s PCIe",
+            "current_link_width": "16",
+            "max_link_width": "16",
+        }
+        for name, text in files.items():
+            _put(real / name, text + "\n")
+        link = root / "sys/bus/pci/devices" / bus
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(real, link.parent))
+        return real
+
+    def _bridge(self, root: Path, index: int) -> None:
+        bridge = self.bridge(index)
+        base = 0x10 * (index + 1)
+        real = self._pci(root, f"pci0000:{base:02x}/0000:{base:02x}:01.0/{bridge}", "0x1000", "0xc030", "0x060400", 0)
+        config = bytearray(4096)
+        config[0x100:0x104] = (0x0001 | 1 << 16 | 0x148 << 20).to_bytes(4, "little")  # AER, then ACS at 0x148
+        config[0x148:0x14C] = (0x000D | 1 << 16).to_bytes(4, "little")
+        config[0x14E:0x150] = self.acs.get(bridge, 0).to_bytes(2, "little")
+        (real / "config").write_bytes(config)
+
+    def _hca(self, root: Path, hca: Hca) -> None:
+        index = int(hca.bus_id.split(":")[1], 16) // 0x10 - 1
+        kind = "0x020700" if hca.link_layer == "InfiniBand" else "0x020000"
+        real = self._pci(root, self._path(hca.bus_id), "0x15b3", "0x1021", kind, numa=min(index // 4, 1))
+        base = real / "infiniband" / hca.name
+        for name in ("fw_ver", "hca_type", "board_id"):
+            _put(base / name, getattr(hca, name) + "\n")
+        _put(base / "node_guid", f"946d:ae03:00cd:{index:04x}\n")
+        (base / "device").symlink_to("../..")
+        port = base / "ports/1"
+        for name in ("state", "phys_state", "rate", "link_layer"):
+            _put(port / name, getattr(hca, name) + "\n")
+        _put(port / "sm_lid", "0x1\n" if hca.link_layer == "InfiniBand" else "0x0\n")
+        counters = {"symbol_error": 0, "link_downed": 0, "port_rcv_errors": 0, "port_xmit_discards": 0, **hca.counters}
+        for name, count in counters.items():
+            _put(port / "counters" / name, f"{count}\n")
+        table = hca.gids or [(LINK_LOCAL.format(index), "IB/RoCE v1")]
+        for number in range(max(8, len(table))):
+            gid, kind = table[number] if number < len(table) else ("0000:" * 7 + "0000", "")
+            _put(port / "gids" / str(number), gid + "\n")
+            if kind:
+                _put(port / "gid_attrs/types" / str(number), kind + "\n")
+        if hca.netdev:
+            _put(real / "net" / hca.netdev / "mtu", "")
+            _put(root / f"sys/class/net/{hca.netdev}/mtu", f"{hca.mtu}\n")
+            _put(root / f"sys/class/net/{hca.netdev}/operstate", "up\n")
+        link = root / "sys/class/infiniband" / hca.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(base, link.parent))
+        number = self.hcas.index(hca)
+        _put(root / f"sys/class/infiniband_verbs/uverbs{number}/ibdev", hca.name + "\n")
+        if hca.uverbs:
+            _put(root / f"dev/infiniband/uverbs{number}", "")
+
+    def _iommu_groups(self, root: Path) -> None:
+        for number, bus in enumerate([*self.on_bus, *(hca.bus_id for hca in self.hcas)]):
+            _put(root / f"sys/kernel/iommu_groups/{number}/type", self.iommu + "\n")
+            link = root / "sys/bus/pci/devices" / bus / "iommu_group"
+            link.symlink_to(f"/sys/kernel/iommu_groups/{number}")
+
+    def _conf(self) -> None:
+        lines = [f"{key}={text}" for key, text in {"count": str(len(self.gpus)), **self.settings}.items()]
+        lines += [f"gpu.{key}={text}" for key, text in self.model.items()]
+        lines += [f"gpu{index}.{key}={text}" for index, gpu in enumerate(self.gpus) for key, text in gpu.items()]
+        _put(self.directory / "nvml.conf", "\n".join(lines) + "\n")
+
+    def topology(self) -> str:
+        """The matrix as nvidia-smi prints it."""
+        if self.matrix is not None:
+            return self.matrix
+        names = [f"GPU{i}" for i in range(len(self.gpus))] + [f"NIC{i}" for i in range(len(self.hcas))]
+        width = len(self.gpus)
+
+        def base(index: int) -> int:
+            bus = self.gpus[index]["bus_id"] if index < width else self.hcas[index - width].bus_id
+            return int(bus.split(":")[1], 16) // 0x10 - 1
+
+        def cell(a: int, b: int) -> str:
+            if a == b:
+                return " X "
+            if a < width and b < width and not {a, b} & self.nvlink_lost and int(self.model["nvlinks"]):
+                return "NV" + self.model["nvlinks"]
+            one, other = base(a), base(b)
+            return "PIX" if one == other else "NODE" if one // 4 == other // 4 else "SYS"
+
+        lines = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+        for a, name in enumerate(names):
+            cells = [name, *(cell(a, b) for b in range(len(names)))]
+            node = min(base(a) // 4, 1)
+            cells += [("0-55,112-167", "56-111,168-223")[node], str(node), "", "N/A"] if a < width else ["", "", "", ""]
+            lines.append("\t".join(cells))
+        legend = [
+            "X    = Self",
+            "SYS  = SMP",
+            "NODE = NODE",
+            "PHB  = PHB",
+            "PXB  = PXB",
+            "PIX  = PIX",
+            "NV#  = NVLinks",
+        ]
+        lines += ["", "Legend:", "", *("  " + line for line in legend), "", "NIC Legend:", ""]
+        lines += [f"  NIC{index}: {hca.name}" for index, hca in enumerate(self.hcas)]
+        return "\n".join(lines) + "\n"
+
+    def _smi(self) -> None:
+        tools = self.directory / "bin"
+        shutil.rmtree(tools, ignore_errors=True)
+        if self.smi_missing:
+            tools.mkdir(parents=True)
+            return
+        driver = self.settings["driver"]
+        rows = [
+            f"0000{gpu['bus_id'].upper()}, {gpu['uuid']}, {gpu.get('name', self.model['name'])}, {driver}"
+            for gpu in self.gpus
+        ]
+        _put(self.directory / "smi.gpus", "\n".join(rows) + "\n")
+        _put(self.directory / "smi.topo", self.topology())
+        script = "#!/bin/sh\n" + ("exec sleep 600\n" if self.smi_hangs else "")
+        script += f'case "$1" in topo) cat {self.directory}/smi.topo;; *) cat {self.directory}/smi.gpus;; esac\n'
+        _put(tools / "nvidia-smi", script)
+        (tools / "nvidia-smi").chmod(0o755)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        """The environment in which the probes see this machine and nothing of the real one."""
+        clean = {
+            key: text for key, text in os.environ.items() if not key.startswith(("CUDA_", "NVIDIA_", "KUBERNETES"))
+        }
+        return {
+            **clean,
+            "NCCL_DOCTOR_ROOT": str(self.directory / "root"),
+            "NVML_STAND_IN": str(self.directory / "nvml.conf"),
+            "LD_LIBRARY_PATH": str(library()),
+            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(PROJECT),
+        }
+
+    def facts(self, *, limits: dict[str, Any] | None = None, interval_s: float = 0.0) -> dict[str, Any]:
+        """Run the real probes in a fresh process; probe name -> {outcome, data, detail}."""
+        self.write()
+        arguments = {
+            "gpu": limits or {},
+            "topology": {},
+            "infiniband": {"interval_s": interval_s},
+            "kernel_log": {},
+        }
+        child = subprocess.run(
+            [sys.executable, str(HERE / "run_probes.py"), json.dumps(arguments)],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert child.returncode == 0, child.stderr
+        answer: dict[str, Any] = json.loads(child.stdout)
+        return answer
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

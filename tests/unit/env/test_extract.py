@@ -1,0 +1,243 @@
+"""Extractors: what each format sets, where, and what only looks like setting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
+
+
+def pairs(found: list[Assignment]) -> list[tuple[str, str | None, int | None]]:
+    return [(item.name, item.value, item.line) for item in found if not item.lost]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("export NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("export NCCL_DEBUG='INFO' NCCL_ALGO=\"Ring\"", [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "Ring", 1)]),
+        ("NCCL_DEBUG=INFO python train.py", [("NCCL_DEBUG", "INFO", 1)]),
+        ("FOO=1 NCCL_DEBUG=INFO BAR=2 python train.py", [("NCCL_DEBUG", "INFO", 1)]),
+        ("a\nb\nexport \\\n  NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 4)]),
+        ("mpirun -x NCCL_DEBUG=INFO -x PATH ./a", [("NCCL_DEBUG", "INFO", 1)]),
+        (
+            "mpirun -np 2 \\\n -x NCCL_DEBUG=INFO \\\n -x NCCL_ALGO=Ring ./a",
+            [("NCCL_DEBUG", "INFO", 2), ("NCCL_ALGO", "Ring", 3)],
+        ),
+        ("mpiexec -genv NCCL_DEBUG INFO ./a", [("NCCL_DEBUG", "INFO", 1)]),
+        (
+            "srun --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1,NCCL_DEBUG=WARN ./a",
+            [("NCCL_IB_HCA", "mlx5_0,mlx5_1", 1), ("NCCL_DEBUG", "WARN", 1)],
+        ),
+        ("#SBATCH --export=ALL,NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        (
+            "docker run -e NCCL_DEBUG=INFO --env NCCL_ALGO=Ring img",
+            [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "Ring", 1)],
+        ),
+        (
+            "docker run -eNCCL_DEBUG=INFO --env=NCCL_ALGO=Ring img",
+            [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "Ring", 1)],
+        ),
+        ("sudo -E env NCCL_DEBUG=INFO ./a", [("NCCL_DEBUG", "INFO", 1)]),
+        ("setenv NCCL_DEBUG INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("set -gx NCCL_DEBUG INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("declare -x NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("export NCCL_DEBUG=${NCCL_DEBUG:-INFO}", [("NCCL_DEBUG", "INFO", 1)]),
+        ("export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')", [("NCCL_SOCKET_IFNAME", None, 1)]),
+        ("export NCCL_SOCKET_IFNAME=$IF", [("NCCL_SOCKET_IFNAME", None, 1)]),
+        ("ssh n1 'export NCCL_DEBUG=INFO; python a.py'", [("NCCL_DEBUG", "INFO", 1)]),
+        ('bash -c "NCCL_DEBUG=INFO python a.py"', [("NCCL_DEBUG", "INFO", 1)]),
+        ("NCCL_DEBUG=INFO\nexport NCCL_DEBUG\npython a.py", [("NCCL_DEBUG", "INFO", 1)]),
+        ("set -a\nNCCL_DEBUG=INFO\npython a.py", [("NCCL_DEBUG", "INFO", 2)]),
+        ("NCCL_DEBUG=INFO\nNCCL_ALGO=Ring\n", [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "Ring", 2)]),
+        ("export NCCL_DEBUG=INFO # why not", [("NCCL_DEBUG", "INFO", 1)]),
+        ("# export NCCL_DEBUG=INFO", []),
+        ("echo NCCL_DEBUG=INFO", []),
+        ('echo "export NCCL_DEBUG=INFO"', []),
+        ("grep NCCL_DEBUG=INFO file", []),
+        ('[ "$NCCL_DEBUG" = INFO ] && true', []),
+        ("if [[ $NCCL_DEBUG == INFO ]]; then echo; fi", []),
+        ("export NCCL_DEBUG=INFO\nunset NCCL_DEBUG", []),
+        ("make NCCL_HOME=/usr NCCL_DEBUG=1", []),
+        ("cmake -DNCCL_ROOT=/usr ..", []),
+        ("echo NCCL_DEBUG=INFO >> /etc/environment", [("NCCL_DEBUG", "INFO", 1)]),
+        ("x=$((1 << 3)); export NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("cat <<< 'x' ; export NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ('export A="it\'s" NCCL_DEBUG=INFO', [("NCCL_DEBUG", "INFO", 1)]),
+        ("for f in *; do NCCL_DEBUG=INFO ./a $f; done", [("NCCL_DEBUG", "INFO", 1)]),
+        ("export OMP_NUM_THREADS=1 NCCL_HOME=/usr PATH=/x", []),
+    ],
+)
+def test_shell(text: str, expected: list[tuple[str, str | None, int | None]]) -> None:
+    assert pairs(shell.read(text, "a.sh")) == expected
+
+
+def test_arms_of_if_and_case_do_not_meet() -> None:
+    found = shell.read(
+        "if a; then\n export NCCL_IB_DISABLE=1\nelif b; then\n export NCCL_NET=IB\nelse\n export NCCL_DEBUG=INFO\nfi\n"
+        "export NCCL_ALGO=Ring\ncase $X in\n a) export NCCL_PROTO=LL;;\n b) export NCCL_NTHREADS=64;;\nesac\n"
+    )
+    by = {item.name: item for item in found}
+    assert not by["NCCL_IB_DISABLE"].meets(by["NCCL_NET"])
+    assert not by["NCCL_NET"].meets(by["NCCL_DEBUG"])
+    assert by["NCCL_DEBUG"].meets(by["NCCL_ALGO"])
+    assert not by["NCCL_PROTO"].meets(by["NCCL_NTHREADS"])
+    assert by["NCCL_NTHREADS"].meets(by["NCCL_IB_DISABLE"])
+
+
+def test_here_documents() -> None:
+    text = (
+        "cat <<EOF > /etc/nccl.conf\nNCCL_DEBUG=WARN # c\nEOF\n"
+        "cat > x.sh <<-'END'\n\texport NCCL_ALGO=Ring\n\tEND\n"
+        "python3 - <<PY\nimport os\nos.environ['NCCL_PROTO'] = 'LL'\nPY\nexport NCCL_NET=IB\n"
+    )
+    found = shell.read(text, "a.sh")
+    assert pairs(found) == [
+        ("NCCL_DEBUG", "WARN # c", 2),
+        ("NCCL_ALGO", "Ring", 5),
+        ("NCCL_PROTO", "LL", 9),
+        ("NCCL_NET", "IB", 11),
+    ]
+    assert [item.how for item in found] == [How.CONF, How.EXPORT, How.PYTHON, How.EXPORT]
+
+
+@given(st.text(alphabet="NCL_=DEBUG$'\"`\\(){}<>;&|# \n\tabEOF-x", max_size=120))
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    for item in shell.read("export NCCL_DEBUG=INFO\n" + text, "f"):
+        assert item.line is not None and 1 <= item.line <= text.count("\n") + 2
+
+
+def test_nccl_conf_is_read_as_nccl_reads_it() -> None:
+    found = conf.read(
+        '# c\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME="eth0"\n NCCL_ALGO=x\nNCCL_NET =IB\nexport NCCL_PROTO=LL\n', "f"
+    )
+    assert [(item.name, item.value, item.written) for item in found] == [
+        ("NCCL_DEBUG", "WARN", ""),
+        ("NCCL_SOCKET_IFNAME", '"eth0"', ""),
+        ("NCCL_ALGO", "x", " NCCL_ALGO"),
+        ("NCCL_NET", "IB", "NCCL_NET "),
+        ("NCCL_PROTO", "LL", "export NCCL_PROTO"),
+    ]
+
+
+def test_env_files() -> None:
+    text = (
+        'NCCL_DEBUG="INFO"\nexport NCCL_ALGO=Ring  # why\n#NCCL_PROTO=LL\nEnvironment="NCCL_NET=IB"\nNCCL_IB_HCA=$X\n'
+    )
+    assert pairs(env_file.read(text)) == [
+        ("NCCL_DEBUG", "INFO", 1),
+        ("NCCL_ALGO", "Ring", 2),
+        ("NCCL_NET", "IB", 4),
+        ("NCCL_IB_HCA", None, 5),
+    ]
+
+
+def test_dockerfile() -> None:
+    text = (
+        'FROM x\nENV NCCL_DEBUG=INFO \\\n  # comment\n  NCCL_ALGO="Ring"\nENV NCCL_NET IB\nARG NCCL_PROTO=LL\n'
+        "RUN export NCCL_NTHREADS=64 && make\nRUN echo NCCL_IB_TIMEOUT=22 >> /etc/nccl.conf\n"
+        'CMD ["bash", "-c", "NCCL_CROSS_NIC=1 python a.py"]\n'
+    )
+    found = docker.read(text)
+    assert pairs(found) == [
+        ("NCCL_DEBUG", "INFO", 2),
+        ("NCCL_ALGO", "Ring", 4),
+        ("NCCL_NET", "IB", 5),
+        ("NCCL_IB_TIMEOUT", "22", 8),
+        ("NCCL_CROSS_NIC", "1", 9),
+    ]
+    assert {item.name for item in found if item.lost} == {"NCCL_PROTO", "NCCL_NTHREADS"}
+
+
+def test_yaml() -> None:
+    text = (
+        "env:\n  - name: NCCL_DEBUG\n    value: INFO\n  - {name: NCCL_ALGO, value: 1}\nmap:\n  NCCL_PROTO: LL\n"
+        "list: [NCCL_NET=IB, '-x', NCCL_IB_HCA=mlx5_0]\nrun: |\n  set -e\n  export NCCL_CROSS_NIC=1\n"
+        "nccl.conf: |\n  NCCL_NTHREADS = 64\nother: {NCCL_SHM_DISABLE: no}\n"
+    )
+    found = yaml_file.read(text)
+    assert pairs(found) == [
+        ("NCCL_DEBUG", "INFO", 3),
+        ("NCCL_ALGO", "1", 4),
+        ("NCCL_PROTO", "LL", 6),
+        ("NCCL_NET", "IB", 7),
+        ("NCCL_IB_HCA", "mlx5_0", 7),
+        ("NCCL_CROSS_NIC", "1", 10),
+        ("NCCL_SHM_DISABLE", "no", 13),
+    ]
+    kinds = {item.name: item.not_text for item in found}
+    assert kinds["NCCL_ALGO"] == "integer" and kinds["NCCL_SHM_DISABLE"] == "boolean" and not kinds["NCCL_DEBUG"]
+
+
+def test_yaml_templates_are_read_line_by_line() -> None:
+    text = (
+        "{{ if .x }}\nenv:\n  - name: NCCL_DEBUG\n    value: {{ .y }}\n"
+        "  - name: NCCL_ALGO\n    value: Ring\n{{ end }}\n"
+    )
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 4), ("NCCL_ALGO", "Ring", 6)]
+
+
+def test_yaml_bombs_cost_no_more_than_their_size() -> None:
+    lines = ["a0: &a0 {NCCL_DEBUG: INFO}"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 20)}]" for n in range(1, 12)]
+    assert len(yaml_file.read("\n".join(lines))) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["NCCL_DEBUG: " + "[" * 5000, "NCCL_DEBUG: [1", "NCCL_DEBUG: *nothing", "a: b: NCCL_DEBUG"]
+)
+def test_bad_yaml_is_said(text: str) -> None:
+    with pytest.raises(yaml_file.BadYaml):
+        yaml_file.read(text)
+
+
+def test_python() -> None:
+    text = (
+        "import os\nos.environ['NCCL_DEBUG'] = 'INFO'\nos.environ['NCCL_IB_TIMEOUT'] = 22\n"
+        "os.environ.setdefault('NCCL_ALGO', 'Ring')\nos.environ.update({'NCCL_PROTO': 'LL'}, NCCL_NET='IB')\n"
+        "os.putenv('NCCL_CROSS_NIC', str(1))\nenv = dict(os.environ, NCCL_NTHREADS=f'{x}')\n"
+        "x = os.environ.get('NCCL_BUFFSIZE', '1')\n"
+        "if a:\n    os.environ['NCCL_SHM_DISABLE'] = '1'\nelse:\n    os.environ['NCCL_P2P_DISABLE'] = '1'\n"
+    )
+    found = python_source.read(text)
+    assert pairs(found) == [
+        ("NCCL_DEBUG", "INFO", 2),
+        ("NCCL_IB_TIMEOUT", "22", 3),
+        ("NCCL_ALGO", "Ring", 4),
+        ("NCCL_PROTO", "LL", 5),
+        ("NCCL_NET", "IB", 5),
+        ("NCCL_CROSS_NIC", "1", 6),
+        ("NCCL_NTHREADS", None, 7),
+        ("NCCL_SHM_DISABLE", "1", 10),
+        ("NCCL_P2P_DISABLE", "1", 12),
+    ]
+    by = {item.name: item for item in found}
+    assert by["NCCL_IB_TIMEOUT"].not_text == "int"
+    assert not by["NCCL_SHM_DISABLE"].meets(by["NCCL_P2P_DISABLE"])
+
+
+@pytest.mark.parametrize("text", ["NCCL_DEBUG = (", "NCCL = " + "(" * 3000 + "1" + ")" * 3000, "NCCL_DEBUG\0"])
+def test_bad_python_is_said(text: str) -> None:
+    with pytest.raises(SyntaxError):
+        python_source.read(text)
+
+
+def test_log() -> None:
+    lines = [
+        "gpu01:77:77 [0] NCCL INFO NCCL version 2.21.5+cuda12.4",
+        "gpu01:77:90 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",
+        "[1,0]<stdout>:gpu02:12:13 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ^docker0",
+        "gpu01:77:90 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",
+        "gpu01:77:90 [0] NCCL INFO Invalid value 99999999999999999999 for NCCL_BUFFSIZE, using default -2.",
+        "x" * 100_000 + " NCCL INFO NCCL_ALGO set by environment to Ring",
+    ]
+    reading = log.read(lines, "job.log")
+    assert reading.nccl_version == "2.21.5"
+    assert [(item.host, item.name, item.value, item.line) for item in reading.assignments] == [
+        ("gpu01", "NCCL_IB_DISABLE", "1", 2),
+        ("gpu02", "NCCL_SOCKET_IFNAME", "^docker0", 3),
+    ]
+    assert [(item.name, item.value) for item in reading.refused] == [("NCCL_BUFFSIZE", "99999999999999999999")]
