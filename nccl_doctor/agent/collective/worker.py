@@ -99,7 +99,9 @@ class Worker:
         self.identity = me
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
         self.limit_s = float(self.plan["limit_s"])
-        self.progress = Progress(me.rank, sink)
+        # Inside another launcher nobody ends a process whose interpreter hangs.
+        backstop_s = 60.0 + 10 * float(self.plan["budget_s"]) if self.plan["log_file"] is not None else 0.0
+        self.progress = Progress(me.rank, sink, backstop_s=backstop_s)
         self.used_s = 0.0
         self.path: Optional[Dict[str, Any]] = None
 
@@ -480,13 +482,12 @@ class Worker:
 
     def _timed(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
         """Seconds per iteration, back to back as nccl-tests does; all ranks start from a barrier."""
-        self.dist.barrier()
-        self._wait()
         if self.device.type == "cuda":
             return self._timed_cuda(call, iterations, label, limit_s)
         stamps: List[int] = []
         clock, keep = time.perf_counter_ns, stamps.append
         self.progress.step(label, limit_s, lambda: max(0, len(stamps) - 1))
+        self.dist.barrier()  # nothing may stand between it and the first call, or the ranks start apart
         keep(clock())
         for _ in range(iterations):
             call()
@@ -497,6 +498,8 @@ class Worker:
         cuda = self.torch.cuda
         events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
         self.progress.step(label, limit_s, lambda: sum(1 for event in events[1:] if event.query()))
+        self.dist.barrier()
+        cuda.synchronize()
         events[0].record()
         for event in events[1:]:
             call()
