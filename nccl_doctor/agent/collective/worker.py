@@ -170,7 +170,8 @@ class Worker:
             self.device = torch.device("cpu")
             if self.plan["gemm"] and torch.cuda.is_available():
                 self.device = torch.device("cuda", self.identity.local_rank % torch.cuda.device_count())
-            torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
+            # As torchrun does: copies inside gloo's calls must not wait for each other's threads on a busy host.
+            torch.set_num_threads(1)
         dtype = getattr(torch, self.plan["dtype"], None)
         if dtype is None:
             raise PlannedError("dtype", "torch %s has no dtype %s" % (torch.__version__, self.plan["dtype"]))
@@ -596,6 +597,8 @@ class Worker:
         """Matrix products on every rank at once; TFLOP/s per rank, to find the slow one."""
         edge = int(self.plan["gemm"])
         self.progress.stage("gemm", self.limit_s, "%d x %d %s" % (edge, edge, self.plan["dtype"]))
+        if self.device.type == "cpu":
+            self.torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
         generator = self.torch.Generator().manual_seed(self.me.rank)
         left = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
         right = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
@@ -614,6 +617,8 @@ class Worker:
             self.progress.step("matrix product %d" % len(times), self.limit_s)
         times.sort()
         records = self.board.gather("gemm", {"median_s": times[len(times) // 2], "n": len(times), "wrong": wrong})
+        if self.device.type == "cpu":
+            self.torch.set_num_threads(1)
         if not self.me.rank:
             self.progress.tell("gemm", edge=edge, flop=2 * edge**3, ranks=records)
 
