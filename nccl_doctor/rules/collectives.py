@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
 from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
@@ -39,6 +41,8 @@ _PEER_GONE = re.compile(
 )
 SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
 QUOTE_LINES = 6
+LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
+_NOT_A_CAUSE = frozenset({"net.peer-lost", "app.straggler-timeout", "unrelated", "healthy"})  # echoes of the same stop
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
 _CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved")
 
@@ -158,7 +162,26 @@ def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = 
         found = list(judge(ranks, bad))
         if found:
             yield from found
+            if judge in (_own_error, _stuck):
+                yield from _explained(bad, found)
             return
+
+
+def _explained(bad: list[RankOnHost], found: list[Finding]) -> Iterator[Finding]:
+    """What ``explain`` makes of what the ranks printed, where it decides on a cause: then that is the root."""
+    from nccl_doctor.explain.api import analyse
+    from nccl_doctor.explain.model import LogSource, Verdict
+
+    sources = [LogSource(f"rank{rank.end.rank}", rank.end.output, rank.end.rank, rank.host) for rank in bad]
+    explanation = analyse(sources)
+    if explanation.verdict is not Verdict.CAUSE_FOUND or not explanation.causes:
+        return
+    cause = explanation.causes[0]
+    if cause.confidence < LEAST_CONFIDENCE or cause.id in _NOT_A_CAUSE:
+        return
+    hosts = {rank.host for rank in bad if rank.end.rank in cause.ranks} | (set(cause.hosts) & {r.host for r in bad})
+    told = cause.to_finding()
+    yield msgspec.structs.replace(told, hosts=tuple(sorted(hosts)), explains=tuple(item.id for item in found))
 
 
 def _host_lost(ranks: list[RankOnHost], lost: Mapping[str, str]) -> Iterator[Finding]:

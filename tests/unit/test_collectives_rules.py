@@ -188,3 +188,19 @@ def test_nothing_measured_is_unknown_everywhere() -> None:
     gap = ProbeResult(Outcome.NOT_RUN, None, "no host has a Python with torch")
     (result,) = engine.run(bundle(h0=gap, h1=gap))
     assert not result.passed and {host for item in result.unknown for host in item.hosts} == {"h0", "h1"}
+
+
+def test_a_cause_in_the_output_is_named_beside_where_it_stuck() -> None:
+    said = (
+        "h1:101:101 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.2<0>\n"
+        "RuntimeError: CUDA error: out of memory\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of"
+        " which 1.02 GiB is free.\n"
+    )
+    ends = [
+        end(0, exit=1, error=error("RuntimeError", GONE)),
+        end(1, exit=1, output=said, error=error("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")),
+    ]
+    first, cause = failures(world(*ends))
+    assert first.id == "collectives.failed" and cause.id.startswith("gpu.oom")
+    assert cause.hosts == ("h1",) and cause.explains == ("collectives.failed",)
