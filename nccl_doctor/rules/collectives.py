@@ -163,12 +163,15 @@ def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = 
         if found:
             yield from found
             if judge in (_own_error, _stuck):
-                yield from _explained(bad, found)
+                yield from _explained(bad)
             return
 
 
-def _explained(bad: list[RankOnHost], found: list[Finding]) -> Iterator[Finding]:
-    """What ``explain`` makes of what the ranks printed, where it decides on a cause: then that is the root."""
+def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
+    """What ``explain`` makes of what the ranks printed, where it decides on a cause.
+
+    Shown beside the place where it stuck, not above it: that was seen, this is concluded.
+    """
     from nccl_doctor.explain.api import analyse
     from nccl_doctor.explain.model import LogSource, Verdict
 
@@ -180,8 +183,7 @@ def _explained(bad: list[RankOnHost], found: list[Finding]) -> Iterator[Finding]
     if cause.confidence < LEAST_CONFIDENCE or cause.id in _NOT_A_CAUSE:
         return
     hosts = {rank.host for rank in bad if rank.end.rank in cause.ranks} | (set(cause.hosts) & {r.host for r in bad})
-    told = cause.to_finding()
-    yield msgspec.structs.replace(told, hosts=tuple(sorted(hosts)), explains=tuple(item.id for item in found))
+    yield msgspec.structs.replace(cause.to_finding(), hosts=tuple(sorted(hosts)))
 
 
 def _host_lost(ranks: list[RankOnHost], lost: Mapping[str, str]) -> Iterator[Finding]:
