@@ -22,7 +22,7 @@ from nccl_doctor.facts.model import Outcome, ProbeResult
 PREPARE_LIMIT_S = 40.0
 IMPORT_LIMIT_S = 180.0  # a first import of torch over NFS is slow
 NO_ANSWER = "no answer"
-LAST_CHANCE_S = 15.0  # after a failure elsewhere, beyond a step's own limit, for a host to answer at all
+LAST_CHANCE_S = 8.0  # after a failure elsewhere, beyond a step's own limit, for a host to answer at all
 STOP_AFTER_S = 3.0  # the other hosts' chance to tell by themselves where they were
 
 OnEvent = Callable[[str, dict[str, Any]], None]  # host name, event

@@ -42,7 +42,8 @@ _PEER_GONE = re.compile(
 SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
 QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
-_NOT_A_CAUSE = frozenset({"net.peer-lost", "app.straggler-timeout", "unrelated", "healthy"})  # echoes of the same stop
+# The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
+_CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
 _CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved")
 
@@ -180,7 +181,7 @@ def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
     if explanation.verdict is not Verdict.CAUSE_FOUND or not explanation.causes:
         return
     cause = explanation.causes[0]
-    if cause.confidence < LEAST_CONFIDENCE or cause.id in _NOT_A_CAUSE:
+    if cause.confidence < LEAST_CONFIDENCE or not cause.id.startswith(_CAUSE_AREAS) or cause.id == "net.peer-lost":
         return
     hosts = {rank.host for rank in bad if rank.end.rank in cause.ranks} | (set(cause.hosts) & {r.host for r in bad})
     yield msgspec.structs.replace(cause.to_finding(), hosts=tuple(sorted(hosts)))
