@@ -119,7 +119,9 @@ def test_ctrl_c_prints_what_was_measured(lab: Lab) -> None:
         process.send_signal(signal.SIGINT)
         done = ended(process, 20.0)
     assert done.returncode == INTERRUPTED
-    assert document(done)["results"]["measurements"][0]["size"] == 1024
+    found = document(done)
+    assert found["results"]["measurements"][0]["size"] == 1024
+    assert found["path"]["proved"] and not found["complete"]
 
 
 def test_a_killed_controller_leaves_no_rank(lab: Lab) -> None:

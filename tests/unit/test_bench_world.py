@@ -340,3 +340,13 @@ def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].startswith("allreduce,in,4096")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_hangs_with_pythons_lock_is_named(tmp_path: Path) -> None:
+    """Its own watchdog cannot speak then: the launcher notices the silence, takes the stack by a signal, and ends it."""
+    (tmp_path / "torch.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(1000)\n")
+    started = time.monotonic()
+    fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(tmp_path)}, import_limit_s=2.0)
+    found, *_ = failures({"here": fact})
+    assert found.id == "collectives.stuck.import" and time.monotonic() - started < 30.0
+    assert any("torch.py:2" in item.text for item in found.evidence)
