@@ -312,3 +312,9 @@ def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:
     page = html(runs)
     assert "<script" not in page and "<img" not in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "&lt;img" in page
+
+
+def test_secrets_of_the_environment_are_not_saved() -> None:
+    plan = BenchPlan(("allreduce",), (1 << 20,), env={"WANDB_API_KEY": "kanarienvogel42", "NCCL_DEBUG": "INFO"})
+    saved = encode(outcome(plan=plan, command="nccl-doctor bench --env WANDB_API_KEY=kanarienvogel42"))
+    assert b"kanarienvogel42" not in saved and b'"NCCL_DEBUG": "INFO"' in saved

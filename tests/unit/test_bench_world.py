@@ -350,3 +350,10 @@ def test_a_rank_that_hangs_with_pythons_lock_is_named(tmp_path: Path) -> None:
     found, *_ = failures({"here": fact})
     assert found.id == "collectives.stuck.import" and time.monotonic() - started < 30.0
     assert any("torch.py:2" in item.text for item in found.evidence)
+
+
+def test_secrets_in_a_ranks_output_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no access with password=kanarienvogel42')\n")
+    fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(tmp_path)})
+    assert b"kanarienvogel42" not in msgspec.json.encode(fact)
+    assert "no access with" in fact.ranks[0].output

@@ -19,6 +19,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.redaction import redact_text
 
 Emit = Callable[[Dict[str, Any]], None]
 
@@ -260,6 +261,8 @@ class Launch:
     def _take(self, rank: Rank, event: Dict[str, Any]) -> None:
         rank.heard = time.monotonic()
         kind = event.get("event")
+        if "text" in event:
+            event["text"] = redact_text(str(event["text"]))
         if kind in ("stage", "beat", "stuck", "error", "done"):
             names = ("stage", "detail", "step_s", "iterations")
             rank.where = {name: event[name] for name in names if name in event}
@@ -334,8 +337,8 @@ class Launch:
             "killed": rank.killed,
             "state": rank.state,
             "error": rank.error,
-            "stack": rank.stack,
-            "output": rank.output.text(),
+            "stack": redact_text(rank.stack),
+            "output": redact_text(rank.output.text()),
             "output_cut": rank.output.dropped,
         }
 
