@@ -127,7 +127,10 @@ def results(*measurements: Measurement, device: str = "NVIDIA H100 80GB HBM3", w
 
 def judge(*measurements: Measurement, world: World = ONE_HOST, path: Path = PROVED, **values: Any) -> Verdict:
     ceiling = values.pop("ceiling", None)
-    ground = Ground(results(*measurements, world=world.size), world, path, ceiling, {}, **values)
+    prepared = values.pop("prepared", {"a": host(gpus=8, torch=CUDA, nvlinks=18, nvlink_gbs=26.5)})
+    device = values.pop("device", "NVIDIA H100 80GB HBM3")
+    found = results(*measurements, world=world.size, device=device)
+    ground = Ground(found, world, path, ceiling, prepared, **values)
     return verdicts(ground, ("allreduce",))[0]
 
 
@@ -137,6 +140,9 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     slow = judge(measured(300.0))
     assert slow.kind == "slow" and "37 % below" in slow.text
     assert judge(measured(300.0, cv=0.4)).kind == "cannot-judge"
+    assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
+    without_nvlink = {"a": host(gpus=8, torch=CUDA)}
+    assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
 
 
 def test_never_good_without_a_proved_path() -> None:
@@ -318,3 +324,11 @@ def test_secrets_of_the_environment_are_not_saved() -> None:
     plan = BenchPlan(("allreduce",), (1 << 20,), env={"WANDB_API_KEY": "kanarienvogel42", "NCCL_DEBUG": "INFO"})
     saved = encode(outcome(plan=plan, command="nccl-doctor bench --env WANDB_API_KEY=kanarienvogel42"))
     assert b"kanarienvogel42" not in saved and b'"NCCL_DEBUG": "INFO"' in saved
+
+
+def test_different_torch_versions_are_said() -> None:
+    from nccl_doctor.bench.fleet import _differences
+
+    assert _differences({"a": host(torch=CPU), "b": host(torch=CPU)}) == []
+    (text,) = _differences({"a": host(torch=CPU), "b": host(torch=CUDA), "c": host(torch=CUDA)})
+    assert text == "different torch on the hosts: 2.13.0+cpu on a; 2.8.0+cu128 on b, c"
