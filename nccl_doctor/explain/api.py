@@ -24,7 +24,7 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 
 MAX_CAUSES = 5
-MAX_EVIDENCE = 16
+MAX_EVIDENCE = 20
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
 WORTH_NAMING = 0.12
 

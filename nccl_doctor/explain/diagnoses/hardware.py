@@ -382,3 +382,97 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             [*complaint[:3], *rows[-2:]],
             why=slow_network.__doc__ or "",
         )
+
+
+@diagnosis
+def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi nvlink --status: one GPU has fewer active links than its neighbours of the same model."""
+    rows = case.hits("nvlink-gpu", "nvlink-link")
+    active: dict[str, int] = {}
+    lines: dict[str, list[Hit]] = {}
+    current = ""
+    for hit in rows:
+        if hit.signature == "nvlink-gpu":
+            current = f"{hit.host}/{hit.groups['gpu']}"
+            active.setdefault(current, 0)
+            lines.setdefault(current, []).append(hit)
+        elif current:
+            lines[current].append(hit)
+            active[current] += "inactive" not in hit.text
+    if len(active) >= 2 and max(active.values()) > 0 and len(set(active.values())) > 1:
+        most = Counter(active.values()).most_common(1)[0][0]
+        poor = [name for name, count in active.items() if count < most]
+        if poor and len(poor) < len(active):
+            hits = [
+                hit for name in poor for hit in lines[name] if "inactive" in hit.text or hit.signature == "nvlink-gpu"
+            ]
+            yield Candidate(
+                "gpu.nvlink",
+                0.86,
+                f"GPU {', '.join(name.split('/')[1] for name in poor[:4])} has fewer active NVLinks than the others",
+                hits,
+                hosts={name.split("/")[0] for name in poor if name.split("/")[0]},
+                why=uneven_nvlinks.__doc__ or "",
+            )
+
+
+@diagnosis
+def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi topo -m: most GPU pairs are joined by NVLink (NV#), one GPU's pairs are not or by fewer links."""
+    rows: dict[int, tuple[list[str], Hit]] = {}
+    for hit in case.hits("topo-row"):
+        cells = hit.text.split()
+        at = next((index for index, cell in enumerate(cells) if re.fullmatch(r"GPU\d+", cell)), None)
+        if at is not None:
+            rows.setdefault(int(cells[at][3:]), (cells[at + 1 :], hit))
+    size = len(rows)
+    if size < 3:
+        return
+    table = {gpu: [cell for cell in cells[:size] if cell != "X"] for gpu, (cells, _) in rows.items()}
+    kinds = Counter(cell for cells in table.values() for cell in cells)
+    usual, count = kinds.most_common(1)[0]
+    if not usual.startswith("NV") or count < 0.5 * sum(kinds.values()):
+        return
+    odd = [gpu for gpu, cells in table.items() if sum(cell != usual for cell in cells) > len(cells) / 2]
+    if odd and len(odd) < size / 2:
+        yield Candidate(
+            "gpu.nvlink",
+            0.82,
+            f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others",
+            [rows[gpu][1] for gpu in odd],
+            why=broken_topology_matrix.__doc__ or "",
+        )
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
+_SCALE = {
+    "MB/s": 1.0,
+    "MiB/s": 1.05,
+    "GB/s": 1000.0,
+    "GiB/s": 1074.0,
+    "Mbit/s": 0.125,
+    "Gbit/s": 125.0,
+    "MBps": 1.0,
+    "GBps": 1000.0,
+}
+
+
+@diagnosis
+def low_measured_rate(case: Case) -> Iterable[Candidate]:
+    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed."""
+    rates = [
+        (float(found.group(1)) * _SCALE[found.group(2)], hit)
+        for hit in case.hits("measured-rate")
+        for found in _RATE.finditer(hit.text)
+        if re.search(
+            r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
+        )
+    ]
+    if len(rates) >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.6,
+            f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link",
+            [hit for _, hit in rates][:8],
+            why=low_measured_rate.__doc__ or "",
+        )

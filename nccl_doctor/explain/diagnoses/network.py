@@ -486,3 +486,34 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
+
+
+@diagnosis
+def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
+    """Connections to an IPv6 address fail as unreachable: names or interfaces give IPv6 addresses that are not routed.
+
+    A link-local address (fe80::) is never valid beyond its link; a global one needs a route on every host.
+    """
+    hits = [
+        hit
+        for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
+        if (address := _address(hit.groups.get("address", ""))) is not None
+        and address.version == 6
+        and address.ipv4_mapped is None
+    ]
+    if hits:
+        yield Candidate(
+            "net.hostname-resolution",
+            0.72,
+            "a peer is addressed by IPv6, which is not routed between the hosts",
+            hits[:6],
+            {h.rank for h in hits if h.rank is not None},
+            {h.host for h in hits if h.host},
+            ipv6_unreachable.__doc__ or "",
+        )
+        yield Candidate(
+            "net.wrong-interface",
+            0.6,
+            "the chosen interface has only an IPv6 address that peers cannot reach",
+            hits[:4],
+        )

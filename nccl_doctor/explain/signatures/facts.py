@@ -423,3 +423,18 @@ says(
     "hang",
     why="A line that sounds like trouble; its words tell the subject.",
 )
+
+says(
+    "measured-rate",
+    " MB/s",
+    " GB/s",
+    "Mbit/s",
+    "Gbit/s",
+    " MiB/s",
+    " GiB/s",
+    "MBps",
+    "GBps",
+    sampled=True,
+    why="A measured rate.",
+    where=lambda groups, line: any(char.isdigit() for char in line),
+)

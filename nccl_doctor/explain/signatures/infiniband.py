@@ -520,3 +520,53 @@ says(
     why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
     where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)),
 )
+
+says(
+    "nvshmem",
+    "nvshmem{}error",
+    "NVSHMEM{}rror",
+    "ibgda{}fail",
+    "ibgda.cpp",
+    "ibrc.cpp",
+    "init failed for transport",
+    "nvshmemi_",
+    "GPU cannot map UAR",
+    why="NVSHMEM's own InfiniBand transport speaks.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|status", line)),
+)
+says(
+    "gid-file",
+    "gid_attrs/types",
+    "/gids/{index:int}",
+    "gid_attrs/ndevs",
+    cause="ib.gid-index",
+    strength=0.72,
+    title="the GID table of a port cannot be read",
+    why="NCCL reads a port's GID entries from sysfs; an error there means an entry that is not valid or hidden.",
+    where=lambda groups, line: bool(re.search(r"WARN|rror|ail|nvalid|denied|No such", line)),
+)
+says(
+    "tcpx",
+    "tcpxCommProgress",
+    "tcpxResult_t",
+    "NET/FastSocket",
+    "net_fastsocket",
+    cause="net.plugin",
+    strength=0.68,
+    title="the cloud's network plugin reports trouble",
+    why="The TCPX or FastSocket plugin waits for or loses its peers.",
+    where=lambda groups, line: "WARN" in line,
+)
+says(
+    "collective-sizes-hint",
+    "mismatch in collective sizes",
+    "collective mismatch",
+    "collectives do not match",
+    "different collectives",
+    "size mismatch between ranks",
+    "sizes do not match across ranks",
+    cause="app.collective-mismatch",
+    strength=0.8,
+    title="the ranks issued collectives that do not match",
+    why="The library itself suspects different collectives or sizes.",
+)
