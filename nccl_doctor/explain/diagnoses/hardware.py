@@ -476,3 +476,26 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
             [hit for _, hit in rates][:8],
             why=low_measured_rate.__doc__ or "",
         )
+
+
+_TIMED = re.compile(r"(\d{5,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
+
+
+@diagnosis
+def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
+    """Timed collectives of a megabyte and more run below 50 MB/s, and nothing failed."""
+    slow = []
+    for hit in case.hits("timed-collective"):
+        found = _TIMED.search(hit.text)
+        if found and int(found.group(1)) >= 1_000_000 and float(found.group(2)) > 0:
+            rate = int(found.group(1)) / float(found.group(2)) / 1000  # MB/s
+            if rate < 50:
+                slow.append((rate, hit))
+    if slow and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.64,
+            f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s",
+            [hit for _, hit in slow][:8],
+            why=slow_timed_collectives.__doc__ or "",
+        )

@@ -517,3 +517,110 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             "the chosen interface has only an IPv6 address that peers cannot reach",
             hits[:4],
         )
+
+
+@diagnosis
+def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
+    """The pods run a service mesh's sidecar, and connections are accepted and closed, or refused: the proxy answers.
+
+    A sidecar takes every TCP connection of the pod; raw protocols such as the store's, Gloo's and NCCL's do not pass it.
+    """
+    mesh = case.hits("service-mesh")
+    failing = (
+        "store-closed",
+        "rdzv-connection",
+        "rdzv-timeout",
+        "gloo-closed",
+        "peer-closed",
+        "connect-refused",
+        "master-timeout",
+        "master-refused",
+        "socket-timeout",
+        "gloo-connect-failed",
+    )
+    if mesh and case.has(*failing):
+        yield Candidate(
+            "net.firewall",
+            0.86,
+            "a service mesh's proxy in the pods answers instead of the job's processes",
+            [*mesh[:4], *case.hits(*failing)[:4]],
+            hosts={h.host for h in mesh if h.host},
+            why=service_mesh_in_between.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
+    """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
+    by_id = {
+        hit.groups["id"].strip("'\","): hit
+        for hit in reversed(case.hits("rdzv-id"))
+        if hit.groups["id"].strip("'\",") not in ("none", "None", "")
+    }
+    if len(by_id) > 1 and case.has(
+        "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.93,
+            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
+            [*by_id.values(), *case.hits("rdzv-id")[:6]],
+            why=different_rendezvous_ids.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def one_restarted_pod(case: Case) -> Iterable[Candidate]:
+    """kubectl shows that one pod was restarted and the others were not: it wants to join a job that goes on without it."""
+    rows = []
+    for hit in case.hits("pod-row"):
+        found = re.match(r"(\S+)\s+\d+/\d+\s+\w+\s+(\d+)", hit.text.strip())
+        if found:
+            rows.append((int(found.group(2)), hit))
+    restarted = [hit for count, hit in rows if count > 0]
+    if (
+        restarted
+        and len(restarted) < len(rows)
+        and case.has(
+            "connect-refused",
+            "connect-retry",
+            "peer-closed",
+            "socket-timeout",
+            "master-refused",
+            "connect-gave-up",
+            "unique-id",
+        )
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.72,
+            "a pod was restarted alone and tries to join a communicator that is gone",
+            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
+            why=one_restarted_pod.__doc__ or "",
+        )
+
+
+_SLINGSHOT = re.compile(r"\bhsn\d")
+
+
+@diagnosis
+def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
+    """Slingshot interfaces (hsn0...) or EFA instances, no network plugin found, and plain sockets are used.
+
+    These fabrics are reached only through libfabric's plugin (aws-ofi-nccl, for AMD aws-ofi-rccl).
+    """
+    sockets = [hit for hit in case.hits("net-socket-using", "bootstrap-using") if _SLINGSHOT.search(hit.text)]
+    without = case.hits("no-net-plugin")
+    on_sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
+    if sockets and without and on_sockets:
+        trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
+        yield Candidate(
+            "net.plugin",
+            0.74 if trouble else 0.55,
+            "a Slingshot system without the libfabric plugin: plain sockets are used",
+            [*without[:4], *sockets[:4]],
+            hosts={h.host for h in sockets if h.host},
+            why=fabric_without_its_plugin.__doc__ or "",
+        )

@@ -50,6 +50,7 @@ class _Plan:
         self.sampled = [item for item in signatures.values() if item.sampled]
         words = sorted({re.escape(anchor.decode()) for item in self.sampled for anchor in item.anchors})
         self.sampled_words = re.compile("|".join(words))
+        self.progress = signatures["progress"]
         self.wakes: dict[bytes, list[Signature]] = {}
         for signature in signatures.values():
             if not signature.sampled:
@@ -158,7 +159,7 @@ class Scanner:
             self._partly_sampled = True
         for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
             start = block.find(b"\n", at) + 1
-            if start and self._plan.sampled_words.search(_decode(block[start : start + 300])):
+            if start and self._plan.progress.match(_decode(block[start : start + 300])) is not None:
                 self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
