@@ -46,7 +46,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput",
         "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
         "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
-        "launch.env-missing": r"environment variable .*(?:not set|expected)|local_rank",
+        "launch.env-missing": r"environment variable .*(?:not set|expected)",
         "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15",
         "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
         "sys.nofile": r"open files|file descriptor|emfile",

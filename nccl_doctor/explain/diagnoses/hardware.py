@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
@@ -319,21 +320,17 @@ _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b"
 
 def _slow_rows(case: Case) -> list[Hit]:
     """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
-    rows = []
-    for hit in case.hits("busbw-row"):
-        fields = hit.text.split()
-        numbers = [field for field in fields if re.fullmatch(r"\d+(?:\.\d+)?", field)]
-        if len(numbers) >= 4 and numbers[0].isdigit() and int(numbers[0]) >= 1 << 26:
-            rows.append(hit)
-    return rows
+    return [hit for hit in case.hits("busbw-row") if _row(hit, "size") >= 1 << 26]
+
+
+def _row(hit: Hit, column: str) -> float:
+    """A number of an nccl-tests row (out of place)."""
+    found = BUSBW_ROW.search(hit.text)
+    return float(found.group(column)) if found else 0.0
 
 
 def _busbw(hit: Hit) -> float:
-    """The out-of-place bus bandwidth of a row: the third decimal number (time, algbw, busbw)."""
-    decimals = [float(field) for field in hit.text.split() if re.fullmatch(r"\d+\.\d+", field)]
-    return (
-        decimals[2] if len(decimals) >= 3 and decimals[0] > decimals[1] else (decimals[1] if len(decimals) > 1 else 0.0)
-    )
+    return _row(hit, "busbw")
 
 
 @diagnosis
@@ -499,3 +496,23 @@ def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
             [hit for _, hit in slow][:8],
             why=slow_timed_collectives.__doc__ or "",
         )
+
+
+@diagnosis
+def service_not_running(case: Case) -> Iterable[Candidate]:
+    """systemctl names the fabric manager or the IMEX daemon, and a line of its answer says that it does not run."""
+    names = case.hits("service-name")
+    for state in case.hits("service-state"):
+        near = [hit for hit in names if hit.file == state.file and 0 <= state.line - hit.line <= 4]
+        for word, cause in (("fabricmanager", "gpu.fabric-manager"), ("imex", "gpu.imex")):
+            named = [hit for hit in near if word in hit.text]
+            if named:
+                yield Candidate(
+                    cause,
+                    0.92,
+                    f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
+                    [named[0], state],
+                    hosts={h.host for h in named if h.host},
+                    why=service_not_running.__doc__ or "",
+                )
+                return

@@ -392,12 +392,12 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
 
 
 def _decode(raw: bytes) -> str:
-    """A raw line as text: undecodable bytes as surrogates; of a line with CRs, the last piece that says anything."""
+    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
     text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return text
+    return prefix.ANSI.sub("", text) if "\x1b" in text else text
 
 
 def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
