@@ -24,7 +24,7 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 
 MAX_CAUSES = 5
-MAX_EVIDENCE = 16
+MAX_EVIDENCE = 20
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
 WORTH_NAMING = 0.12
 
@@ -118,6 +118,7 @@ def _good_end(case: Case) -> list[Hit]:
         "not-destroyed",
         "progress",
         "busbw-row",
+        "network-used",
     ):
         hits = case.hits(name)
         last = case.last(name)
@@ -182,11 +183,10 @@ def _shape(text: str) -> str:
 
 def _cause(case: Case, item: Candidate) -> Cause:
     own = _spread(item.hits)
-    # Half of the room goes to the lines that decided it; the rest of the room to others on the same subject.
-    more = _spread([*own[: MAX_EVIDENCE // 2], *topics.supporting(case, item.id)])[MAX_EVIDENCE // 2 :]
-    hits = _unique([*own[: MAX_EVIDENCE // 2], *_fresh(own, more)[: MAX_EVIDENCE // 2], *own[MAX_EVIDENCE // 2 :]])[
-        :MAX_EVIDENCE
-    ]
+    # Half of the room goes to the lines that decided it; the rest to others on the same subject.
+    half = MAX_EVIDENCE // 2
+    more = _fresh(own[:half], _spread(topics.supporting(case, item.id)))
+    hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
     fixes, env = advice.for_cause(case, item.id, playbook)
     return Cause(

@@ -46,7 +46,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput",
         "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
         "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
-        "launch.env-missing": r"environment variable .*(?:not set|expected)|local_rank",
+        "launch.env-missing": r"environment variable .*(?:not set|expected)",
         "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15",
         "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
         "sys.nofile": r"open files|file descriptor|emfile",
@@ -102,7 +102,123 @@ def supporting(case: Case, cause: str) -> list[Hit]:
     if words is None:
         return []
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
-    return settings + [hit for hit in trouble(case) if words.search(hit.text)]
+    facts = [hit for name in _FACTS.get(cause, ()) for hit in case.hits(name)[:6]]
+    return settings + facts + [hit for hit in trouble(case) if words.search(hit.text)]
+
+
+# Signatures whose lines belong to the proof of a cause, though they prove nothing alone.
+_FACTS: dict[str, tuple[str, ...]] = {
+    "ib.device-not-found": (
+        "no-ib-device",
+        "net-socket-using",
+        "network-used",
+        "net-ib-using",
+        "no-verbs-library",
+        "rdma-plugin",
+    ),
+    "sw.nccl-version-mismatch": ("bootstrap-truncated", "nccl-version", "torch-version", "nccl-error-version"),
+    "net.wrong-interface": (
+        "bootstrap-using",
+        "gloo-endpoint",
+        "net-socket-using",
+        "connect-refused",
+        "connect-noroute",
+        "connect-retry",
+        "gloo-connect-failed",
+    ),
+    "net.firewall": (
+        "connect-timeout",
+        "connect-noroute",
+        "connect-retry",
+        "bootstrap-using",
+        "gloo-endpoint",
+        "gloo-closed",
+        "rdzv-timeout",
+    ),
+    "net.hostname-resolution": (
+        "name-unresolved",
+        "hostname-loopback",
+        "gloo-endpoint",
+        "master-unreachable",
+        "connect-noroute",
+    ),
+    "net.master-unreachable": (
+        "master-timeout",
+        "master-unreachable",
+        "master-refused",
+        "rdzv-connection",
+        "grpc-unavailable",
+    ),
+    "launch.rdzv": (
+        "rdzv-trouble",
+        "rdzv-connection",
+        "rdzv-timeout",
+        "rdzv-consequence",
+        "store-closed",
+        "socket-timeout",
+    ),
+    "launch.world-size": (
+        "joined-partly",
+        "rdzv-timeout",
+        "rdzv-connection",
+        "nnodes",
+        "world-size",
+        "socket-timeout",
+        "rank-twice",
+    ),
+    "env.bad-nccl-var": ("env-echo", "env-set", "bad-nccl-value"),
+    "app.collective-mismatch": (
+        "fingerprint-mismatch",
+        "desync-lagging",
+        "size-mismatch",
+        "watchdog-timeout",
+        "watchdog-status",
+    ),
+    "app.straggler-timeout": (
+        "desync-never-joined",
+        "desync-lagging",
+        "monitored-barrier",
+        "watchdog-status",
+        "straggler-words",
+    ),
+    "app.uneven-inputs": ("batch-count", "desync-lagging", "watchdog-timeout"),
+    "app.pg-misuse": ("nccl-init-start", "barrier-device"),
+    "gpu.p2p": ("acs-redirect", "p2p-not-enabled", "watchdog-status", "smi-busy", "channel-p2p", "iommu"),
+    "gpu.duplicate": ("nccl-init-start", "barrier-device"),
+    "gpu.driver": ("driver-version", "cumem-refused", "cuda-call"),
+    "gpu.fabric-manager": ("nvls-bind", "cumem-refused", "fabric-state"),
+    "gpu.nvlink": ("nvlink-link", "topo-row", "cumem-refused"),
+    "gpu.thermal-power": ("throttle-mask", "throttle", "thermal-more"),
+    "net.slow": (
+        "network-used",
+        "net-socket-using",
+        "busbw-row",
+        "measured-rate",
+        "slow-complaint",
+        "gdr-disabled",
+        "link-speed",
+    ),
+    "net.peer-lost": ("peer-closed", "gloo-closed", "store-closed", "unique-id", "connect-refused"),
+    "net.plugin": ("ofi-error", "ofi-any", "libfabric-warn", "no-net-plugin", "network-used"),
+    "net.mtu": ("qp-mtu", "ip-link-mtu", "ib-mtu-listing", "ping-loss"),
+    "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),
+    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu"),
+    "ib.memlock": ("memlock-value", "memlock-text", "reg-mr-nomem"),
+    "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
+    "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),
+    "ib.retry-exceeded": ("ib-retry", "ib-retry-text", "ib-async"),
+    "sw.nccl-bug": ("nccl-frame", "nccl-segfault", "crash-in-libnccl", "nccl-warn", "segfault", "nccl-internal"),
+    "sys.container": (
+        "socket-family",
+        "cumem-refused",
+        "cuda-unknown-error",
+        "cumem-host-fallback",
+        "wsl",
+        "p2p-not-enabled",
+    ),
+    "sys.host-oom": ("oom-killer", "oom-more", "sigkill"),
+    "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
+}
 
 
 _SETTINGS: dict[str, tuple[str, ...]] = {

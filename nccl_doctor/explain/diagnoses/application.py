@@ -214,9 +214,9 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         if not low or len(low) > len(known) / 2:
             continue
         ranks = {item.rank for item in low}
-        hits = [item.status_hit or item.hit for item in low] + [
-            item.status_hit or item.hit for item in known if item.rank not in ranks
-        ]
+        ordered = [*low, *(item for item in known if item.rank not in ranks)]
+        hits = [item.status_hit or item.hit for item in ordered[:4]]
+        hits += [item.hit for item in ordered[:4]] + [item.status_hit or item.hit for item in ordered[4:]]
         yield from _why_behind(case, ranks, [hit for hit in hits if hit])
         return
 
@@ -404,3 +404,40 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
                 {int(hit.groups["rank"]) for hit in stale},
                 why=second_communicator.__doc__ or "",
             )
+
+
+@diagnosis
+def long_operation(case: Case) -> Iterable[Candidate]:
+    """A time-out, and a rank reports that an operation of its own took minutes: longer than the others could wait."""
+    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier"):
+        return
+    hits = sorted(case.hits("long-duration"), key=lambda hit: -float(hit.groups["seconds"]))
+    limit = min([item.timeout_ms / 1000 for item in case.work if item.timeout_ms] or [600.0])
+    long = [hit for hit in hits if float(hit.groups["seconds"]) >= 0.8 * limit]
+    if long:
+        yield Candidate(
+            "app.straggler-timeout",
+            0.74,
+            f"an operation took {float(long[0].groups['seconds']):.0f} s, the others wait at most {limit:.0f} s",
+            [*long[:6], *case.hits("watchdog-timeout")[:2]],
+            {hit.rank for hit in long if hit.rank is not None},
+            why=long_operation.__doc__ or "",
+        )
+
+
+@diagnosis
+def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
+    """A peer's address is garbage although all processes run the same NCCL: they are in different calls (two sends, say)."""
+    hits = case.hits("garbage-address")
+    versions = {hit.groups["version"].split("+")[0] for hit in case.hits("nccl-version")}
+    if hits and len(versions) == 1:
+        words = [hit for hits_before in case.summary.before.values() for hit in hits_before][-8:]
+        yield Candidate(
+            "app.collective-mismatch",
+            0.62,
+            "a rank read garbage where a peer's address should be: the ranks are in different calls",
+            [*hits, *words],
+            {h.rank for h in hits if h.rank is not None},
+            why=garbage_from_a_peer.__doc__ or "",
+            final=True,
+        )

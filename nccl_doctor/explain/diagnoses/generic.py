@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit, Role
 
@@ -46,19 +47,38 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     unknown: list[Hit] = [
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
-    for hit in unknown[:1]:
+    for hit in unknown:
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
+                same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
                 yield Candidate(
                     cause,
                     strength,
                     f"{phrase}: {hit.groups['message'][:120]}",
-                    unknown[:6],
-                    {h.rank for h in unknown if h.rank is not None},
-                    {h.host for h in unknown if h.host},
+                    same[:6],
+                    {item.rank for item in same if item.rank is not None},
+                    {item.host for item in same if item.host},
                     unknown_nccl_warning.__doc__ or "",
                 )
                 return
+
+
+_BUILT_IN = frozenset(("IB", "Socket", "IBext", "IBext_v8"))
+
+
+@diagnosis
+def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
+    """The network is an external plugin's, NCCL or the plugin complains, and no signature knows the text."""
+    used = [hit for hit in case.hits("network-used") if hit.groups["network"] not in _BUILT_IN]
+    wrong = [hit for hit in topics.trouble(case) if "NCCL INFO" not in hit.text or "rror" in hit.text]
+    if used and wrong and not case.has("ofi-error", "ofi-init", "fabric-domain", "plugin-missing"):
+        yield Candidate(
+            "net.plugin",
+            0.5,
+            f"the network plugin {used[0].groups['network']} is in use when it fails: {wrong[0].text.strip()[-110:]}",
+            [*wrong[:8], *used[:2]],
+            why=trouble_on_a_plugin.__doc__ or "",
+        )
 
 
 _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
@@ -319,21 +320,17 @@ _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b"
 
 def _slow_rows(case: Case) -> list[Hit]:
     """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
-    rows = []
-    for hit in case.hits("busbw-row"):
-        fields = hit.text.split()
-        numbers = [field for field in fields if re.fullmatch(r"\d+(?:\.\d+)?", field)]
-        if len(numbers) >= 4 and numbers[0].isdigit() and int(numbers[0]) >= 1 << 26:
-            rows.append(hit)
-    return rows
+    return [hit for hit in case.hits("busbw-row") if _row(hit, "size") >= 1 << 26]
+
+
+def _row(hit: Hit, column: str) -> float:
+    """A number of an nccl-tests row (out of place)."""
+    found = BUSBW_ROW.search(hit.text)
+    return float(found.group(column)) if found else 0.0
 
 
 def _busbw(hit: Hit) -> float:
-    """The out-of-place bus bandwidth of a row: the third decimal number (time, algbw, busbw)."""
-    decimals = [float(field) for field in hit.text.split() if re.fullmatch(r"\d+\.\d+", field)]
-    return (
-        decimals[2] if len(decimals) >= 3 and decimals[0] > decimals[1] else (decimals[1] if len(decimals) > 1 else 0.0)
-    )
+    return _row(hit, "busbw")
 
 
 @diagnosis
@@ -382,3 +379,140 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             [*complaint[:3], *rows[-2:]],
             why=slow_network.__doc__ or "",
         )
+
+
+@diagnosis
+def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi nvlink --status: one GPU has fewer active links than its neighbours of the same model."""
+    rows = case.hits("nvlink-gpu", "nvlink-link")
+    active: dict[str, int] = {}
+    lines: dict[str, list[Hit]] = {}
+    current = ""
+    for hit in rows:
+        if hit.signature == "nvlink-gpu":
+            current = f"{hit.host}/{hit.groups['gpu']}"
+            active.setdefault(current, 0)
+            lines.setdefault(current, []).append(hit)
+        elif current:
+            lines[current].append(hit)
+            active[current] += "inactive" not in hit.text
+    if len(active) >= 2 and max(active.values()) > 0 and len(set(active.values())) > 1:
+        most = Counter(active.values()).most_common(1)[0][0]
+        poor = [name for name, count in active.items() if count < most]
+        if poor and len(poor) < len(active):
+            hits = [
+                hit for name in poor for hit in lines[name] if "inactive" in hit.text or hit.signature == "nvlink-gpu"
+            ]
+            yield Candidate(
+                "gpu.nvlink",
+                0.86,
+                f"GPU {', '.join(name.split('/')[1] for name in poor[:4])} has fewer active NVLinks than the others",
+                hits,
+                hosts={name.split("/")[0] for name in poor if name.split("/")[0]},
+                why=uneven_nvlinks.__doc__ or "",
+            )
+
+
+@diagnosis
+def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi topo -m: most GPU pairs are joined by NVLink (NV#), one GPU's pairs are not or by fewer links."""
+    rows: dict[int, tuple[list[str], Hit]] = {}
+    for hit in case.hits("topo-row"):
+        cells = hit.text.split()
+        at = next((index for index, cell in enumerate(cells) if re.fullmatch(r"GPU\d+", cell)), None)
+        if at is not None:
+            rows.setdefault(int(cells[at][3:]), (cells[at + 1 :], hit))
+    size = len(rows)
+    if size < 3:
+        return
+    table = {gpu: [cell for cell in cells[:size] if cell != "X"] for gpu, (cells, _) in rows.items()}
+    kinds = Counter(cell for cells in table.values() for cell in cells)
+    usual, count = kinds.most_common(1)[0]
+    if not usual.startswith("NV") or count < 0.5 * sum(kinds.values()):
+        return
+    odd = [gpu for gpu, cells in table.items() if sum(cell != usual for cell in cells) > len(cells) / 2]
+    if odd and len(odd) < size / 2:
+        yield Candidate(
+            "gpu.nvlink",
+            0.82,
+            f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others",
+            [rows[gpu][1] for gpu in odd],
+            why=broken_topology_matrix.__doc__ or "",
+        )
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
+_SCALE = {
+    "MB/s": 1.0,
+    "MiB/s": 1.05,
+    "GB/s": 1000.0,
+    "GiB/s": 1074.0,
+    "Mbit/s": 0.125,
+    "Gbit/s": 125.0,
+    "MBps": 1.0,
+    "GBps": 1000.0,
+}
+
+
+@diagnosis
+def low_measured_rate(case: Case) -> Iterable[Candidate]:
+    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed."""
+    rates = [
+        (float(found.group(1)) * _SCALE[found.group(2)], hit)
+        for hit in case.hits("measured-rate")
+        for found in _RATE.finditer(hit.text)
+        if re.search(
+            r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
+        )
+    ]
+    if len(rates) >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.6,
+            f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link",
+            [hit for _, hit in rates][:8],
+            why=low_measured_rate.__doc__ or "",
+        )
+
+
+_TIMED = re.compile(r"(\d{5,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
+
+
+@diagnosis
+def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
+    """Timed collectives of a megabyte and more run below 50 MB/s, and nothing failed."""
+    slow = []
+    for hit in case.hits("timed-collective"):
+        found = _TIMED.search(hit.text)
+        if found and int(found.group(1)) >= 1_000_000 and float(found.group(2)) > 0:
+            rate = int(found.group(1)) / float(found.group(2)) / 1000  # MB/s
+            if rate < 50:
+                slow.append((rate, hit))
+    if slow and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.64,
+            f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s",
+            [hit for _, hit in slow][:8],
+            why=slow_timed_collectives.__doc__ or "",
+        )
+
+
+@diagnosis
+def service_not_running(case: Case) -> Iterable[Candidate]:
+    """systemctl names the fabric manager or the IMEX daemon, and a line of its answer says that it does not run."""
+    names = case.hits("service-name")
+    for state in case.hits("service-state"):
+        near = [hit for hit in names if hit.file == state.file and 0 <= state.line - hit.line <= 4]
+        for word, cause in (("fabricmanager", "gpu.fabric-manager"), ("imex", "gpu.imex")):
+            named = [hit for hit in near if word in hit.text]
+            if named:
+                yield Candidate(
+                    cause,
+                    0.92,
+                    f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
+                    [named[0], state],
+                    hosts={h.host for h in named if h.host},
+                    why=service_not_running.__doc__ or "",
+                )
+                return

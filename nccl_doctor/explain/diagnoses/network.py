@@ -486,3 +486,141 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
+
+
+@diagnosis
+def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
+    """Connections to an IPv6 address fail as unreachable: names or interfaces give IPv6 addresses that are not routed.
+
+    A link-local address (fe80::) is never valid beyond its link; a global one needs a route on every host.
+    """
+    hits = [
+        hit
+        for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
+        if (address := _address(hit.groups.get("address", ""))) is not None
+        and address.version == 6
+        and address.ipv4_mapped is None
+    ]
+    if hits:
+        yield Candidate(
+            "net.hostname-resolution",
+            0.72,
+            "a peer is addressed by IPv6, which is not routed between the hosts",
+            hits[:6],
+            {h.rank for h in hits if h.rank is not None},
+            {h.host for h in hits if h.host},
+            ipv6_unreachable.__doc__ or "",
+        )
+        yield Candidate(
+            "net.wrong-interface",
+            0.6,
+            "the chosen interface has only an IPv6 address that peers cannot reach",
+            hits[:4],
+        )
+
+
+@diagnosis
+def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
+    """The pods run a service mesh's sidecar, and connections are accepted and closed, or refused: the proxy answers.
+
+    A sidecar takes every TCP connection of the pod; raw protocols such as the store's, Gloo's and NCCL's do not pass it.
+    """
+    mesh = case.hits("service-mesh")
+    failing = (
+        "store-closed",
+        "rdzv-connection",
+        "rdzv-timeout",
+        "gloo-closed",
+        "peer-closed",
+        "connect-refused",
+        "master-timeout",
+        "master-refused",
+        "socket-timeout",
+        "gloo-connect-failed",
+    )
+    if mesh and case.has(*failing):
+        yield Candidate(
+            "net.firewall",
+            0.86,
+            "a service mesh's proxy in the pods answers instead of the job's processes",
+            [*mesh[:4], *case.hits(*failing)[:4]],
+            hosts={h.host for h in mesh if h.host},
+            why=service_mesh_in_between.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
+    """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
+    by_id = {
+        hit.groups["id"].strip("'\","): hit
+        for hit in reversed(case.hits("rdzv-id"))
+        if hit.groups["id"].strip("'\",") not in ("none", "None", "")
+    }
+    if len(by_id) > 1 and case.has(
+        "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.93,
+            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
+            [*by_id.values(), *case.hits("rdzv-id")[:6]],
+            why=different_rendezvous_ids.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def one_restarted_pod(case: Case) -> Iterable[Candidate]:
+    """kubectl shows that one pod was restarted and the others were not: it wants to join a job that goes on without it."""
+    rows = []
+    for hit in case.hits("pod-row"):
+        found = re.match(r"(\S+)\s+\d+/\d+\s+\w+\s+(\d+)", hit.text.strip())
+        if found:
+            rows.append((int(found.group(2)), hit))
+    restarted = [hit for count, hit in rows if count > 0]
+    if (
+        restarted
+        and len(restarted) < len(rows)
+        and case.has(
+            "connect-refused",
+            "connect-retry",
+            "peer-closed",
+            "socket-timeout",
+            "master-refused",
+            "connect-gave-up",
+            "unique-id",
+        )
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.72,
+            "a pod was restarted alone and tries to join a communicator that is gone",
+            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
+            why=one_restarted_pod.__doc__ or "",
+        )
+
+
+_SLINGSHOT = re.compile(r"\bhsn\d")
+
+
+@diagnosis
+def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
+    """Slingshot interfaces (hsn0...) or EFA instances, no network plugin found, and plain sockets are used.
+
+    These fabrics are reached only through libfabric's plugin (aws-ofi-nccl, for AMD aws-ofi-rccl).
+    """
+    sockets = [hit for hit in case.hits("net-socket-using", "bootstrap-using") if _SLINGSHOT.search(hit.text)]
+    without = case.hits("no-net-plugin")
+    on_sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
+    if sockets and without and on_sockets:
+        trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
+        yield Candidate(
+            "net.plugin",
+            0.74 if trouble else 0.55,
+            "a Slingshot system without the libfabric plugin: plain sockets are used",
+            [*without[:4], *sockets[:4]],
+            hosts={h.host for h in sockets if h.host},
+            why=fabric_without_its_plugin.__doc__ or "",
+        )

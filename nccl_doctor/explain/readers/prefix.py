@@ -32,6 +32,7 @@ class Line(msgspec.Struct):
     pid: str = ""
     seconds: float | None = None
     when: str = ""
+    hosts: int = 0  # how many host labels stood before the text (a collector's and the launcher's)
     key: str = ""  # lines of one process share it; used to put interleaved tracebacks together
 
 
@@ -53,7 +54,7 @@ _GLOG = re.compile(
     r"\[?(?P<level>[IWEFVC])(?P<when>(?P<mo>\d\d?)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?))\s+(?P<rest>[^\]]{0,200}\])\s?"
 )
 _SYSLOG = re.compile(
-    r"(?P<when>(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s+(?P<host>[\w.-]+)\s+(?=[\w./()-]+(?:\[\d+\])?:)"
+    r"(?P<when>(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s+(?P<host>[\w.-]+)\s+(?:(?!kernel:)[\w./()-]{1,60}(?:\[\d+\])?:\s|(?=kernel:))"
 )
 _DMESG_T = re.compile(
     r"\[(?P<when>\w{3} (?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4})\]\s?"
@@ -212,6 +213,11 @@ def parse(text: str) -> Line:
     return line
 
 
+def hosts_left(line: Line) -> bool:
+    """Whether another host label may follow: a collector's (pod, syslog) and one of the launcher (pdsh)."""
+    return line.hosts < (2 if line.host else 1)
+
+
 def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     """Recognise one prefix at ``at``; returns where the rest begins and what it adds to the process key."""
     char = text[at : at + 1]
@@ -312,7 +318,8 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
         return found.end(), ""
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)
-        if found and not line.host and _is_host(found.group("host")):
+        if found and hosts_left(line) and _is_host(found.group("host")):
+            line.hosts += 1
             line.host = found.group("host")
             return found.end(), f"h{line.host}"
     return None

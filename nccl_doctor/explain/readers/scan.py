@@ -43,24 +43,45 @@ _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "N
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
 
 
+class _Wakes:
+    """Which signatures, and which of their wordings, an anchor in a line wakes up."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        self._by_anchor: dict[bytes, list[tuple[Signature, int]]] = {}
+        for signature in signatures:
+            for index, template in enumerate(signature.templates):
+                for anchor in signature.wake or (template.anchor,):
+                    self._by_anchor.setdefault(anchor.encode(), []).append((signature, index))
+        self.anchors = tuple(sorted(self._by_anchor))
+
+    def signatures(self, anchor: bytes) -> list[Signature]:
+        """The signatures that lose a wording if this anchor is given up."""
+        return [signature for signature, _ in self._by_anchor.get(anchor, ())]
+
+    def matches(self, held: Iterable[bytes], text: str) -> list[tuple[Signature, dict[str, str]]]:
+        """The signatures that recognise a line holding these anchors, each once, by name."""
+        awake: dict[str, tuple[Signature, set[int]]] = {}
+        for anchor in held:
+            for signature, index in self._by_anchor.get(anchor, ()):
+                awake.setdefault(signature.name, (signature, set()))[1].add(index)
+        found = []
+        for _, (signature, indices) in sorted(awake.items()):
+            groups = signature.match(text, [signature.templates[index] for index in sorted(indices)])
+            if groups is not None:
+                found.append((signature, groups))
+        return found
+
+
 class _Plan:
-    """The anchors in one order, and which signatures each wakes up."""
+    """The anchors in one order, and what each wakes up; sampled signatures apart."""
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
-        self.sampled = [item for item in signatures.values() if item.sampled]
-        words = sorted({re.escape(anchor.decode()) for item in self.sampled for anchor in item.anchors})
+        self.searched = _Wakes(item for item in signatures.values() if not item.sampled)
+        self.sampled = _Wakes(item for item in signatures.values() if item.sampled)
+        self.anchors = tuple(sorted({*self.searched.anchors, *_GENERIC}))
+        words = sorted((re.escape(anchor.decode()) for anchor in self.sampled.anchors), key=len, reverse=True)
         self.sampled_words = re.compile("|".join(words))
-        self.wakes: dict[bytes, list[Signature]] = {}
-        for signature in signatures.values():
-            if not signature.sampled:
-                for anchor in signature.anchors:
-                    self.wakes.setdefault(anchor, []).append(signature)
-        self.anchors = tuple(sorted({*self.wakes, *_GENERIC}))
-
-    def woken(self, held: Iterable[bytes]) -> list[Signature]:
-        """The signatures that these anchors wake, each once, in a stable order."""
-        awake = {signature.name: signature for anchor in held for signature in self.wakes.get(anchor, ())}
-        return [awake[name] for name in sorted(awake)]
+        self.progress = signatures["progress"]
 
 
 _plan: list[_Plan] = []
@@ -158,7 +179,7 @@ class Scanner:
             self._partly_sampled = True
         for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
             start = block.find(b"\n", at) + 1
-            if start and self._plan.sampled_words.search(_decode(block[start : start + 300])):
+            if start and self._plan.progress.match(_decode(block[start : start + 300])) is not None:
                 self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
@@ -167,12 +188,8 @@ class Scanner:
             if not raw:
                 continue
             text = _decode(raw[:LINE_LIMIT])
-            if not self._plan.sampled_words.search(text):
-                continue
-            for signature in self._plan.sampled:
-                groups = signature.match(text)
-                if groups is None:
-                    continue
+            held = {word.encode() for word in self._plan.sampled_words.findall(text)}
+            for signature, groups in self._plan.sampled.matches(held, text):
                 self._add(signature, groups, number + offset, prefix.parse(text), text)
 
     def finish(self, tail: bytes) -> Summary:
@@ -211,9 +228,7 @@ class Scanner:
             return False
         trouble = False
         text = _decode(raw)
-        matches = [
-            (signature, groups) for signature in self._plan.woken(live) if (groups := signature.match(text)) is not None
-        ]
+        matches = self._plan.searched.matches(live, text)
         if not matches and not reading and live.isdisjoint(_GENERIC):
             self._count_busy(live, trouble)
             return False
@@ -257,7 +272,7 @@ class Scanner:
             self._busy[anchor] = count
             if count >= BUSY and anchor not in self._dropped and anchor not in _GENERIC:
                 self._dropped.add(anchor)
-                for signature in self._plan.wakes.get(anchor, ()):
+                for signature in self._plan.searched.signatures(anchor):
                     self.summary.groups.setdefault(signature.name, HitGroup()).at_least = True
                 self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
                 self._engine = matcher.engine(self._anchors, self._fast)
@@ -391,12 +406,12 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
 
 
 def _decode(raw: bytes) -> str:
-    """A raw line as text: undecodable bytes as surrogates; of a line with CRs, the last piece that says anything."""
+    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
     text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return text
+    return prefix.ANSI.sub("", text) if "\x1b" in text else text
 
 
 def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -47,14 +47,9 @@ class Signature(msgspec.Struct, frozen=True):
     sampled: bool = False
     wake: tuple[str, ...] = ()
 
-    @property
-    def anchors(self) -> frozenset[bytes]:
-        """The literals of which a line must hold one to be shown to this signature."""
-        return frozenset(text.encode() for text in self.wake or (template.anchor for template in self.templates))
-
-    def match(self, line: str) -> dict[str, str] | None:
-        """The contents of the holes if one of the wordings is in ``line`` and the guard agrees."""
-        for template in self.templates:
+    def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
+        """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
+        for template in self.templates if templates is None else templates:
             groups = template.match(line)
             if groups is not None and (self.where is None or self.where(groups, line)):
                 return groups

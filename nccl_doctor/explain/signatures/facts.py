@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
+
+BUSBW_ROW = re.compile(
+    r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
+    r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
+)
 
 says(
     "nccl-init-start",
@@ -235,16 +242,16 @@ says(
 )
 says(
     "busbw-row",
-    " float {} sum {}",
-    "  bfloat16 {} sum {}",
-    " half {} sum {}",
-    " bf16 {} sum {}",
-    "  float  {} none {}",
-    why="A result row of nccl-tests.",
-    where=lambda groups, line: (
-        (len(line.split()) >= 8 and line.split()[0].isdigit())
-        or (len(line.split()) >= 9 and line.split()[1].isdigit() and line.split()[2].isdigit())
-    ),
+    " float ",
+    " bfloat16 ",
+    " half ",
+    " double ",
+    " bf16 ",
+    " fp8",
+    " int8 ",
+    " int32 ",
+    why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
+    where=lambda groups, line: BUSBW_ROW.search(line) is not None,
 )
 says(
     "busbw-average",
@@ -422,4 +429,38 @@ says(
     "empty list",
     "hang",
     why="A line that sounds like trouble; its words tell the subject.",
+)
+
+says(
+    "measured-rate",
+    " MB/s",
+    " GB/s",
+    "Mbit/s",
+    "Gbit/s",
+    " MiB/s",
+    " GiB/s",
+    "MBps",
+    "GBps",
+    sampled=True,
+    why="A measured rate.",
+    where=lambda groups, line: any(char.isdigit() for char in line),
+)
+
+says(
+    "service-state",
+    "Active: inactive (dead)",
+    "Active: failed (Result",
+    "Loaded: not-found",
+    "could not be found.",
+    "is not running",
+    "is not active",
+    why="systemctl's answer on a service.",
+)
+says(
+    "service-name",
+    "nvidia-fabricmanager",
+    "nv-fabricmanager",
+    "nvidia-imex",
+    "nvidia-persistenced",
+    why="A service of the NVIDIA driver is spoken of.",
 )

@@ -694,3 +694,54 @@ says(
     title="the fabric manager reports: {message}",
     why="An error in the fabric manager's own log.",
 )
+
+says(
+    "nvlink-all-inactive",
+    "all links are inActive",
+    "all links are inactive",
+    "Unable to retrieve NVLink information",
+    "NVLink is not active",
+    "nvlink is down",
+    "NVLINK is down",
+    "NVLink down",
+    "NVLink link down",
+    "nvlink link {}down",
+    "Inactive NVLink",
+    "nvlink {}inactive",
+    "NVLinks are inactive",
+    "NVLink {}not {}trained",
+    "NVSwitch fatal error",
+    "nvswitch {}fatal",
+    "NVSwitch non-fatal",
+    "Fatal NVSwitch",
+    "NVLink Recovery Error",
+    "NVLink Replay Error",
+    "nvlink{}DOWN",
+    cause="gpu.nvlink",
+    strength=0.9,
+    title="NVLink is inactive or in error",
+    why="A tool reports NVLinks that are down or counts their errors.",
+    where=lambda groups, line: "Error" not in line or not line.rstrip().endswith(": 0"),
+)
+says(
+    "nvlink-link",
+    "Link {link:int}: {speed:num} GB/s",
+    "Link {link:int}: <inactive>",
+    why="One NVLink's state in nvidia-smi nvlink --status.",
+)
+says(
+    "nvlink-gpu",
+    "GPU {gpu:int}: NVIDIA {model}",
+    "GPU {gpu:int}: Tesla {model}",
+    why="The GPU that the following links belong to.",
+)
+says(
+    "topo-row",
+    "\t X \t",
+    " X      ",
+    " X     N",
+    " X    N",
+    " X   N",
+    why="A row of nvidia-smi topo -m.",
+    where=lambda groups, line: re.search(r"^\W*GPU\d+\s", line) is not None,
+)

@@ -79,7 +79,7 @@ says(
     "unused-flag",
     "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
     role=H,
-    why="Costs speed only.",
+    why="It costs speed only: DDP searches the graph for nothing.",
 )
 says(
     "cumem-host-fallback",

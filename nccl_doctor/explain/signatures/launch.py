@@ -272,3 +272,27 @@ says(
     title="the cluster has fewer GPUs or nodes than were asked for",
     why="The scheduler cannot place the job.",
 )
+
+says(
+    "rdzv-id",
+    "--rdzv_id={id:word}",
+    "--rdzv-id={id:word}",
+    "--rdzv_id {id:word}",
+    "--rdzv-id {id:word}",
+    "the rendezvous '{id}'",
+    "Rendezvous '{id}'",
+    "run_id: {id:word}",
+    "run_id           : {id:word}",
+    why="The id under which nodes meet: it must be the same on all.",
+)
+says(
+    "pod-row",
+    "Running {restarts:int} ",
+    " Running  {restarts:int} ",
+    " CrashLoopBackOff {restarts:int} ",
+    " Completed {restarts:int} ",
+    "Running   {restarts}",
+    "Error {restarts:int} ",
+    why="A row of kubectl get pods.",
+    where=lambda groups, line: re.search(r"^\S+\s+\d+/\d+\s+\w+\s+\d+", line.strip()) is not None,
+)

@@ -90,3 +90,31 @@ says(
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
+
+says(
+    "long-duration",
+    " after {seconds:num}s",
+    "took {seconds:num}s",
+    "took {seconds:num} s",
+    " in {seconds:num}s",
+    " in {seconds:num} s",
+    "elapsed {seconds:num}",
+    "took {seconds:num} seconds",
+    "after {seconds:num} seconds",
+    "after {seconds:num} s",
+    sampled=True,
+    why="Something took minutes.",
+    where=lambda groups, line: float(groups["seconds"]) >= 300 and "imeout" not in line,
+)
+says(
+    "timed-collective",
+    " bytes {between}ms",
+    " bytes {between} ms",
+    "bytes: {between}ms",
+    sampled=True,
+    why="A collective of some size and how long it took.",
+    where=lambda groups, line: any(
+        word in line.lower()
+        for word in ("reduce", "gather", "broadcast", "all_to_all", "alltoall", "collective", "send")
+    ),
+)

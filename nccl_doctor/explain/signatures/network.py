@@ -320,3 +320,22 @@ says(
     why="A hand-made connection test to the port failed.",
 )
 says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")
+
+says(
+    "service-mesh",
+    "istio-proxy",
+    "Envoy proxy",
+    "linkerd-proxy",
+    "istio-init",
+    "envoy ",
+    why="A service mesh's proxy stands in the pods: it accepts and closes connections in place of the job's processes.",
+)
+says(
+    "garbage-address",
+    "is neither AF_INET",
+    "with family {family:int} is neither",
+    cause="sw.nccl-version-mismatch",
+    strength=0.55,
+    title="a peer's address was read as garbage (family {family})",
+    why="The bytes that a peer sent were not the address expected: ranks of different NCCL versions, or ranks in different calls.",
+)

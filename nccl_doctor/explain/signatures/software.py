@@ -231,7 +231,8 @@ says(
     title="a process crashed inside NCCL ({name})",
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
-        bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @)", line)) and "watchdog" not in line.lower()
+        bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
+        and "watchdog" not in line.lower()
     ),
 )
 says(
@@ -253,4 +254,18 @@ says(
     role=Role.SYMPTOM,
     fold="crash handlers",
     why="A crash handler's report; the frames beneath say whose code it was.",
+)
+
+says(
+    "crash-in-libnccl",
+    "libnccl.so(+0x",
+    "/libnccl.so.2(",
+    "in libnccl.so",
+    role=Role.SYMPTOM,
+    cause="sw.nccl-bug",
+    strength=0.6,
+    fold="libnccl in a stack",
+    title="a process crashed inside NCCL",
+    why="A native stack or the kernel's segfault line names libnccl.",
+    where=lambda groups, line: "[" in line or "segfault" in line,
 )

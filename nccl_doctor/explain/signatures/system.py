@@ -116,7 +116,9 @@ says(
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
-    where=lambda groups, line: not re.search(r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ", line),
+    where=lambda groups, line: (
+        not re.search(r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes", line)
+    ),
 )
 says(
     "sigkill",
@@ -140,7 +142,7 @@ says(
     strength=0.66,
     title="a process was killed with SIGKILL: usually the kernel's or the cgroup's memory limit",
     why="SIGKILL leaves no trace in the process. Usually the oom-killer (see the kernel log of that host); sometimes a scheduler or a person.",
-    where=lambda groups, line: "closing signal" not in line,
+    where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
 )
 
 # --- disks and file systems
@@ -276,8 +278,6 @@ says(
     "NodeLost",
     "HostDown",
     "host {host:word} is unreachable",
-    "raylet{}died",
-    "Raylet died",
     "node{}has been terminated",
     "unexpected reboot",
     "Hardware Error]: {}fatal",
@@ -318,7 +318,9 @@ says(
     strength=0.93,
     title="the host (or its memory cgroup) ran out of memory",
     why="A scheduler, container runtime or allocator says that host memory ran out.",
-    where=lambda groups, line: not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out", line),
+    where=lambda groups, line: (
+        not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out|potential root causes", line)
+    ),
 )
 says(
     "fs-locks",
