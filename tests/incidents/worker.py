@@ -344,7 +344,9 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 20 and self.fate == "kill":
-            time.sleep(1.5)  # until the batches before it are handed over; killed earlier, it looks like dataloader-reset.md
+            time.sleep(
+                1.5
+            )  # until the batches before it are handed over; killed earlier, it looks like dataloader-reset.md
             os.kill(os.getpid(), signal.SIGKILL)
         if index == 20 and self.fate == "hang":
             time.sleep(60)
