@@ -1,6 +1,7 @@
 """Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
 
-docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/report.schema.json, docs/bundle.schema.json.
+docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/report.schema.json,
+docs/bundle.schema.json, docs/bench.schema.json.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.playbooks import for_finding
@@ -53,6 +55,7 @@ def pages() -> dict[Path, str]:
         DOCS / "rules.md": rules(),
         DOCS / "report.schema.json": schema(Report),
         DOCS / "bundle.schema.json": schema(Bundle),
+        DOCS / "bench.schema.json": schema(Outcome),
     }
 
 

@@ -13,7 +13,8 @@ import signal
 import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
-from nccl_doctor.agent.probing import kill_group
+from nccl_doctor.agent import children
+from nccl_doctor.agent.children import kill_group
 
 Report = Callable[[Any], None]
 
@@ -27,23 +28,28 @@ class Isolated(NamedTuple):
     seconds: float
 
 
-def call(function: Callable[[Report], None], limit_s: float, limit_bytes: int = 8 << 20) -> Isolated:
+def call(
+    function: Callable[[Report], None], limit_s: float, silence_s: Optional[float] = None, limit_bytes: int = 8 << 20
+) -> Isolated:
     """Run ``function(report)`` in a forked child for at most ``limit_s`` seconds and return all it reported.
 
-    ``report`` takes plain JSON data. A child that cannot be killed (state D) is left behind; it holds none of this
+    It is given up earlier if it reports nothing for ``silence_s`` seconds: then one single call hangs. ``report`` takes
+    plain JSON data. A child that cannot be killed (state D) is left behind; it holds none of this
     process's streams, and the kernel ends it as soon as the driver lets go of it.
     """
     started = time.monotonic()
     reader, writer = os.pipe()
+    end_with_us = children._die_with_parent(os.getpid())
     child = os.fork()
     if child == 0:
-        _child(function, reader, writer, limit_s)
+        _child(function, writer, limit_s, end_with_us)
     os.close(writer)
     received = bytearray()
     timed_out = False
+    waited = limit_s if silence_s is None else min(silence_s, limit_s)
     try:
         while len(received) <= limit_bytes:
-            left = started + limit_s - time.monotonic()
+            left = min(waited, started + limit_s - time.monotonic())
             if left <= 0 or not select.select([reader], [], [], left)[0]:
                 timed_out = True
                 break
@@ -60,7 +66,7 @@ def call(function: Callable[[Report], None], limit_s: float, limit_bytes: int = 
     reports = [json.loads(line) for line in bytes(received).split(b"\n")[:-1]]
     seconds = time.monotonic() - started
     if timed_out:
-        return Isolated("timed-out", reports, "did not answer within %.0f s" % limit_s, seconds)
+        return Isolated("timed-out", reports, "did not answer within %.0f s" % min(waited, seconds), seconds)
     if cut:
         return Isolated("truncated", reports, "more than %d bytes" % limit_bytes, seconds)
     if status:
@@ -70,14 +76,15 @@ def call(function: Callable[[Report], None], limit_s: float, limit_bytes: int = 
     return Isolated("ok", reports, "", seconds)
 
 
-def _child(function: Callable[[Report], None], reader: int, writer: int, limit_s: float) -> None:
+def _child(function: Callable[[Report], None], writer: int, limit_s: float, end_with_us: Callable[[], None]) -> None:
     """In the child: let go of the parent's streams, run, and leave without unwinding the parent's interpreter."""
     status = 1
     try:
+        end_with_us()  # the kernel kills this child when the thread that forked it is gone
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
-        signal.alarm(int(limit_s) + 2)  # ends this child even where the parent is gone
+        signal.alarm(int(limit_s) + 2)  # and where the kernel does not, the alarm does
         os.dup2(writer, 3)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

@@ -5,7 +5,7 @@ The patterns are linear: no nested repetition.
 """
 
 import re
-from typing import Dict, List, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 HIDDEN = "[redacted]"
 
@@ -17,43 +17,70 @@ _SECRET_WORD_LIST = """
 _SECRET_WORDS = frozenset(_SECRET_WORD_LIST.split())
 _HARMLESS_NAMES = frozenset(("PWD", "OLDPWD"))
 
-_RULES: List[Tuple["re.Pattern[str]", str]] = [
-    # PEM blocks, whole or cut off at the end; and the single-line form with \\n escapes
-    (
-        re.compile(
-            r"-----BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[^-]{0,40}-----"
-            r"(?:(?!-----END)[\s\S])*(?:-----END [A-Z0-9 ]{0,60}-----)?"
-        ),
+# Where a word may begin: not inside another word, but right after a terminal's colour (ESC [ 3 1 m).
+_START = r"(?:(?<![A-Za-z0-9])|(?<=[0-9;\[]m))"
+_NAMES = (
+    r"(?:password|passwd|passphrase|secrets?|tokens?|api[_-]?key|access[_-]?key|private[_-]?key|account[_-]?key|"
+    r"credentials?|auth[_-]?key|encryption[_-]?key|session[_-]?key|cookie|signature|sig|sas|jwt)"
+    r"(?:[_-](?:id|key|token|value|b64|base64))?"
+)
+_VALUE = r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|[^\s\"',;&)}\]]{1,4096})"
+
+_NAME_NEEDLES = "pass secret token key credential cookie signature sig sas jwt"
+
+
+class _Rule(NamedTuple):
+    """A pattern, what replaces it, and the words (in lower case) without one of which it cannot match."""
+
+    needles: Tuple[str, ...]
+    pattern: "re.Pattern[str]"
+    replacement: str
+
+
+def _rule(needles: str, pattern: str, replacement: str) -> _Rule:
+    return _Rule(tuple(needles.split()), re.compile(pattern), replacement)
+
+
+_RULES = (
+    # PEM blocks, whole or cut off at the end, and in one line with \\n escapes
+    _rule(
+        "-----begin",
+        r"-----BEGIN [A-Z0-9 ]{0,40}(?:PRIVATE KEY|CERTIFICATE)[^-]{0,40}-----"
+        r"(?:[^-]|-(?!----END))*(?:-----END [A-Z0-9 ]{0,60}-----)?",
         HIDDEN,
     ),
     # scheme://user:password@host, also //:password@ and a token alone as user
-    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@\"'<>]{1,512}@"), r"\1" + HIDDEN + "@"),
-    # Authorization: Bearer x / Basic x / Token x
-    (re.compile(r"(?i)\b(bearer|basic|negotiate|digest)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 " + HIDDEN),
+    _rule("://", r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@\"'<>]{1,512}@", r"\1" + HIDDEN + "@"),
+    # Authorization: Bearer x, Basic x
+    _rule(
+        "bearer basic negotiate digest",
+        r"(?i)" + _START + r"(bearer|basic|negotiate|digest)\s{1,4}[A-Za-z0-9._~+/=-]{8,4096}",
+        r"\1 " + HIDDEN,
+    ),
     # Keys that carry their maker's mark
-    (
-        re.compile(
-            r"\b(?:(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z0-9]{16}"
-            r"|gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{20,255}|glpat-[A-Za-z0-9_-]{16,255}"
-            r"|hf_[A-Za-z0-9]{20,255}|sk-[A-Za-z0-9_-]{16,255}|xox[abeoprs]-[A-Za-z0-9-]{10,255}"
-            r"|AIza[A-Za-z0-9_-]{30,60}|ya29\.[A-Za-z0-9_-]{16,512}|nvapi-[A-Za-z0-9_-]{16,255}|npm_[A-Za-z0-9]{20,255}"
-            r"|pypi-[A-Za-z0-9_-]{16,255}|dop_v1_[a-f0-9]{32,128}|SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}"
-            r"|eyJ[A-Za-z0-9_-]{8,2048}\.[A-Za-z0-9_-]{8,4096}(?:\.[A-Za-z0-9_-]{0,2048})?)"
-        ),
+    _rule(
+        "akia asia agpa aida aroa gh github_ glpat- hf_ sk- xox aiza ya29 nvapi- npm_ pypi- dop_ sg. eyj",
+        _START + r"(?:(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z0-9]{16}"
+        r"|gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{20,255}|glpat-[A-Za-z0-9_-]{16,255}"
+        r"|hf_[A-Za-z0-9]{20,255}|sk-[A-Za-z0-9_-]{16,255}|xox[abeoprs]-[A-Za-z0-9-]{10,255}"
+        r"|AIza[A-Za-z0-9_-]{30,60}|ya29\.[A-Za-z0-9_-]{16,512}|nvapi-[A-Za-z0-9_-]{16,255}|npm_[A-Za-z0-9]{20,255}"
+        r"|pypi-[A-Za-z0-9_-]{16,255}|dop_v1_[a-f0-9]{32,128}|SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}"
+        r"|eyJ[A-Za-z0-9_-]{8,2048}\.[A-Za-z0-9_-]{8,4096}(?:\.[A-Za-z0-9_-]{0,2048})?)",
         HIDDEN,
     ),
-    # name=value, name: value, "name": "value", --name value, where the name says what it is
-    (
-        re.compile(
-            r"(?i)((?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,40}[_.-]){0,8}"
-            r"(?:password|passwd|passphrase|secret|secrets|token|tokens|api[_-]?key|apikey|access[_-]?key|secret[_-]?key|"
-            r"private[_-]?key|account[_-]?key|credentials?|auth[_-]?key|encryption[_-]?key|session[_-]?key|cookie|signature|sig|sas)"
-            r"(?:[_-](?:id|key|value|b64|base64))?[\"']?(?:\s{0,4}[=:]\s{0,4}|\s{1,4}(?=[^\s-])))"
-            r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|[^\s\"',;&)}\]]{1,4096})"
-        ),
+    # name=value, name: value, "name": "value", where the name ends in a word that says what it is (also in camelCase)
+    _rule(
+        _NAME_NEEDLES,
+        r"(?i)((?:" + _START + r"|(?-i:(?<=[a-z])(?=[A-Z])))" + _NAMES + r"[\"']?\s{0,4}[=:]\s{0,4})" + _VALUE,
         r"\1\g<q>" + HIDDEN,
     ),
-]
+    # --some-token value
+    _rule(
+        _NAME_NEEDLES,
+        r"(?i)(" + _START + r"--?(?:[a-z0-9]{1,40}[_-]){0,6}" + _NAMES + r"\s{1,4})(?=[^\s-])" + _VALUE,
+        r"\1\g<q>" + HIDDEN,
+    ),
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -66,8 +93,10 @@ def is_secret_name(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """The text with everything that looks like a secret replaced by ``[redacted]``."""
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    lower = text.lower()
+    for rule in _RULES:
+        if any(needle in lower for needle in rule.needles):
+            text = rule.pattern.sub(rule.replacement, text)
     return text
 
 

@@ -7,37 +7,33 @@ import difflib
 import msgspec
 
 from nccl_doctor.agent.collective.operations import OPERATIONS
+from nccl_doctor.facts.collectives import bus_factor
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One collective: ``bus_numerator(n) / n`` is the factor from algorithm to bus bandwidth."""
+    """One collective: its name here, its name for people, and the nccl-tests program that measures it."""
 
     name: str
     title: str
     nccl_tests: str
-    ring: str  # which published factor: "2(n-1)/n", "(n-1)/n" or "1"
 
     def bus_factor(self, ranks: int) -> float:
-        """busbw / algbw for ``ranks`` ranks (nccl-tests, PERFORMANCE.md); 0 for the data-free case of one rank."""
-        if self.ring == "2(n-1)/n":
-            return 2.0 * (ranks - 1) / ranks
-        if self.ring == "(n-1)/n":
-            return (ranks - 1) / ranks
-        return 1.0
+        """busbw / algbw for ``ranks`` ranks."""
+        return bus_factor(self.name, ranks)
 
 
 COLLECTIVES: dict[str, Collective] = {
     item.name: item
     for item in (
-        Collective("allreduce", "all-reduce", "all_reduce_perf", "2(n-1)/n"),
-        Collective("allgather", "all-gather", "all_gather_perf", "(n-1)/n"),
-        Collective("reducescatter", "reduce-scatter", "reduce_scatter_perf", "(n-1)/n"),
-        Collective("broadcast", "broadcast", "broadcast_perf", "1"),
-        Collective("reduce", "reduce", "reduce_perf", "1"),
-        Collective("alltoall", "all-to-all", "alltoall_perf", "(n-1)/n"),
-        Collective("sendrecv", "send/recv ring", "sendrecv_perf", "1"),
-        Collective("gather", "gather", "gather_perf", "(n-1)/n"),
-        Collective("scatter", "scatter", "scatter_perf", "(n-1)/n"),
+        Collective("allreduce", "all-reduce", "all_reduce_perf"),
+        Collective("allgather", "all-gather", "all_gather_perf"),
+        Collective("reducescatter", "reduce-scatter", "reduce_scatter_perf"),
+        Collective("broadcast", "broadcast", "broadcast_perf"),
+        Collective("reduce", "reduce", "reduce_perf"),
+        Collective("alltoall", "all-to-all", "alltoall_perf"),
+        Collective("sendrecv", "send/recv ring", "sendrecv_perf"),
+        Collective("gather", "gather", "gather_perf"),
+        Collective("scatter", "scatter", "scatter_perf"),
     )
 }
 if COLLECTIVES.keys() != OPERATIONS.keys():  # the worker and the controller must speak of the same collectives

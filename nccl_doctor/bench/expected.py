@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def find(gpu: str, fabric: str, hosts: int, gpus_per_host: int, collective: str,
         item
         for item in table()
         if item.kind == "measured"
-        and item.gpu.lower() in gpu.lower()
+        and re.search(rf"\b{re.escape(item.gpu)}\b", gpu, re.IGNORECASE)  # a GH200 is no H200
         and (item.fabric, item.hosts, item.gpus_per_host, item.collective) == (fabric, hosts, gpus_per_host, collective)
         and size // 2 <= item.size <= size
     )

@@ -24,6 +24,7 @@ from nccl_doctor.bench.run import (
     read_prepared,
     time_needed,
 )
+from nccl_doctor.facts.model import Outcome as ProbeOutcome
 from nccl_doctor.facts.model import ProbeResult, Reach
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.inventory.model import HostEntry
@@ -183,9 +184,12 @@ def _run(
 ) -> tuple[dict[str, ProbeResult], tuple[str, ...]]:
     limit_s = deadline.left(time_needed(plan))
     total = sum(name in COLLECTIVES for name in plan.collectives) * len(plan.sizes) * max(1, len(plan.modes))
+    paths: dict[str, list[dict[str, Any]]] = {share.name: [] for share in world.shares}
     with progress(world, collector, total) as watcher:
 
         def take(host: str, event: dict[str, Any]) -> None:
+            if event.get("event") == "path":
+                paths[host].append(event)
             with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):  # a broken event is no result
                 collector.take(event)
             watcher.event(host, event)
@@ -193,4 +197,5 @@ def _run(
         try:
             return Run(sessions, world, plan, limit_s, take).run(), ()
         except KeyboardInterrupt:
-            return {}, ("interrupted by Ctrl-C",)
+            seen = {host: {"host": host, "events": events} for host, events in paths.items()}
+            return {host: ProbeResult(ProbeOutcome.OK, data) for host, data in seen.items()}, ("interrupted by Ctrl-C",)

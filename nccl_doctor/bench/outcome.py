@@ -15,6 +15,7 @@ from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.statistics import Fit, fit
 from nccl_doctor.bench.verdict import Ground, SizeChange, Verdict, changes, verdict_findings, verdicts
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.redaction import redact_environment, redact_text
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.rules import collectives as rules
 
@@ -156,9 +157,9 @@ def conclude(
         tool=__version__,
         created=created,
         seconds=round(seconds, 3),
-        command=command,
+        command=redact_text(command),
         complete=len(ranks) == world.size and all(rank.end.finished for rank in ranks),
-        plan=plan,
+        plan=msgspec.structs.replace(plan, env=redact_environment(plan.env)),
         world=world,
         results=results,
         path=path,
@@ -176,5 +177,12 @@ def conclude(
 def _tail(rank: rules.RankOnHost) -> RankTail:
     end = rank.end
     return RankTail(
-        end.rank, rank.host, end.where.words, end.exit, end.signal, end.killed, end.output[-20000:], end.stack
+        end.rank,
+        rank.host,
+        end.where.words,
+        end.exit,
+        end.signal,
+        end.killed,
+        redact_text(end.output[-20000:]),
+        end.stack,
     )

@@ -21,6 +21,8 @@ from nccl_doctor.facts.model import Outcome, ProbeResult
 
 PREPARE_LIMIT_S = 40.0
 IMPORT_LIMIT_S = 180.0  # a first import of torch over NFS is slow
+NO_ANSWER = "no answer"
+LAST_CHANCE_S = 8.0  # after a failure elsewhere, beyond a step's own limit, for a host to answer at all
 STOP_AFTER_S = 3.0  # the other hosts' chance to tell by themselves where they were
 
 OnEvent = Callable[[str, dict[str, Any]], None]  # host name, event
@@ -134,9 +136,15 @@ class CannotRun(Exception):
 
 
 def in_threads(
-    sessions: Mapping[str, Session], call: Callable[[str, Session], ProbeResult], limit_s: float
+    sessions: Mapping[str, Session],
+    call: Callable[[str, Session], ProbeResult],
+    limit_s: float,
+    hurry: Callable[[], float | None] = lambda: None,
 ) -> dict[str, ProbeResult]:
-    """Call for all sessions at once; a call that does not return in time is ``timed-out``. Can be interrupted."""
+    """Call for all sessions at once; a call that does not return in time is ``timed-out``. Can be interrupted.
+
+    ``hurry`` may bring the end forward: it gives a moment of the monotonic clock, or None.
+    """
     answers: queue.SimpleQueue[tuple[str, ProbeResult]] = queue.SimpleQueue()
 
     def work(name: str, session: Session) -> None:
@@ -148,12 +156,14 @@ def in_threads(
     for name, session in sessions.items():
         threading.Thread(target=work, args=(name, session), daemon=True, name=f"bench {name}").start()
     results: dict[str, ProbeResult] = {}
-    end = time.monotonic() + limit_s
-    while len(results) < len(sessions) and time.monotonic() < end:
+    started = time.monotonic()
+    end = started + limit_s
+    while len(results) < len(sessions) and time.monotonic() < min(end, hurry() or end):
         with contextlib.suppress(queue.Empty):
             name, result = answers.get(timeout=max(0.01, min(0.2, end - time.monotonic())))
             results[name] = result
-    late = ProbeResult(Outcome.TIMED_OUT, None, f"no answer within {limit_s:.0f} s", limit_s)
+    waited_s = time.monotonic() - started
+    late = ProbeResult(Outcome.TIMED_OUT, None, f"{NO_ANSWER} within {waited_s:.0f} s", round(waited_s, 3))
     return {name: results.get(name, late) for name in sessions}
 
 
@@ -254,12 +264,14 @@ class Run:
         self.world, self.plan, self.limit_s = world, plan, limit_s
         self._on_event = on_event
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._failed_at: float | None = None
 
     def run(self) -> dict[str, ProbeResult]:
         """Start all ranks and wait for all hosts' answers. After a failure the other hosts are told to stop."""
         shares = {share.name: share for share in self.world.shares}
-        results = in_threads(self.sessions, lambda name, session: self._one(shares[name], session), self.limit_s + 20.0)
+        results = in_threads(
+            self.sessions, lambda name, session: self._one(shares[name], session), self.limit_s + 20.0, self._hurry
+        )
         return {name: self._complete(result) for name, result in results.items()}
 
     def _one(self, share: Share, session: Session) -> ProbeResult:
@@ -292,9 +304,9 @@ class Run:
 
     def _stop_others(self, failed: str) -> None:
         with self._lock:
-            if self._stopping.is_set():
+            if self._failed_at is not None:
                 return
-            self._stopping.set()
+            self._failed_at = time.monotonic()
 
         def stop() -> None:
             time.sleep(STOP_AFTER_S)
@@ -306,6 +318,11 @@ class Run:
                     ).start()
 
         threading.Thread(target=stop, daemon=True, name="stop").start()
+
+    def _hurry(self) -> float | None:
+        """After a failure, a host that does not answer at all is not waited for until the end of the run."""
+        failed_at = self._failed_at
+        return None if failed_at is None else failed_at + self.plan.limit_s + LAST_CHANCE_S
 
     def _complete(self, result: ProbeResult) -> ProbeResult:
         """Add what the launcher on the host does not know: the world it was part of."""

@@ -161,6 +161,8 @@ def _is_slower(comparison: Comparison) -> bool:
 
 def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict: Callable[..., Verdict]) -> Verdict:
     fabric = fabric_of(ground.world, ground.path)
+    if fabric == "nvlink" and not (ground.prepared and all(host.nvlinks for host in ground.prepared.values())):
+        fabric = ""  # peer access over PCIe looks the same in NCCL's log
     names = {record.device_name for record in ground.results.ranks if record.device_name}
     per_host = {item.ranks for item in ground.world.shares}
     if ground.world.backend != "nccl":

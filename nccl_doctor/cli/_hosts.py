@@ -88,6 +88,13 @@ def connect_options(
 
     if transport not in ("ssh", "local") and not transport.startswith("command="):
         stop(f"--transport {transport!r}: expected ssh, local or command=TEMPLATE (with {{host}} in it)")
+    if transport.startswith("command="):
+        from nccl_doctor.transport.command import TemplateError, parse_template
+
+        try:
+            parse_template(transport.removeprefix("command="))
+        except TemplateError as error:
+            stop(f"--transport: {error}")
     return ConnectOptions(
         transport="local" if local else transport,
         python=python,

@@ -41,9 +41,15 @@ def bench(
     backend: Annotated[
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
     ] = "auto",
-    gpus_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host with nccl [default: all GPUs].")] = 0,
-    ranks_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host with gloo [default: 1, locally 2].")] = 0,
-    iters: Annotated[int, typer.Option(min=0, max=1000000, help="Timed calls per size [default: by the budget].")] = 0,
+    gpus_per_host: Annotated[
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: all GPUs].")
+    ] = 0,
+    ranks_per_host: Annotated[
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: 1, locally 2].")
+    ] = 0,
+    iters: Annotated[
+        int, typer.Option(show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget].")
+    ] = 0,
     warmup: Annotated[int, typer.Option(min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time to aim at for all sizes.")
@@ -55,7 +61,12 @@ def bench(
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay the call from a CUDA graph.")] = False,
     gemm_edge: Annotated[
         int,
-        typer.Option(min=0, max=65536, help="gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU]."),
+        typer.Option(
+            show_default=False,
+            min=0,
+            max=65536,
+            help="gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU].",
+        ),
     ] = 0,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the ranks (repeat).")
@@ -67,7 +78,9 @@ def bench(
         bool, typer.Option("--allow-busy", help="Measure although other processes use the GPUs.")
     ] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the store [default: a free one].")] = 0,
+    master_port: Annotated[
+        int, typer.Option(show_default=False, min=0, max=65535, help="Port of the store [default: a free one].")
+    ] = 0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
@@ -84,7 +97,9 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Keep this run, as a baseline for later ones.")
     ] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare with a saved run.")] = None,
-    min_busbw: Annotated[float, typer.Option(metavar="GB/S", min=0.0, help="Less at the largest size is slow.")] = 0.0,
+    min_busbw: Annotated[
+        float, typer.Option(show_default=False, metavar="GB/S", min=0.0, help="Less at the largest size is slow.")
+    ] = 0.0,
     fail_on: Annotated[
         str, typer.Option(metavar="slow|never", help="slow: exit 11 if slow, 4 if it cannot be judged.")
     ] = "never",

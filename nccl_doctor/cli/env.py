@@ -257,3 +257,84 @@ def recommend(
             typer.echo(f"note: {note}", err=True)
     if advice.unknown:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+@env.command()
+def tune(
+    collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, ...; several with commas.")],
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    sizes: Annotated[str, typer.Option(metavar="A:B[:xN]", help="The sizes the job uses.")] = "1M:64M:x4",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="'NAME=VALUE ...'", help="A candidate: variables to set together. Repeatable."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, max=1000, help="Interleaved rounds.")] = 5,
+    backend: Annotated[
+        str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where all hosts have GPUs.")
+    ] = "auto",
+    ranks_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host [default: as bench].")] = 0,
+    time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
+    master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
+    from nccl_doctor.bench import tune_fleet
+    from nccl_doctor.bench.collectives import UnknownCollective, parse_collectives
+    from nccl_doctor.bench.fleet import Refused
+    from nccl_doctor.bench.model import BenchPlan
+    from nccl_doctor.bench.sizes import SizeError, parse_sizes
+    from nccl_doctor.bench.tune import Failed
+    from nccl_doctor.report import env as report
+
+    if backend not in ("auto", "nccl", "gloo"):
+        raise _usage(f"--backend {backend!r}: expected auto, nccl or gloo")
+    try:
+        plan = BenchPlan(
+            collectives=parse_collectives(collective),
+            sizes=parse_sizes(sizes),
+            backend=backend,
+            ranks_per_host=ranks_per_host,
+            budget_s=time_budget,
+            limit_s=timeout,
+            python=python,
+            links=0,
+        )
+        candidates = tune_fleet.read_candidates(candidate or ())
+    except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
+        raise _usage(str(error)) from None
+    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+    entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+    try:
+        result = tune_fleet.tune_over(
+            entries,
+            connect,
+            plan,
+            candidates,
+            rounds,
+            master=master,
+            local=local,
+            allow_busy=allow_busy,
+            told=lambda text: typer.echo(text, err=True),
+        )
+    except Refused as refusal:
+        typer.echo(f"error: {refusal}", err=True)
+        raise typer.Exit(refusal.code) from None
+    except Failed as reason:
+        typer.echo(f"error: the default settings themselves fail: {reason}", err=True)
+        raise typer.Exit(ExitCode.FINDINGS) from None
+    if format is Format.JSON:
+        typer.echo(json.dumps(report.tuning_json(result), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(report.tuning_text(result), nl=False)
+    if not result.trusted:
+        raise typer.Exit(ExitCode.INCOMPLETE)

@@ -104,7 +104,7 @@ def _bundle(
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
-    options = CheckOptions(plan=Plan(stages=("gpu", "topology", "infiniband")), connect=connect, deadline_s=deadline)
+    options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
     return collect(entries, options)
 
 
@@ -135,7 +135,20 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     return found, missing
 
 
+def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, str]]]]:
+    """Hosts whose matrix and facts are equal are shown as one."""
+    groups: list[tuple[list[str], Matrix, list[tuple[str, str]]]] = []
+    for title, matrix, facts in found:
+        same = next((group for group in groups if group[1] == matrix and group[2] == facts), None)
+        if same:
+            same[0].append(title)
+        else:
+            groups.append(([title], matrix, facts))
+    return groups
+
+
 def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
+    from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
     from nccl_doctor.report.console import stdout_console
     from nccl_doctor.report.safe_text import visible
@@ -146,9 +159,10 @@ def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bo
         typer.echo(json.dumps(data, indent=2, sort_keys=True))
     else:
         console = stdout_console()
-        for index, (title, matrix, facts) in enumerate(found):
+        for index, (titles, matrix, facts) in enumerate(_alike(found)):
             if index:
                 console.print()
+            title = titles[0] if one_file else fold(titles)
             topology.render(matrix, console, title=title, facts=facts)
         for host, why in missing.items():
             typer.echo(f"{visible(host)}: no topology: {visible(why)}", err=True)

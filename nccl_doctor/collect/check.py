@@ -35,7 +35,7 @@ from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
 from nccl_doctor.rules.interfaces import view
 from nccl_doctor.transport.base import ConnectOptions, Deadline
-from nccl_doctor.transport.fleet import connect_all
+from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
 
 F = TypeVar("F", bound=Fact)
@@ -166,8 +166,7 @@ def collect(
             partial = bundle(msgspec.structs.replace(options.plan, stages=before))
             _collectives(run, choose(partial) if choose else sessions)
     finally:
-        for session in sessions.values():
-            session.close()
+        close_all(sessions.values())
     return bundle(options.plan)
 
 

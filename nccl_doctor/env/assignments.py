@@ -101,7 +101,8 @@ def is_ours(name: str) -> bool:
     known = knowledge.load()
     variable = known.variables.get(name)
     if variable is not None:
-        return not variable.quiet
+        # RANK, MASTER_ADDR, LOGLEVEL and the like: set in every script, by name not even NCCL's business.
+        return not variable.quiet and bool(INTEREST.search(name))
     nobody = known.nobody.get(name)
     if nobody is not None:
         return not nobody.quiet

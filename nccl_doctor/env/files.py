@@ -16,14 +16,15 @@ import msgspec
 from nccl_doctor.env.assignments import INTEREST, Assignment
 
 # A launch script is a few KiB; what is larger than this is something else.
-SIZE_LIMIT = 8 << 20
+SIZE_LIMIT = 4 << 20
 # No line of a script that a person wrote is longer.
 LINE_LIMIT = 1 << 20
 # A directory is searched up to this many files, then it is said that there were more.
 FILE_LIMIT = 100_000
 
 _SKIP_DIRECTORIES = frozenset(
-    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", "site-packages"}
+    {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".nox", "site-packages"}
+    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".cache"}
 )
 
 
@@ -222,6 +223,8 @@ def read(names: Iterable[str]) -> Reading:
                 looked_at.append(path)
                 continue
             kind = kind_of_name(path) or kind_of_text(text)
+            if not named and kind_of_name(path) is None and kind is Kind.SHELL and not text.startswith("#!"):
+                continue  # some file without an ending that a directory happens to hold
             assignments += extract(text, path, kind)
             looked_at.append(path)
         except Unreadable as error:

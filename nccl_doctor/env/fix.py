@@ -83,11 +83,22 @@ def _apply(lines: list[str], number: int, item: Assignment, edit: Edit) -> dict[
     if edit.removes:
         return _remove(lines, number, item)
     if item.how is How.CONF:
-        return {number: f"{edit.name or item.name}={edit.value if edit.value is not None else item.value}"}
+        mended = f"{edit.name or item.name}={edit.value if edit.value is not None else item.value}"
+        return {number: _conf_indent(line, item) + mended} if _is_conf_line(line, item) else None
     if edit.name:
         renamed, count = re.subn(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", edit.name, line)
         return {number: renamed} if count == 1 else _rename_above(lines, number, name, edit.name)
     return _new_value(line, number, item, edit.value or "")
+
+
+def _is_conf_line(line: str, item: Assignment) -> bool:
+    """Whether the line is one of nccl.conf itself, and not an echo that writes one."""
+    return line.lstrip().startswith((item.name, item.written.strip() or item.name))
+
+
+def _conf_indent(line: str, item: Assignment) -> str:
+    """Inside YAML the indentation belongs to YAML; anywhere else a leading blank is part of the name."""
+    return line[: len(line) - len(line.lstrip())] if item.file.endswith((".yaml", ".yml")) else ""
 
 
 def _rename_above(lines: list[str], number: int, name: str, new: str) -> dict[int, str] | None:
@@ -117,7 +128,7 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
     word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"']*)"
     note = "# taken out by nccl-doctor: "
     if item.how is How.CONF:
-        return {number: f"# {line}"}
+        return {number: f"{_conf_indent(line, item)}# {line.strip()}"} if _is_conf_line(line, item) else None
     if item.how is How.YAML:
         return _remove_yaml(lines, number, item, note)
     if item.how is How.PYTHON:

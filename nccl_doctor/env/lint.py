@@ -155,6 +155,8 @@ def _vendors(items: Iterable[Assignment]) -> dict[str, str]:
         variable = knowledge.load().variables.get(item.name)
         family = knowledge.family_of(item.name)
         vendor = (variable.vendor if variable else "") or (family.vendor if family else "")
+        if item.name == "NCCL_NET" and (item.value or "").casefold() == "gib":
+            vendor = "Google gIB"
         if vendor:
             vendors.setdefault(item.scope, vendor)
     return vendors

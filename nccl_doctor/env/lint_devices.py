@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.env import name_filter
+from nccl_doctor.env import hca
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer
 from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.nccl_version import NEWEST_KNOWN
+from nccl_doctor.env.socket_interface import Filter, parse_filter
 from nccl_doctor.findings.model import Severity
 
 _SOCKET = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _HCA = "NCCL_IB_HCA"
 _HCA_NAME = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|rocep|roceo)")
 _LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|ib|hsn|wlan|docker|lo)\d?")
+
+
+def _filter(item: Assignment) -> Filter | None:
+    """The list as NCCL reads it; None where NCCL ignores it. The port after an HCA's name is left out."""
+    value = item.value or ""
+    if item.name != _HCA:
+        return parse_filter(value, NEWEST_KNOWN)
+    found = hca.parse(value)
+    return Filter(tuple(name for name, _ in found.entries), found.exclude, found.exact) if value else None
 
 
 def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
@@ -57,8 +68,8 @@ def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
     """An exclude list replaces NCCL's own exclusions: without lo in it, lo can be chosen."""
     if item.name not in _SOCKET or not item.value or item.name != "NCCL_SOCKET_IFNAME":
         return
-    wanted = name_filter.parse(item.value)
-    if len(item.value) < 2:
+    wanted = _filter(item)
+    if wanted is None:
         return
     if wanted.exclude:
         own = ",".join(dict.fromkeys(("lo", "docker0" if wanted.exact else "docker", *wanted.names)))
@@ -98,7 +109,7 @@ def wrong_kind(item: Assignment, answer: Answer, context: Context) -> Iterator[R
     """HCA names where interfaces belong, and the other way round."""
     if item.value is None or item.name not in ("NCCL_SOCKET_IFNAME", _HCA, "GLOO_SOCKET_IFNAME"):
         return
-    names = name_filter.parse(item.value.strip()).names
+    names = [part.strip().split(":")[0] for part in item.value.strip().lstrip("^=").split(",")]
     if item.name == _HCA:
         wrong = [name for name in names if _LOOKS_LIKE_INTERFACE.fullmatch(name.strip())]
         if wrong and not context.devices_of(item):
@@ -130,7 +141,9 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
     """Prefixes that take more than they name, and lists that match nothing on the host."""
     if not item.value or item.name not in ("NCCL_SOCKET_IFNAME", _HCA) or re.search(r"\s", item.value):
         return
-    wanted = name_filter.parse(item.value)
+    wanted = _filter(item)
+    if wanted is None:
+        return
     devices = context.devices_of(item)
     present = (devices.hcas if item.name == _HCA else devices.interfaces) if devices else ()
     what = "HCA" if item.name == _HCA else "interface"
@@ -148,7 +161,7 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
                 edit=Edit(),
             )
         for name in wanted.names:
-            more = [hit for hit in wanted.hits(name, present) if hit != name]
+            more = [other for other in present if other.startswith(name) and other != name]
             if name in present and more and not wanted.exact:
                 yield remark(
                     "ifname-prefix",

@@ -63,7 +63,7 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[R
     value = item.value
     if item.how is not How.CONF or value is None:
         return
-    plain = re.split(r"\s+#", value.strip())[0].strip().strip("\"'")
+    plain = re.split(r"\s#", value.strip())[0].strip().strip("\"'")
     trouble = ""
     if value.endswith("\r"):
         trouble = "" if context.nccl_at_least("2.30.3") else "the Windows line end becomes"

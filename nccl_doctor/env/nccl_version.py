@@ -12,7 +12,7 @@ NEWEST_KNOWN: Version = (2, 30, 7)
 
 def parse_version(text: str) -> Version:
     """``2.28.9``, ``v2.28.9-1`` or ``2.28.9+cuda12.9`` as (2, 28, 9); ``ValueError`` for anything else."""
-    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?![\d.])", text.strip())
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?!\d)", text.strip())
     if not match:
         raise ValueError(f"{text!r} is not an NCCL version such as 2.28.9")
     return int(match[1]), int(match[2]), int(match[3] or 0)

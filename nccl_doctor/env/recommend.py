@@ -16,7 +16,7 @@ from nccl_doctor.env import gid, versions
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import Attempt, recommend_interface
 from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version
-from nccl_doctor.env.socket_interface import gloo_interfaces, nccl_interfaces
+from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, nccl_interfaces
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice
 
@@ -197,7 +197,7 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
     elif found.works:
         proof = "reached by every peer that tried" if measured else "in one network, by its addresses (not tried)"
         draft.left.append(Left(name, f"{found.reason} on every host: {proof}"))
-        _family(choices, draft)
+        _family(choices, known, draft)
     else:
         draft.unknown.append(f"{name}: {found.reason}")
     set_here = sorted({host.environment[name] for host in hosts if host.environment.get(name)})
@@ -205,23 +205,26 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
         draft.notes.append(Note(f"{name}={', '.join(set_here)} is set on these hosts and is not needed"))
 
 
-def _family(choices: Mapping[str, object], draft: _Draft) -> None:
-    """All hosts must hand out addresses of one family."""
-    families = Counter(choice.address.family for choice in choices.values() if choice.address is not None)  # type: ignore[attr-defined]
-    if len(families) > 1:
-        rare = families.most_common()[-1][0]
-        draft.add(
-            "NCCL_SOCKET_FAMILY",
-            "AF_INET6" if families["inet6"] >= families["inet"] else "AF_INET",
-            "hosts would hand out addresses of different families",
-            f"{families[rare]} of {sum(families.values())} hosts have only an {'IPv6' if rare == 'inet6' else 'IPv4'} "
-            "address on the interface NCCL takes",
-            confidence=0.7,
-        )
-    elif set(families) == {"inet6"}:
-        draft.left.append(
-            Left("NCCL_SOCKET_FAMILY", "the hosts have only IPv6 addresses there: NCCL takes them by itself")
-        )
+def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draft: _Draft) -> None:
+    """All hosts must hand out addresses of one family, and one that every host has."""
+    families = Counter(choice.address.family for choice in choices.values() if choice.address is not None)
+    if set(families) == {"inet6"}:
+        why = "the hosts have only IPv6 addresses there: NCCL takes them by itself"
+        draft.left.append(Left("NCCL_SOCKET_FAMILY", why))
+    if len(families) < 2:
+        return
+    rare = families.most_common()[-1][0]
+    said = {"inet": "IPv4", "inet6": "IPv6"}
+    fact = f"{families[rare]} of {sum(families.values())} hosts would hand out an {said[rare]} address, the others not"
+    for family, value in (("inet", "AF_INET"), ("inet6", "AF_INET6")):
+        if all(
+            any(item.family == family and not item.loopback and not item.link_local for item in facts.addresses)
+            for facts in known.values()
+        ):
+            reason = "hosts would hand out addresses of different families"
+            draft.add("NCCL_SOCKET_FAMILY", value, reason, fact, confidence=0.7)
+            return
+    draft.unknown.append(f"NCCL_SOCKET_FAMILY: {fact}, and no family is there on every host")
 
 
 def _gloo(hosts: Sequence[HostNeeds], draft: _Draft) -> None:

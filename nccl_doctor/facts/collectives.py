@@ -8,6 +8,25 @@ import msgspec
 
 from nccl_doctor.facts.model import Fact
 
+# Bus bandwidth over algorithm bandwidth for n ranks, by collective (nccl-tests, doc/PERFORMANCE.md).
+BUS_FACTORS = {
+    "allreduce": "2(n-1)/n",
+    "allgather": "(n-1)/n",
+    "reducescatter": "(n-1)/n",
+    "alltoall": "(n-1)/n",
+    "gather": "(n-1)/n",
+    "scatter": "(n-1)/n",
+    "broadcast": "1",
+    "reduce": "1",
+    "sendrecv": "1",
+}
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """busbw / algbw; 0 for one rank, which sends nothing, where the factor depends on n. ``KeyError`` if unknown."""
+    share = (ranks - 1) / ranks
+    return {"2(n-1)/n": 2.0 * share, "(n-1)/n": share, "1": 1.0}[BUS_FACTORS[collective]]
+
 
 class Where(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stage a rank was in when it was last heard of; ``iterations`` were finished in a timed loop."""

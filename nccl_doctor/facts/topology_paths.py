@@ -177,9 +177,23 @@ def _flat(matrix: Matrix) -> bool:
     return seen in ({"PHB"}, {"SYS"}) and len(nics) > 1 and len(matrix.gpus) > 1
 
 
-def signature(matrix: Matrix) -> str:
-    """A text that is equal for hosts with equal topology: kinds by position, without NIC names and CPU lists."""
+def in_order(matrix: Matrix) -> list[str]:
+    """GPU names, then NIC names by their distances to the GPUs: the same order on alike hosts, however NICs are numbered."""
     kinds = matrix.kinds()
-    names = [gpu.name for gpu in matrix.gpus] + [nic.name for nic in matrix.nics]
-    cells = [kinds.get((a, b), "-") for i, a in enumerate(names) for b in names[i + 1 :]]
-    return f"{len(matrix.gpus)} GPUs {len(matrix.nics)} NICs " + " ".join(cells)
+    gpus = [gpu.name for gpu in matrix.gpus]
+    nics = sorted(
+        (nic.name for nic in matrix.nics),
+        key=lambda nic: [_ORDER.get(kinds.get((nic, gpu), ""), len(_ORDER)) for gpu in gpus],
+    )
+    return gpus + nics
+
+
+def signature(matrix: Matrix) -> str:
+    """A text that is equal for hosts with equal topology: kinds between GPUs, and from each NIC to the GPUs.
+
+    NIC names, their numbering, distances between NICs and CPU lists do not count.
+    """
+    kinds = matrix.kinds()
+    names, count = in_order(matrix), len(matrix.gpus)
+    cells = [kinds.get((a, b), "-") for i, a in enumerate(names) for j, b in enumerate(names) if i < j and i < count]
+    return f"{count} GPUs {len(matrix.nics)} NICs " + " ".join(cells)

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.facts.collectives import Collectives, RankEnd
+import msgspec
+
+from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
 from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
@@ -39,6 +41,11 @@ _PEER_GONE = re.compile(
 )
 SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
 QUOTE_LINES = 6
+LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
+# The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
+_CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
+_DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
+_CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved")
 
 
 class RankOnHost:
@@ -83,6 +90,7 @@ class RankOnHost:
     "collectives.failed",
     "collectives.world",
     "collectives.slow-host",
+    "collectives.measured",
     "net.port-in-use.store",
     *STUCK_IDS.values(),
     "collectives.stuck.measure",
@@ -106,6 +114,31 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     yield from failures(facts, lost_hosts(probes))
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
+    yield from _measured(facts)
+
+
+def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
+    """What was measured and over what, for the record."""
+    evidence = []
+    for event in _events(facts, "size"):
+        time_us = sum(event["rank_means_us"]) / len(event["rank_means_us"])
+        algbw = event["size"] / time_us / 1e3
+        busbw = algbw * bus_factor(event["collective"], len(event["rank_means_us"]))
+        text = f"{event['collective']} of {event['size']} B: {time_us:.0f} us, busbw {_rate(busbw)}"
+        checked = "right on all ranks" if not any(event.get("wrong") or ()) else "WRONG"
+        evidence.append(Evidence(f"{text}, {checked}", source="measurement"))
+    if not evidence:
+        return
+    fact = next(iter(facts.values()))
+    used = sorted({item["interface"] or "?" for event in _events(facts, "path") for item in event["connections"]})
+    over = f" over {', '.join(used)}" if used else ""
+    yield finding(
+        "collectives.measured",
+        Severity.INFO,
+        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why})",
+        evidence,
+        hosts=sorted(facts),
+    )
 
 
 def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
@@ -130,7 +163,28 @@ def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = 
         found = list(judge(ranks, bad))
         if found:
             yield from found
+            if judge in (_own_error, _stuck):
+                yield from _explained(bad)
             return
+
+
+def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
+    """What ``explain`` makes of what the ranks printed, where it decides on a cause.
+
+    Shown beside the place where it stuck, not above it: that was seen, this is concluded.
+    """
+    from nccl_doctor.explain.api import analyse
+    from nccl_doctor.explain.model import LogSource, Verdict
+
+    sources = [LogSource(f"rank{rank.end.rank}", rank.end.output, rank.end.rank, rank.host) for rank in bad]
+    explanation = analyse(sources)
+    if explanation.verdict is not Verdict.CAUSE_FOUND or not explanation.causes:
+        return
+    cause = explanation.causes[0]
+    if cause.confidence < LEAST_CONFIDENCE or not cause.id.startswith(_CAUSE_AREAS) or cause.id == "net.peer-lost":
+        return
+    hosts = {rank.host for rank in bad if rank.end.rank in cause.ranks} | (set(cause.hosts) & {r.host for r in bad})
+    yield msgspec.structs.replace(cause.to_finding(), hosts=tuple(sorted(hosts)))
 
 
 def _host_lost(ranks: list[RankOnHost], lost: Mapping[str, str]) -> Iterator[Finding]:
@@ -149,7 +203,8 @@ def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
     return {
         host: result.detail
         for host, result in probes.items()
-        if result.outcome is Outcome.FAILED and result.detail.startswith("connection lost")
+        if (result.outcome is Outcome.FAILED and result.detail.startswith("connection lost"))
+        or (result.outcome is Outcome.TIMED_OUT and result.detail.startswith("no answer"))
     }
 
 
@@ -173,12 +228,25 @@ def _numbers(ranks: Iterable[RankOnHost]) -> str:
 
 
 def _printed(rank: RankOnHost) -> list[Evidence]:
-    """The last lines a rank printed, and its stack."""
-    lines = [line for line in rank.end.output.splitlines() if line.strip()][-QUOTE_LINES:]
+    """The last lines a rank printed before its stack was taken, and the stack."""
+    before = _DUMP.split(rank.end.output)[0]
+    lines = [line for line in before.splitlines() if line.strip() and not _CHATTER.search(line)][-QUOTE_LINES:]
     found = [rank.evidence(line[:300], "stderr") for line in lines]
+    stack = main_stack(rank.end.output)
+    if stack:
+        found.append(rank.evidence(stack, "stack, innermost first"))
     if rank.end.stack:
         found.append(rank.evidence("\n".join(rank.end.stack.splitlines()[:12]), "py-spy dump"))
     return found
+
+
+def main_stack(output: str, frames: int = 5) -> str:
+    """The innermost frames of the main thread from a faulthandler dump, on one line; empty if there is none."""
+    blocks = _DUMP.split(output)
+    if len(blocks) < 2:
+        return ""
+    found = re.findall(r'^  File "([^"\n]{1,400})", line (\d+) in (\S{1,100})', blocks[-1], flags=re.M)
+    return " <- ".join(f"{name} ({path.rpartition('/')[2]}:{line})" for path, line, name in found[:frames])
 
 
 _SETUP = {
@@ -303,6 +371,8 @@ def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
     if len(guilty) == len(bad) and not missing:
         least = min(rank.progress for rank in bad)
         guilty = [rank for rank in bad if rank.progress == least]
+        # A rank that waits for others in the store's terms is not one that they wait for.
+        guilty = [rank for rank in guilty if not rank.end.where.detail.startswith("waiting")] or guilty
     first = guilty[0]
     stage = first.end.where.stage
     told = [rank for rank in guilty if rank.end.error is not None]

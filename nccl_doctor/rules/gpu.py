@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import Slot, answered, place, proof, with_hardware
+from nccl_doctor.rules.nvidia import Slot, answered, devices, place, proof, with_hardware
 
 # NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
 _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
@@ -31,6 +31,7 @@ _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
         "ldconfig -p | grep -i nvidia-ml",
     ),
 }
+MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
 _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
 
 
@@ -71,6 +72,17 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             ),
         )
         yield _driver_finding(host, fact, id, title, text, command, fact.nvml.detail)
+    elif broken := {gpu.index: gpu.errors for gpu in devices(fact) if len(gpu.errors) >= MANY_ERRORS}:
+        index, errors = next(iter(broken.items()))
+        yield _driver_finding(
+            host,
+            fact,
+            "gpu.driver.failed",
+            f"the driver fails to answer {len(errors)} questions about GPU {index}",
+            "read what the kernel module says; if the GPU is sick, drain the host and reset it",
+            "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|xid' | tail -20",
+            "; ".join(f"{field}: {text}" for field, text in list(errors.items())[:4]),
+        )
     elif fact.smi.outcome == "timed-out":
         yield finding(
             "gpu.driver.smi-hang",

@@ -11,7 +11,7 @@ from nccl_doctor.facts.gpu_models import GpuModel, find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, row
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -92,8 +92,6 @@ def equal_counts(fleet: Fleet) -> Iterator[Finding]:
 
     A host without any GPU among hosts that have some is a finding; hosts without GPUs alone are not.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     facts = {host: fact for host, fact in fleet_facts(fleet).items() if fact.nvml.outcome in ("ok", "not-run")}
     counts = row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()})
     if counts.equal:
@@ -115,7 +113,7 @@ def equal_counts(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "gpu.not-visible.fewer-than-peers" if have or fact.has_hardware else "gpu.not-visible.no-gpu-here",
             Severity.FAIL,
-            f"{host} has {len(have) or 'no'} of {usual} GPUs{inside}{where}",
+            f"{host} has {len(have) or 'none'} of {usual} GPUs{inside}{where}",
             [
                 Evidence(f"GPUs: {len(have)}; on most hosts {usual}", "NVML", host=host),
                 quoted(counts),
@@ -205,12 +203,10 @@ def _mixture(gpus: list[GpuDevice], evidence: list[Evidence], places: list[Place
         "gpu.mixed-models",
         Severity.WARN,
         f"different GPUs in one job: {', '.join(names) if len(names) > 1 else 'memory sizes differ'}{cost}",
-        [*evidence, *(Evidence(line, "GPU model catalogue") for line in advice)],
+        [evidence[0], *(Evidence(line, "GPU model catalogue") for line in advice), *evidence[1:]],
         places=places,
         confidence=0.99 if slow else 0.9,
-        fixes=[
-            Fix("run on one model only, or split the batch by speed: " + advice[-1] if advice else "run on one model")
-        ],
+        fixes=[Fix("run on one model only, or split the batch in proportion to speed (see the shares above)")],
     )
 
 
@@ -223,7 +219,7 @@ def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuMode
     """Common number formats, smallest memory, and the batch share per GPU in proportion to catalogue speed."""
     lines: list[str] = []
     sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
-    if sizes and min(sizes) < max(sizes):
+    if sizes and min(sizes) < 0.98 * max(sizes):  # two GPUs of 80 GB differ by what firmware reserves
         lines.append(f"every GPU can hold only what fits the smallest: {size(min(sizes))} (largest {size(max(sizes))})")
     if len(known) < len(names):
         return lines
@@ -249,5 +245,5 @@ def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuMode
         shares = ", ".join(
             f"{name} {(speed or 0) / total:.1%} each ({speed:g} TFLOPS)" for name, speed in speeds.items()
         )
-        lines.append(f"share of the global batch per GPU: {shares}")
+        lines.insert(0, f"share of the global batch per GPU: {shares}")
     return lines

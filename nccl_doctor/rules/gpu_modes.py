@@ -9,6 +9,7 @@ from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, place, proof
+from nccl_doctor.rules.system import SERVICES
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 
@@ -102,7 +103,7 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
         (gpu, process)
         for gpu in gpus
         for process in gpu.processes or ()
-        if process.pid not in named and process.kind == "compute"
+        if process.pid not in named and process.kind == "compute" and process.name not in SERVICES
     ]
     if holders:
         pids = " ".join(str(pid) for pid in sorted({process.pid for _, process in holders})[:20])

@@ -436,6 +436,49 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+@host_rule("infiniband", "ib.device-not-found.no-provider")
+def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The verbs library opens the devices that sysfs lists: ibv_devinfo, where it is installed, is asked as a witness.
+
+    NCCL goes through the same library. A device that the kernel has and ibv_devinfo does not list has no user-space
+    driver here (libmlx5, libefa), or may not be opened.
+    """
+    fact = with_devices(host)
+    tool = fact.witnesses.get("ibv_devinfo")
+    if tool is None or tool.outcome == "tool-missing":
+        raise SkipRule("ibv_devinfo is not installed")
+    if tool.outcome not in ("ok", "failed"):
+        raise MissingFact("ibv_devinfo", tool.detail or tool.outcome)
+    active = {rail.device.name for rail in rails(fact, plan) if rail.port.active}
+    try:
+        opened = {device.name for device in parse_ibv_devinfo(tool.text).devices}
+    except ToolTextError:
+        opened = set()
+    absent = sorted(active - opened)
+    if absent:
+        yield finding(
+            "ib.device-not-found.no-provider",
+            Severity.FAIL,
+            f"the verbs library does not open {len(absent)} of {len(active)} rails: {', '.join(absent[:8])}",
+            [
+                Evidence(
+                    tool.detail or f"lists {', '.join(sorted(opened)) or 'no device'}", "ibv_devinfo", host=host.name
+                ),
+                Evidence(f"active: {', '.join(sorted(active))}", "/sys/class/infiniband", host=host.name),
+            ],
+            hosts=(host.name,),
+            fixes=[
+                Fix(
+                    "install the user-space drivers (rdma-core: ibverbs-providers), also in the container",
+                    "ibv_devices; ls /usr/lib/*/libibverbs /etc/libibverbs.d",
+                    host.name,
+                )
+            ],
+            explains=("collectives",),
+            confidence=0.9,
+        )
+
+
 @host_rule("infiniband", "ib.gdr.off", "ib.gdr.unknown")
 def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     """GPUDirect RDMA can work: nvidia_peermem is loaded, or DMA-BUF is possible (Linux 5.12, open kernel modules).

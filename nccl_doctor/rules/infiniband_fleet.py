@@ -13,16 +13,17 @@ from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.gpu_fleet import quoted
 from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
+from nccl_doctor.rules.infiniband import NO_DEVICE
 from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
 
 
 def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
     """Host -> rails, by the kind of card that is the fleet's rail; ``SkipRule`` if no host has an RDMA device."""
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     facts = fleet.every(InfinibandFact)
     if not any(fact.devices for fact in facts.values()):
-        raise SkipRule("no RDMA device on any host")
+        raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
     kinds = kinds_of_rails(fact for fact in facts.values() if fact.devices)
     return {host: rails(fact, fleet.plan, kinds) for host, fact in facts.items()}
 
@@ -45,7 +46,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "ib.device-not-found.fewer-than-peers" if ports else "ib.device-not-found.none-here",
             Severity.FAIL,
-            f"{host} has {len(ports) or 'no'} of {usual} rails{where}",
+            f"{host} has {len(ports) or 'none'} of {usual} rails{where}",
             [Evidence(f"rails: {len(ports)}; most hosts: {usual}", "/sys/class/infiniband", host=host), quoted(counts)],
             places=[Place(host=host)],
             fixes=[
@@ -59,7 +60,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
         )
 
 
-@fleet_rule("infiniband", "ib.rails-differ", "ib.link-layer-differs", "ib.firmware-differs")
+@fleet_rule("infiniband", "ib.rails-differ", "ib.link-layer-differs", "ib.firmware-differs", "ib.mtu.differs")
 def alike(fleet: Fleet) -> Iterator[Finding]:
     """Rails are alike by position: rate, link layer, firmware. The odd hosts are named.
 
@@ -85,6 +86,13 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     yield from _differs(rates, "ib.rails-differ", Severity.FAIL, _slow_places(active, rates))
     yield from _differs(layers, "ib.link-layer-differs", Severity.FAIL, [])
     yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, [])
+    mtus = {host: _each([_mtu(rail) for rail in ports if rail.roce]) for host, ports in found.items()}
+    told = {host: text for host, text in mtus.items() if text and "?" not in text}
+    yield from _differs(row("rail MTU (bytes)", told), "ib.mtu.differs", Severity.WARN, [])
+
+
+def _mtu(rail: Rail) -> float | None:
+    return next((float(interface.mtu) for interface in rail.device.netdevs if interface.mtu), None)
 
 
 def _each(rates: list[float | None]) -> str:

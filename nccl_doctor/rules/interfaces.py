@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
@@ -79,7 +80,8 @@ def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
         return parse_version(plan.nccl_version), False
     software = host.want(Software)
     if software is not None and software.installed_nccl:
-        return parse_version(software.installed_nccl), False
+        with contextlib.suppress(ValueError):  # a wheel of somebody's own naming
+            return parse_version(software.installed_nccl), False
     return NEWEST_KNOWN, True
 
 
@@ -178,6 +180,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         hosts=(host.name,),
         fixes=_remove(setting, host.name),
         env=_unset(setting, "it matches no interface"),
+        explains=("collectives",),
     )
 
 
@@ -257,6 +260,7 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=_remove(setting, host.name),
             env=_unset(setting, "it names no interface"),
+            explains=("collectives",),
         )
 
 
@@ -434,6 +438,7 @@ def chosen_interface(fleet: Fleet) -> Iterator[Finding]:
                     ),
                 ),
                 env=env(),
+                explains=("collectives",),
             )
 
 
@@ -449,6 +454,7 @@ def _nothing_usable(item: View) -> Finding:
         fixes=_remove(comm_id, item.host)
         if comm_id
         else (Fix("bring one up", "ip -br address; ip -br link", item.host),),
+        explains=("collectives",),
     )
 
 
@@ -467,6 +473,7 @@ def _trapped(item: View, address: Address, what: str, reach: str, env: Advice) -
         confidence=1.0 if loopback else 0.95,
         fixes=_setting_fixes(item),
         env=env(),
+        explains=("collectives",),
     )
 
 
@@ -569,6 +576,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
                 confidence=0.97 if elsewhere else 0.8,
                 fixes=_setting_fixes(item),
                 env=env(),
+                explains=("collectives",),
             )
 
 

@@ -62,17 +62,17 @@ def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:
 
 
 def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:
-    """Host -> GPU fact of all hosts that told; ``SkipRule`` if no host has a GPU."""
+    """Host -> GPU fact of all hosts that told; ``SkipRule`` if no host has a GPU, or there is only one."""
     facts = fleet.every(GpuFact)
     if not any(fact.has_hardware for fact in facts.values()):
-        raise SkipRule("no NVIDIA GPU on any host")
+        raise SkipRule("no NVIDIA GPU on any host" if len(fleet.hosts) > 1 else NO_GPU)
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
     return facts
 
 
 def answered_fleet(fleet: Fleet) -> dict[str, GpuFact]:
     """Host -> GPU fact of the hosts whose NVML answered; the others with a GPU become unknown in the rule's result."""
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     told: dict[str, GpuFact] = {}
     for host, fact in fleet_facts(fleet).items():
         if fact.nvml.outcome == "ok":

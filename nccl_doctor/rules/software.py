@@ -97,6 +97,7 @@ def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
                 host.name,
             ),
         ),
+        explains=("collectives",),
     )
 
 
@@ -116,6 +117,10 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
     if not software.has_gpu:
         raise SkipRule("no NVIDIA GPU on this host")
     found = software.driver
+    if "gpu" in plan.stages:
+        # that stage asks the driver itself, and names one that is not loaded or does not match its libraries
+        yield from _too_old(host.name, software) if found.version else ()
+        return
     if not found.version:
         yield finding(
             "gpu.driver.not-loaded",
@@ -137,6 +142,7 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
                     host.name,
                 ),
             ),
+            explains=("collectives",),
         )
         return
     yield from _library_mismatch(host.name, software)
@@ -165,6 +171,7 @@ def _library_mismatch(host: str, software: Software) -> Iterator[Finding]:
                     ),
                     Fix("in a container: it brings its own libcuda; remove it, the runtime mounts the host's"),
                 ),
+                explains=("collectives",),
             )
             return
 
@@ -198,6 +205,7 @@ def _too_old(host: str, software: Software) -> Iterator[Finding]:
                 Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", host=host, risky=True),
                 Fix(f"or install a torch built for an older CUDA than {cuda.split('.')[0]}.0"),
             ),
+            explains=("collectives",),
         )
 
 
@@ -248,6 +256,7 @@ def _not_found(host: str, software: Software) -> Finding:
                 host,
             ),
         ),
+        explains=("collectives",),
     )
 
 
@@ -301,6 +310,7 @@ def _shadowed(host: str, software: Software) -> Iterator[Finding]:
         env=(EnvAdvice(winner.found_by, "", f"it puts {winner.path} before torch's own libnccl", unset=True),)
         if forced
         else (),
+        explains=("collectives",),
     )
 
 
@@ -325,6 +335,7 @@ def _wrong_cuda(host: str, software: Software) -> Iterator[Finding]:
                 host,
             ),
         ),
+        explains=("collectives",),
     )
 
 
@@ -359,6 +370,7 @@ def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
                     ),
                     Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
                 ),
+                explains=("collectives",),
             )
 
 
@@ -415,6 +427,7 @@ def drift(fleet: Fleet) -> Iterator[Finding]:
     """NCCL, torch, CUDA, driver and the rest are equal on all hosts.
 
     The hosts that differ from a majority are named. Two hosts that differ are both named: nobody knows which is right.
+    The driver is judged here only if the gpu stage, which compares it too, is left out.
     """
     every = fleet.every(Software)
     if len(every) < 2:
@@ -425,7 +438,7 @@ def drift(fleet: Fleet) -> Iterator[Finding]:
         judged = row(
             shown.subject, {host: _shortened(value, subject.compare) for value, hosts in shown.values for host in hosts}
         )
-        if not judged.equal:
+        if not judged.equal and not (shown.subject == "driver" and "gpu" in fleet.plan.stages):
             rows.setdefault(subject.id, []).append((shown.subject, judged))
     for id, differing in rows.items():
         yield _drift_finding(id, differing)
@@ -455,6 +468,7 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
         ),
         hosts=hosts,
         fixes=(Fix(f"{_cure(name, first, hosts)} ({subjects()[name].why})"),),
+        explains=("collectives",) if worst is Severity.FAIL else (),
     )
 
 

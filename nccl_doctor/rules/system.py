@@ -48,6 +48,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             Evidence("/dev/shm: no such directory", "/dev/shm", host=host.name),
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
         return
     proof = Evidence(
@@ -62,6 +63,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             proof,
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
     elif shm.free_bytes < value("shm.free"):
         held = [
@@ -83,6 +85,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
                     True,
                 ),
             ),
+            explains=("collectives",),
         )
 
 
@@ -126,6 +129,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             proof,
             hosts=(host.name,),
             fixes=fixes,
+            explains=("collectives",),
         )
     elif not system.rdma_devices and limit.soft <= value("memlock.plain"):
         yield finding(
@@ -210,7 +214,21 @@ def open_files(host: Host, plan: Plan) -> Iterator[Finding]:
         f"Only {limit.soft} files may be open: every connection, shared tensor and worker takes some",
         Evidence(f"RLIMIT_NOFILE soft {limit.soft}, hard {_show(limit.hard, 'nofile')}", "ulimit -n", host=host.name),
         hosts=(host.name,),
-        fixes=(Fix("in the job's shell", f"ulimit -n {limit.hard if limit.hard > limit.soft else 65536}", host.name),),
+        fixes=_more_files(limit, host.name),
+    )
+
+
+def _more_files(limit: Limit, host: str) -> tuple[Fix, ...]:
+    if limit.hard == UNLIMITED or limit.hard >= value("nofile.warn"):
+        more = 65536 if limit.hard == UNLIMITED else limit.hard
+        return (Fix("in the job's shell: the hard limit allows it", f"ulimit -n {more}", host),)
+    return (
+        Fix(
+            "raise the hard limit, then log in again",
+            "printf '* soft nofile 65536\\n* hard nofile 65536\\n' | sudo tee /etc/security/limits.d/99-nofile.conf",
+            host,
+        ),
+        Fix("Slurm, systemd: LimitNOFILE=65536 in the unit; containers: --ulimit nofile=65536"),
     )
 
 
@@ -235,6 +253,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
                 ),
                 hosts=(host.name,),
                 fixes=(Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),),
+                explains=("collectives",),
             )
     limit = system.limits.get("nproc")
     if limit and system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
@@ -327,6 +346,7 @@ def hung_mounts(host: Host, plan: Plan) -> Iterator[Finding]:
                 if entry.type.startswith("nfs") and ":" in entry.source
                 else Fix("is it mounted as intended?", "cat /proc/mounts", host.name),
             ),
+            explains=("collectives",),
         )
 
 

@@ -13,6 +13,7 @@ from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import (
     NEAR,
     fewer_nvlinks,
+    in_order,
     lost_nvlink,
     near_nics,
     nvlinks,
@@ -292,8 +293,6 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
 
     Hosts with another GPU model are left out: they differ by nature.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
     matrices: dict[str, Matrix] = {}
     skipped = 0
     for host in fleet.hosts:
@@ -310,7 +309,9 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
             continue
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
-        raise SkipRule("no NVIDIA GPU on any host")
+        raise SkipRule("no NVIDIA GPU on any host" if skipped > 1 else NO_GPU)
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     signatures = {
         host: signature(matrix)
@@ -320,19 +321,16 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
     drift = row("topology", signatures)
     if not drift.differing:
         return
-    usual = next((matrices[host] for host in matrices if signature(matrices[host]) == drift.majority), None)
-    evidence = [
-        Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in drift.differing if host in matrices
-    ]
+    usual = next((matrices[host] for host, text in sorted(signatures.items()) if text == drift.majority), None)
     yield finding(
         "topology.differs",
         Severity.WARN,
-        f"the topology of {fold(drift.differing)} differs from the other hosts"
-        if not drift.tie
-        else "the hosts have different topologies",
-        evidence[:6],
+        "the hosts have different topologies"
+        if drift.tie
+        else f"the topology of {fold(drift.odd)} differs from the other hosts",
+        [Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in drift.differing[:6]],
         hosts=drift.differing,
-        confidence=0.9,
+        confidence=0.8 if drift.tie else 0.9,
     )
 
 
@@ -350,11 +348,12 @@ def _difference(matrix: Matrix, usual: Matrix | None) -> str:
     other = f"{len(usual.gpus)} GPUs, {len(usual.nics)} NICs"
     if counts != other:
         return f"{counts}; most hosts: {other}"
-    names = [gpu.name for gpu in usual.gpus] + [nic.name for nic in usual.nics]
-    mine = [gpu.name for gpu in matrix.gpus] + [nic.name for nic in matrix.nics]
+    names, mine = in_order(usual), in_order(matrix)
     kinds, theirs = matrix.kinds(), usual.kinds()
     cells = []
     for i, j in itertools.combinations(range(len(names)), 2):
+        if i >= len(usual.gpus):
+            continue  # between NICs: not compared
         own, other_kind = kinds.get((mine[i], mine[j]), "?"), theirs.get((names[i], names[j]), "?")
         if own != other_kind:
             cells.append(f"{mine[i]}-{mine[j]} {own} (most hosts: {other_kind})")

@@ -38,7 +38,12 @@ class Deadline:
 
 
 class Stream(Protocol):
-    """A duplex byte stream to a command that runs on a host. One thread reads, one at a time writes."""
+    """A duplex byte stream to a command that runs on a host. One thread reads, one at a time writes.
+
+    ``may_block``: even the first 100 kB may have to wait for the command to read them.
+    """
+
+    may_block: bool
 
     def write(self, data: bytes, limit_s: float) -> None:
         """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""

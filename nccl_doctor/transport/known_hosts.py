@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import fnmatch
 import hashlib
 import hmac
@@ -64,7 +63,7 @@ class KnownHosts:
             return
         try:
             key = KnownKey(words[1], base64.b64decode(words[2], validate=True), marker, file, number)
-        except binascii.Error:
+        except ValueError:
             return
         if words[0].startswith("|1|"):
             self._add_hashed(words[0], key)
@@ -80,7 +79,7 @@ class KnownHosts:
         salt, _, digest = word[3:].partition("|")
         try:
             self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), key))
-        except binascii.Error:
+        except ValueError:
             return
 
     def find(self, host: str, port: int) -> list[KnownKey]:

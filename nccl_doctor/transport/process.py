@@ -42,6 +42,8 @@ class ProcessStream:
     takes itself out of the promise once it runs: the end of its input ends it, and it takes its children along.)
     """
 
+    may_block = True  # a pipe holds 64 KiB
+
     def __init__(self, argv: Sequence[str], environment: dict[str, str] | None = None) -> None:
         """Start it; raises ``OSError`` where that fails."""
         self._tail = bytearray()
@@ -77,6 +79,10 @@ class ProcessStream:
         assert self._child.stdin is not None and self._child.stdout is not None
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
         os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        # A closed descriptor's number is given to the next file at once: nobody may read or write one unawares.
+        self._lock = threading.Lock()
+        self._in_closed = self._out_closed = False
 
     def _keep_stderr(self) -> None:
         assert self._child.stderr is not None
@@ -90,18 +96,25 @@ class ProcessStream:
         end = time.monotonic() + limit_s
         view = memoryview(data)
         while view:
-            try:
-                view = view[os.write(self._in, view) :]
-            except BlockingIOError:
-                left = end - time.monotonic()
-                if left <= 0 or not _ready(self._in, select.POLLOUT, left):
-                    raise TimeoutError(f"the command did not read its input within {limit_s:.0f} s") from None
+            with self._lock:
+                if self._in_closed:
+                    raise BrokenPipeError("the stream is closed")
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(self._in, view) :]
+                    continue
+            if not _ready(self._in, select.POLLOUT, end - time.monotonic()):
+                raise TimeoutError(f"the command did not read its input within {limit_s:.0f} s")
 
     def read(self, limit_s: float) -> bytes:
         """What has come, at least one byte; empty at the end. ``TimeoutError`` when nothing came in time."""
-        if not _ready(self._out, select.POLLIN, limit_s):
-            raise TimeoutError
-        return os.read(self._out, 1 << 16)
+        end = time.monotonic() + limit_s
+        while _ready(self._out, select.POLLIN, end - time.monotonic()):
+            with self._lock:
+                if self._out_closed:
+                    return b""
+                with contextlib.suppress(BlockingIOError):
+                    return os.read(self._out, 1 << 16)
+        raise TimeoutError
 
     def error_text(self) -> str:
         """The last few kilobytes of the command's stderr."""
@@ -114,15 +127,17 @@ class ProcessStream:
 
     def close(self, grace_s: float = 1.5) -> None:
         """Close its input, give it a moment to end by itself, then kill it with all its descendants."""
-        with contextlib.suppress(OSError):
-            if self._child.stdin is not None:
-                self._child.stdin.close()
+        with self._lock, contextlib.suppress(OSError):
+            assert self._child.stdin is not None
+            self._in_closed = True
+            self._child.stdin.close()
         if not self._ended.wait(grace_s):
             _kill_tree(self._child.pid)
             self._ended.wait(1.0)
-        with contextlib.suppress(OSError):
-            if self._child.stdout is not None:
-                self._child.stdout.close()
+        with self._lock, contextlib.suppress(OSError):
+            assert self._child.stdout is not None
+            self._out_closed = True
+            self._child.stdout.close()
 
 
 class ProxyProcess:

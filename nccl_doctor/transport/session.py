@@ -273,7 +273,7 @@ class Session:
         line = json.dumps(message, separators=(",", ":")).encode("utf-8") + b"\n"
         try:
             with self._send_lock:
-                self._stream.write(line, self._deadline.left(PING_S))
+                self._stream.write(line, max(1.0, self._deadline.left(PING_S)))
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: closed meanwhile
             self._lose(f"cannot write: {error}" if str(error) else "cannot write")
 
@@ -350,8 +350,11 @@ class _Greeting:
 
     def exchange(self, payload: bytes) -> Hello:
         """Send ``payload``, return the agent's hello; raises :class:`Unreachable`."""
-        with contextlib.suppress(OSError):  # what ended it is told by what it printed: read on
-            self._stream.write(payload, self._left())
+        if self._stream.may_block:
+            # In a thread: who floods us may not read, and then neither side would ever go on.
+            threading.Thread(target=self._send, args=(payload,), daemon=True, name="send agent").start()
+        else:
+            self._send(payload)
         while True:
             answer = self._answer()
             if answer is not None:
@@ -367,6 +370,10 @@ class _Greeting:
             if not block:
                 raise self._ended()
             self._seen += block
+
+    def _send(self, payload: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # what ended it is told by what it printed
+            self._stream.write(payload, self._left())
 
     def _left(self) -> float:
         return max(0.0, self._end - time.monotonic())

@@ -45,6 +45,8 @@ _ONLY_PROGRAM = (
 class ChannelStream:
     """The remote command's streams over one paramiko channel."""
 
+    may_block = False  # sshd's window is 2 MiB
+
     def __init__(self, client: Connection, channel: paramiko.Channel, address: str, port: int, note: str) -> None:
         self._client = client
         self._channel = channel
@@ -93,6 +95,7 @@ class ChannelStream:
                 self._channel.status_event.wait(grace_s)
         with contextlib.suppress(OSError, EOFError):  # the jump host may be gone first
             self._client.close()
+        self._client.join(1.0)  # a thread inside a C library while the interpreter ends may take the exit code along
 
 
 class _Jump:

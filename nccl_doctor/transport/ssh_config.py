@@ -7,6 +7,7 @@ is asked once for each such class; as soon as the answer could depend on the nam
 from __future__ import annotations
 
 import fnmatch
+import functools
 import getpass
 import glob
 import os
@@ -30,6 +31,7 @@ SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _ASK_LIMIT_S = 10.0
 
 
+@functools.cache
 def home() -> Path:
     """The home directory of the password file, which is the one ssh uses; $HOME may say otherwise."""
     try:
@@ -80,10 +82,17 @@ class HostConfig(msgspec.Struct, frozen=True):
 
     def expand(self, text: str) -> str:
         """``~``, ``${NAME}`` and percent tokens of a path, as ssh_config(5) has them."""
-        own = str(home())
-        tokens = {
+        if "$" in text:
+            text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], ""), text)
+        if "%" in text:
+            tokens = self._tokens()
+            text = re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+        return f"{home()}{text[1:]}" if text == "~" or text.startswith("~/") else text
+
+    def _tokens(self) -> dict[str, str]:
+        return {
             "%": "%",
-            "d": own,
+            "d": str(home()),
             "h": self.hostname,
             "i": str(os.getuid()),
             "k": self.one("hostkeyalias", self.destination),
@@ -94,17 +103,15 @@ class HostConfig(msgspec.Struct, frozen=True):
             "r": self.user,
             "u": getpass.getuser(),
         }
-        text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], ""), text)
-        text = re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
-        return own + text[1:] if text == "~" or text.startswith("~/") else text
 
 
-def _words(text: str) -> list[str]:
+@functools.lru_cache(maxsize=1024)  # the same known_hosts line for every host of a class
+def _words(text: str) -> tuple[str, ...]:
     """Words of a config line, which may be quoted."""
     try:
-        return shlex.split(text)
+        return tuple(shlex.split(text))
     except ValueError:
-        return text.split()
+        return tuple(text.split())
 
 
 class _Patterns:
@@ -128,7 +135,7 @@ class _Patterns:
             return  # ssh passes over what it may not read, too, or says why itself
         for keyword, value in _directives(text):
             if keyword == "host":
-                self.lists.append(tuple(_words(value)))
+                self.lists.append(_words(value))
             elif keyword == "match" and value.lower().split() not in (["all"], ["final", "all"]):
                 self.each = True
             elif keyword == "include":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import socket
 import threading
@@ -130,6 +129,6 @@ def _public_blob(name: str, found: Candidate | str | None) -> bytes:
             words = path.read_text(encoding="utf-8", errors="replace").split()
             if len(words) > 1 and not words[0].startswith("-"):
                 return base64.b64decode(words[1], validate=True)
-        except (OSError, binascii.Error):
+        except (OSError, ValueError):
             continue
     return b""

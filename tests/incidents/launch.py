@@ -80,6 +80,8 @@ class _Place:
             _MARK: self.mark,
             **incident.env,
         }
+        if incident.how in ("torchrun", "env"):  # all ranks come: they start their clocks together
+            self.environment["INCIDENT_RANKS"] = str(incident.ranks)
 
     def commands(self) -> list[tuple[list[str], dict[str, str]]]:
         """The launchers to start, each with what its environment has beside the common one."""
@@ -194,8 +196,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], incident: Incident, log: Pat
         raise TimeoutError(f"{incident.name} did not end within {LIMIT:.0f} s")
 
 
-def _members(mark: str) -> list[int]:
-    """The processes of one incident: they carry its mark in their environment, whatever session they are in."""
+def processes_of(mark: str) -> list[int]:
+    """The processes of one incident: its mark is in their environment. torchrun gives every worker its own session."""
     found = []
     wanted = f"{_MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
@@ -208,14 +210,14 @@ def _members(mark: str) -> list[int]:
 
 def _end_all(mark: str) -> None:
     for _ in range(20):
-        left = _members(mark)
+        left = processes_of(mark)
         if not left:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    raise RuntimeError(f"processes {_members(mark)} outlived SIGKILL")
+    raise RuntimeError(f"processes {processes_of(mark)} outlived SIGKILL")
 
 
 def _kernel_log(path: Path, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import platform
 import re
 import socket
 import sys
@@ -14,8 +15,10 @@ CASES = Path(__file__).parents[1] / "cases" / "explain"
 LIMIT = 30_000  # bytes of log per case
 
 
-def write(incident: Incident, logs: Path) -> Path:
+def write(incident: Incident, logs: Path) -> Path | None:
     """Write ``incident-<name>.md``; the files of ``logs`` become its fenced blocks, neutral and cut to ``LIMIT``."""
+    if not incident.recorded:
+        return None
     files = sorted(path for path in logs.rglob("*") if path.is_file() and path.suffix in (".log", ""))
     texts = {
         str(path.relative_to(logs)): neutral(path.read_text(errors="replace"), logs.parent)
@@ -62,6 +65,7 @@ def neutral(text: str, directory: Path) -> str:
     )
     text = text.replace(str(directory / "logs"), "/srv/logs").replace(str(directory), "/srv")
     text = text.replace(sys.prefix, "/opt/python").replace(sys.base_prefix, "/opt/python3.11")
+    text = text.replace(platform.release(), "6.1.0-28-amd64")
     host = socket.gethostname()
     if len(host) > 3:
         text = text.replace(host, "node01")

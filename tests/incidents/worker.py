@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-TIMEOUT = datetime.timedelta(seconds=6)
+TIMEOUT = datetime.timedelta(seconds=5)
 INCIDENTS: dict[str, Callable[[], None]] = {}
 BEFORE_INIT: set[str] = set()
 WITHOUT_MODEL: set[str] = set()
@@ -98,8 +98,19 @@ class Trainer:
 trainer: Trainer
 
 
-def initialise(**options: object) -> None:
-    dist.init_process_group("gloo", timeout=TIMEOUT, **options)  # type: ignore[arg-type]
+def meet() -> None:
+    """Wait until every rank has imported torch, which takes a busy machine longer than the job's short time-out."""
+    expected = int(os.environ.get("INCIDENT_RANKS", "0"))
+    if expected:
+        pathlib.Path(f".ready-{os.environ['RANK']}").touch()
+    deadline = time.monotonic() + 40
+    while len(list(pathlib.Path().glob(".ready-*"))) < expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def initialise() -> None:
+    meet()
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     say(f"process group ready, world size {dist.get_world_size()}")
 
 
@@ -333,6 +344,9 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 20 and self.fate == "kill":
+            time.sleep(
+                1.5
+            )  # until the batches before it are handed over; killed earlier, it looks like dataloader-reset.md
             os.kill(os.getpid(), signal.SIGKILL)
         if index == 20 and self.fate == "hang":
             time.sleep(60)

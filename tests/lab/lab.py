@@ -401,8 +401,8 @@ def _remove(prefix: str) -> None:
     namespaces = sorted(NETNS.glob(f"{prefix}-*")) if NETNS.is_dir() else []
     pids = {process.pid for namespace in namespaces for process in machine.processes_in(namespace)}
     machine.end(pids - {os.getpid()})
-    for namespace in namespaces:
-        machine.command(["ip", "netns", "delete", namespace.name])
+    with ThreadPoolExecutor(8) as pool:  # each waits for the kernel
+        list(pool.map(lambda namespace: machine.command(["ip", "netns", "delete", namespace.name]), namespaces))
     directory = _directory(prefix)
     if directory.exists():
         if not is_root_owned(directory):

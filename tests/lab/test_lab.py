@@ -278,6 +278,13 @@ def test_answer_cut(lab: Lab) -> None:
     assert ssh(lab, "gpu02", "python3 -c 'for i in range(1000): print(i)'").stdout.endswith("\n999\n")
 
 
+def test_answer_drips(lab: Lab) -> None:
+    with lab.fault("answer-drips", bytes_per_s=20):
+        started = time.monotonic()
+        assert ssh(lab, "gpu02", "python3 -c 'print(1234567890123456789)'").stdout == "1234567890123456789\n"
+        assert time.monotonic() - started > 0.9
+
+
 # -- the network
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -71,6 +72,34 @@ def test_nothing_survives_the_end_of_the_controller(
     assert running.wait(10) != 0
     wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
     wait_until(lambda: not lab.processes("controller"), 5, f"left here: {lab.processes('controller')}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signals) -> None:
+    with lab.fault("port-dropped", "gpu03"):  # the ranks wait for each other
+        process = lab.popen(
+            ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--stage", "collectives"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: all(ranks(lab, name) for name in lab.hostnames), 60, "no ranks on the hosts")
+            process.send_signal(how)
+            assert process.wait(10) != 0
+        finally:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+
+
+def ranks(lab: Lab, host: str) -> list[Process]:
+    """The processes on a host that have torch loaded."""
+    found = []
+    for process in agents(lab, host):
+        with contextlib.suppress(OSError):
+            if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text():
+                found.append(process)
+    return found
 
 
 def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.Popen[bytes]) -> None:
@@ -288,6 +317,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         NCCL_NET_PLUGIN=f"--token={canary}plugin",
         HF_TOKEN=f"hf_{canary}",
     )
+    (lab.host("gpu02").etc / "nccl.conf").write_text(f"NCCL_NET_PLUGIN=x --password {canary}conf\n")
     holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
     pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
     try:
@@ -298,6 +328,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         names = ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_NET_PLUGIN", "HF_TOKEN")
         lab.set_env("gpu02", **dict.fromkeys(names))
+        (lab.host("gpu02").etc / "nccl.conf").unlink()
     assert done.returncode == FAULTY, done.stderr
     for output in (done.stdout, done.stderr, console.stdout, console.stderr, bundle.read_bytes().decode("latin-1")):
         assert canary not in output

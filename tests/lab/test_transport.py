@@ -590,3 +590,13 @@ def test_missing_program_and_failing_program(client: Client) -> None:
         client.options(transport="command=sh -c 'echo no such node {host} >&2; exit 4' {host} {command}"),
     )
     assert failing.outcome is ReachOutcome.TRANSPORT_FAILED and "no such node x" in failing.evidence[-1]
+
+
+def test_promise_5_a_host_that_cannot_be_written_is_no_obstacle(client: Client) -> None:
+    """The agent runs with every file system read-only, and its probe answers."""
+    remount = "mount --make-rprivate / && mount -o remount,bind,ro / && ! touch /tmp/x /root/x 2>/dev/null"
+    template = f"command=unshare --mount sh -c '{remount} && exec sh -c \"$1\"' {{host}} {{command}}"
+    if subprocess.run(["unshare", "--mount", "sh", "-c", remount], check=False, capture_output=True).returncode:
+        pytest.skip("this machine has more than one writable file system, or lends no mount namespaces")
+    with session_of(HostEntry("readonly"), client.options(transport=template)) as session:
+        assert session.probe("environment").outcome is Outcome.OK

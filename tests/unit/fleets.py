@@ -100,7 +100,8 @@ def run(
             for probe, data in probes.items()
         }
         facts.append(HostFacts(name, Reach(ReachOutcome.OK, address=(reached_at or {}).get(name, "")), results))
-    plan = msgspec.structs.replace(plan or Plan(), stages=engine.STAGES)
+    plan = plan or Plan()
+    plan = msgspec.structs.replace(plan, stages=plan.stages or engine.STAGES)
     bundle = Bundle(1, "test", "2026-01-01T00:00:00Z", plan, tuple(facts))
     (result,) = engine.run(bundle, (chosen,))
     for item in result.findings:

@@ -325,6 +325,7 @@ def test_a_dump_is_recognised_by_its_first_bytes() -> None:
     assert flight_recorder.looks_like_dump(json.dumps(raw([entry(1)])).encode()[:4096])
     assert not flight_recorder.looks_like_dump(pickle.dumps({"weights": [0.5]}))
     assert not flight_recorder.looks_like_dump(b"rank 0: NCCL WARN record_id")
+    assert not flight_recorder.looks_like_dump(b'{"level": "error", "record_id": 7, "message": "failed"}\n')
 
 
 def test_thinning_keeps_the_newest_and_everything_that_waits() -> None:

@@ -202,6 +202,29 @@ def test_one_lost_packet_is_no_finding() -> None:
     assert judge(builder.bundle()).verdict == "healthy"
 
 
+def test_a_detour_is_told_from_a_busy_host() -> None:
+    def far(fastest: float) -> Report:
+        builder = Builder()
+        for host in NAMES:
+            for link in builder.probes[host]["links"]["links"]:
+                if "gpu03" in (host, link["peer"]) and link.get("rtt_p50_ms") is not None:
+                    link.update(rtt_min_ms=fastest, rtt_p50_ms=50.0)
+        return judge(builder.bundle())
+
+    assert only(far(40.0)).id == "net.latency" and only(far(40.0)).hosts == ("gpu03",)
+    assert not far(0.1).findings
+
+
+def test_one_slow_host_of_three_is_found() -> None:
+    builder = Builder(NAMES[:3])
+    for host in NAMES[:3]:
+        for flow in builder.probes[host]["throughput"]["flows"]:
+            if "gpu02" in (host, flow["peer"]):
+                flow["seconds"] = 80.0
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.slow.link" and found.hosts == ("gpu02",)
+
+
 def test_slow_sender() -> None:
     builder = Builder()
     for flow in builder.probes["gpu04"]["throughput"]["flows"]:

@@ -214,6 +214,17 @@ def test_a_file_system_that_hangs_costs_one_limit_and_is_named(tmp_path: Path) -
     assert outcomes["/tmp"][0] == "ok"
 
 
+def test_a_host_that_is_slow_everywhere_has_no_hung_mount(tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "stat"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\nexec sleep 60\n")
+    stub.chmod(0o755)
+    environment = {"PATH": f"{stub.parent}:/usr/bin:/bin", "HOME": "/root"}
+    facts = msgspec.convert(probe("system", None, environment), System)
+    assert {entry.outcome for entry in facts.filesystems} == {"failed"}
+    assert "busy" in facts.filesystems[0].detail
+
+
 def test_system_of_this_machine_is_readable() -> None:
     facts = msgspec.convert(probe("system", None), System)
     assert facts.memory["MemTotal"] > 0 and facts.limits["nofile"].soft != 0

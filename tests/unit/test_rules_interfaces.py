@@ -178,6 +178,13 @@ def test_the_version_found_on_the_host_decides() -> None:
     assert ids(run("interfaces.chosen_interface", hosts)) == [("net.wrong-interface.down", ("a",))]
 
 
+def test_an_installed_version_that_is_no_number_is_not_believed() -> None:
+    strange = software(torch=None, nccl=(), distributions={"nvidia-nccl-cu12": "main"})
+    assert "(assumed)" in only(run("interfaces.choice", fleet(BOND, software=strange))).title
+    ours = software(torch=None, nccl=(), distributions={"nvidia-nccl-cu12": "2.27.3.post1"})
+    assert "NCCL 2.27.3 would" in only(run("interfaces.choice", fleet(BOND, software=ours))).title
+
+
 def test_measured_unreachable_address_is_blamed_and_the_reachable_one_recommended() -> None:
     hosts = fleet(
         {

@@ -74,7 +74,11 @@ def test_cpu_only_torch_on_a_gpu_host() -> None:
     ],
 )
 def test_driver(change: Driver, id: str | None) -> None:
-    assert [item[0] for item in ids(run("software.driver", host(driver=change)))] == ([id] if id else [])
+    alone = Plan(stages=("software",))
+    assert [item[0] for item in ids(run("software.driver", host(driver=change), alone))] == ([id] if id else [])
+    # with the gpu stage, which asks the driver itself, only what that stage cannot know is left
+    beside = run("software.driver", host(driver=change))
+    assert [item[0] for item in ids(beside)] == ([id] if id == "gpu.driver.too-old" else [])
 
 
 def test_oldest_driver_and_a_cuda_version_the_table_does_not_know() -> None:
@@ -170,7 +174,9 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
         driver=driver(version="570.10.01"),
         system=msgspec.structs.replace(software().system, kernel="5.4", glibc="2.31"),
     )
-    result = run("software.drift", {"a": host()["a"], "b": {"software": odd}, "c": host()["a"]})
+    three = {"a": host()["a"], "b": {"software": odd}, "c": host()["a"]}
+    result = run("software.drift", three, Plan(stages=("software",)))
+    assert ids(run("software.drift", three), Severity.WARN) == []  # the gpu stage compares drivers
     assert ids(result, Severity.WARN) == [("sw.drift.driver", ("b",))]
     assert ids(result, Severity.INFO) == [("sw.drift.system", ("b",))]
     assert "kernel (and C library) differs" in result.findings[1].title

@@ -105,6 +105,13 @@ def test_open_files(soft: int, severity: Severity | None) -> None:
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
 
 
+def test_open_files_are_raised_as_far_as_the_hard_limit_allows() -> None:
+    def command(hard: int) -> str:
+        return only(run("system.open_files", host(limits=limits(nofile=Limit(256, hard))))).fixes[0].command
+
+    assert command(4096) == "ulimit -n 4096" and command(-1) == "ulimit -n 65536" and "limits.d" in command(256)
+
+
 def test_threads() -> None:
     tight = Cgroup(pids_limit=1000, pids_used=800, pids_group="/sys/fs/cgroup/x")
     assert ids(run("system.threads", host(cgroup=tight)), Severity.FAIL) == [("sys.threads.pids-limit", ("a",))]

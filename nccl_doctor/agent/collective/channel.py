@@ -32,10 +32,12 @@ def pipe_sink() -> Sink:
 class Progress:
     """The stage and step this rank is in, told to the sink and watched.
 
-    A step that outlives its limit ends this process: stacks of all threads to stderr, a ``stuck`` event, exit 70.
+    A step that outlives its limit ends this process: stacks of all threads to stderr, a ``stuck`` event, exit 70. A
+    call that hangs with the interpreter lock held silences this thread as well: then the launcher ends the process, or,
+    with ``backstop_s`` (where no launcher of ours watches), a timer of the C library that long after a stage's limit.
     """
 
-    def __init__(self, rank: int, sink: Sink, beat_s: float = 1.0) -> None:
+    def __init__(self, rank: int, sink: Sink, beat_s: float = 1.0, backstop_s: float = 0.0) -> None:
         self.rank = rank
         self.sink = sink
         self.name = "spawn"
@@ -43,7 +45,7 @@ class Progress:
         self.limit_s = 0.0
         self.since = time.monotonic()
         self.done: Optional[Callable[[], int]] = None  # iterations finished in the timed loop
-        self._beat_s = beat_s
+        self._beat_s, self._backstop_s = beat_s, backstop_s
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="nccl-doctor-watchdog").start()
 
@@ -56,13 +58,14 @@ class Progress:
         self.name, self.detail, self.done = name, detail, None
         self.since, self.limit_s = time.monotonic(), limit_s
         self.tell("stage", stage=name, detail=detail, limit_s=limit_s)
-        self._arm(limit_s)
+        if self._backstop_s:
+            # By stage, not by step: the timer is a thread, and starting one disturbs what is timed right after.
+            faulthandler.dump_traceback_later(limit_s + self._backstop_s, exit=True, file=2)
 
     def step(self, detail: str, limit_s: float, done: Optional[Callable[[], int]] = None) -> None:
         """A step within the stage: restarts the limit, costs no event (the next beat tells)."""
         self.detail, self.done = detail, done
         self.since, self.limit_s = time.monotonic(), limit_s
-        self._arm(limit_s)
 
     def finish(self) -> None:
         """No more limits: the work is over."""
@@ -80,10 +83,6 @@ class Progress:
         if done is not None:
             where["iterations"] = done()
         return where
-
-    def _arm(self, limit_s: float) -> None:
-        # The C-level timer fires even when the interpreter lock is held for ever by a hanging library call.
-        faulthandler.dump_traceback_later(limit_s + 3.0, exit=True, file=2)
 
     def _watch(self) -> None:
         while not self._over.wait(self._beat_s):

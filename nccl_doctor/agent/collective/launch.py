@@ -19,6 +19,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.redaction import redact_text
 
 Emit = Callable[[Dict[str, Any]], None]
 
@@ -91,6 +92,7 @@ class Rank:
         self.pending = b""
         self.where: Dict[str, Any] = {"stage": "spawn", "detail": "", "step_s": 0.0}
         self.heard = time.monotonic()
+        self.limit_s = 60.0
         self.error: Optional[Dict[str, Any]] = None
         self.finished = False
         self.killed = ""  # why we ended it
@@ -259,9 +261,12 @@ class Launch:
     def _take(self, rank: Rank, event: Dict[str, Any]) -> None:
         rank.heard = time.monotonic()
         kind = event.get("event")
+        if "text" in event:
+            event["text"] = redact_text(str(event["text"]))
         if kind in ("stage", "beat", "stuck", "error", "done"):
             names = ("stage", "detail", "step_s", "iterations")
             rank.where = {name: event[name] for name in names if name in event}
+            rank.limit_s = float(event.get("limit_s") or rank.limit_s)
         if kind in ("error", "stuck"):
             rank.error = event
         if kind == "done":
@@ -280,8 +285,13 @@ class Launch:
                 if not rank.finished and self.give_up is None:
                     self.give_up = now + GRACE_S
                 continue
-            if now - rank.heard > SILENT_S and rank.where["stage"] != "spawn":
+            silent_s = now - rank.heard
+            if silent_s > SILENT_S and rank.where["stage"] != "spawn":
                 rank.state = process_state(rank.process.pid)
+                if silent_s > rank.limit_s + SILENT_S and self.give_up is None:
+                    # Not even its watchdog speaks: a call hangs with Python's lock held.
+                    rank.where["step_s"] = round(silent_s, 1)
+                    self.give_up = now
                 if rank.state == "T" and self.give_up is None:
                     self.emit({"event": "stopped", "rank": rank.rank, **rank.where})
                     self.give_up = now + 1.0  # the others only wait: there is nothing more to hear from them
@@ -327,8 +337,8 @@ class Launch:
             "killed": rank.killed,
             "state": rank.state,
             "error": rank.error,
-            "stack": rank.stack,
-            "output": rank.output.text(),
+            "stack": redact_text(rank.stack),
+            "output": redact_text(rank.output.text()),
             "output_cut": rank.output.dropped,
         }
 

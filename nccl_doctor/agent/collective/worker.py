@@ -46,9 +46,7 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }
 
-
-class WorldError(Exception):
-    """The world is not what was asked for, or a rank is missing; the message names it."""
+LINK_ENOUGH_S = 0.4  # what took this long was no moment's hiccup: it need not be measured again
 
 
 class PlannedError(Exception):
@@ -101,7 +99,9 @@ class Worker:
         self.identity = me
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
         self.limit_s = float(self.plan["limit_s"])
-        self.progress = Progress(me.rank, sink)
+        # Inside another launcher nobody ends a process whose interpreter hangs.
+        backstop_s = 60.0 + 10 * float(self.plan["budget_s"]) if self.plan["log_file"] is not None else 0.0
+        self.progress = Progress(me.rank, sink, backstop_s=backstop_s)
         self.used_s = 0.0
         self.path: Optional[Dict[str, Any]] = None
 
@@ -170,7 +170,8 @@ class Worker:
             self.device = torch.device("cpu")
             if self.plan["gemm"] and torch.cuda.is_available():
                 self.device = torch.device("cuda", self.identity.local_rank % torch.cuda.device_count())
-            torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
+            # As torchrun does: copies inside gloo's calls must not wait for each other's threads on a busy host.
+            torch.set_num_threads(1)
         dtype = getattr(torch, self.plan["dtype"], None)
         if dtype is None:
             raise PlannedError("dtype", "torch %s has no dtype %s" % (torch.__version__, self.plan["dtype"]))
@@ -482,13 +483,12 @@ class Worker:
 
     def _timed(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
         """Seconds per iteration, back to back as nccl-tests does; all ranks start from a barrier."""
-        self.dist.barrier()
-        self._wait()
         if self.device.type == "cuda":
             return self._timed_cuda(call, iterations, label, limit_s)
         stamps: List[int] = []
         clock, keep = time.perf_counter_ns, stamps.append
         self.progress.step(label, limit_s, lambda: max(0, len(stamps) - 1))
+        self.dist.barrier()  # nothing may stand between it and the first call, or the ranks start apart
         keep(clock())
         for _ in range(iterations):
             call()
@@ -499,6 +499,8 @@ class Worker:
         cuda = self.torch.cuda
         events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
         self.progress.step(label, limit_s, lambda: sum(1 for event in events[1:] if event.query()))
+        self.dist.barrier()
+        cuda.synchronize()
         events[0].record()
         for event in events[1:]:
             call()
@@ -557,9 +559,11 @@ class Worker:
         best: Dict[Tuple[int, int], float] = {}
         for attempt in range(3):
             for number, pairs in enumerate(rounds):
-                self.progress.stage("links", self.limit_s, "round %d of host pairs" % (number + 1))
                 peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
+                detail = "exchange with rank %d" % peer if peer is not None else "waiting for other pairs"
+                self.progress.stage("links", self.limit_s, detail)
                 mine = self._exchange(send, receive, peer) if peer is not None else None
+                self.progress.stage("links", self.limit_s, "waiting for other pairs")
                 key = "links/%d/%d" % (attempt, number)
                 seconds = self.board.gather(key, mine)
                 self.board.decide(key + "/end", True, lambda values: True)
@@ -567,7 +571,7 @@ class Worker:
                     slower = max(seconds[first], seconds[second])
                     best[first, second] = min(slower, best.get((first, second), slower))
             ordered = sorted(best.values())
-            uneven = bool(ordered) and ordered[-1] > 1.7 * ordered[len(ordered) // 2]
+            uneven = bool(ordered) and LINK_ENOUGH_S > ordered[-1] > 1.7 * ordered[len(ordered) // 2]
             if not self.board.decide("links/%d/again" % attempt, uneven, lambda values: values[0]):
                 break
         for (first, second), slower in sorted(best.items()):
@@ -575,7 +579,10 @@ class Worker:
 
     def _exchange(self, send: Any, receive: Any, peer: int) -> float:
         best = float("inf")
+        begun = time.monotonic()
         for _ in range(4):
+            if time.monotonic() - begun > LINK_ENOUGH_S:
+                break
             started = time.perf_counter()
             works = self.dist.batch_isend_irecv(
                 [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
@@ -590,6 +597,8 @@ class Worker:
         """Matrix products on every rank at once; TFLOP/s per rank, to find the slow one."""
         edge = int(self.plan["gemm"])
         self.progress.stage("gemm", self.limit_s, "%d x %d %s" % (edge, edge, self.plan["dtype"]))
+        if self.device.type == "cpu":
+            self.torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
         generator = self.torch.Generator().manual_seed(self.me.rank)
         left = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
         right = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
@@ -608,6 +617,8 @@ class Worker:
             self.progress.step("matrix product %d" % len(times), self.limit_s)
         times.sort()
         records = self.board.gather("gemm", {"median_s": times[len(times) // 2], "n": len(times), "wrong": wrong})
+        if self.device.type == "cpu":
+            self.torch.set_num_threads(1)
         if not self.me.rank:
             self.progress.tell("gemm", edge=edge, flop=2 * edge**3, ranks=records)
 

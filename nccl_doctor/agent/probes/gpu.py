@@ -8,8 +8,10 @@ from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
 
 NVIDIA = "0x10de"
-NVML_LIMIT_S = 20.0
-SMI_LIMIT_S = 10.0
+# Without persistence mode the driver starts each of eight GPUs anew: nvmlInit alone may then take over 10 s.
+NVML_LIMIT_S = 40.0
+NVML_SILENCE_S = 18.0  # for one single call
+SMI_LIMIT_S = 15.0
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY")
 _LIBRARY_PLACES = (
     "/usr/lib/x86_64-linux-gnu",
@@ -23,12 +25,12 @@ _LIBRARY_PLACES = (
 _QUERY = ("pci.bus_id", "uuid", "name", "driver_version")
 
 
-@probe("gpu", "gpu", limit_s=45.0)
+@probe("gpu", "gpu", limit_s=58.0)
 def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that four witnesses say of the GPUs.
 
-    Arguments: ``nvml_limit_s`` and ``smi_limit_s`` (seconds). ``nvml.outcome`` says how NVML's part ended; a hang is
-    ``timed-out`` with the call it hung in, never a hang of this probe.
+    Arguments: ``nvml_limit_s``, ``nvml_silence_s`` (for one call) and ``smi_limit_s``, in seconds. ``nvml.outcome``
+    says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never a hang of this probe.
     """
     data = _witnesses()
     if not _any_sign(data):
@@ -40,7 +42,8 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     except ImportError:
         data["module"] = "pynvml"  # the controller sends its own copy and asks again
         raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
-    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S))))
+    silence_s = float(arguments.get("nvml_silence_s", NVML_SILENCE_S))
+    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S)), silence_s))
     hung = data["nvml"]["outcome"] == "timed-out"
     limit_s = float(arguments.get("smi_limit_s", SMI_LIMIT_S))
     data["smi"] = _smi(min(limit_s, 5.0) if hung else limit_s)
@@ -197,9 +200,9 @@ def _fabric_manager() -> Dict[str, Any]:
     }
 
 
-def _nvml(pynvml: Any, limit_s: float) -> Dict[str, Any]:
+def _nvml(pynvml: Any, limit_s: float, silence_s: float) -> Dict[str, Any]:
     """Ask NVML in a child process; the answer's ``nvml`` part says how that ended."""
-    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s)
+    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s, silence_s)
     data: Dict[str, Any] = {"system": {}, "gpus": [], "pairs": []}
     state: Dict[str, Any] = {"outcome": answer.outcome, "detail": answer.detail, "seconds": round(answer.seconds, 3)}
     last: Dict[str, Any] = {}

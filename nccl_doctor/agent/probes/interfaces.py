@@ -13,6 +13,7 @@ import struct
 from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text
+from nccl_doctor.agent.redaction import redact_environment, redact_text
 
 # Only these are read from the environment: they decide the interface. Nothing else of the environment is collected.
 VARIABLES = (
@@ -211,7 +212,7 @@ def _password_home() -> str:
 
 
 def conf_files() -> List[Dict[str, Any]]:
-    """NCCL's configuration files: which are there, and their NCCL_* lines with their numbers, verbatim.
+    """NCCL's configuration files: which are there, and their NCCL_* lines with their numbers, verbatim (but for secrets).
 
     ``role`` says which rule of precedence applies: ``environment`` (NCCL_CONF_FILE), ``home`` ($HOME/.nccl.conf, read
     by NCCL 2.30.3 and newer), ``passwd-home`` (read by older ones), ``system`` (/etc/nccl.conf).
@@ -237,13 +238,13 @@ def _conf_file(role: str, name: str) -> Dict[str, Any]:
         text, outcome = None, "not-permitted"
     for number, line in enumerate((text or "").split("\n"), 1):
         if CONF_LINE.match(line):
-            lines.append({"line": number, "text": line[:1024]})
+            lines.append({"line": number, "text": redact_text(line[:1024])})
     return {"role": role, "path": name, "outcome": outcome, "lines": lines[:200]}
 
 
 def settings() -> Dict[str, str]:
     """The interface variables of the environment this agent (and so the job, with --env-setup) runs in."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return redact_environment({name: os.environ[name] for name in VARIABLES if name in os.environ})
 
 
 @probe("interfaces", stage="interfaces", limit_s=20.0)

@@ -431,6 +431,7 @@ def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> 
         "answered": len(back),
         "lost_forward": lost_forward,
         "lost_back": lost_back,
+        "rtt_min_ms": back[0] if back else None,
         "rtt_p50_ms": back[len(back) // 2] if back else None,
         "rtt_p99_ms": back[min(len(back) - 1, int(len(back) * 0.99))] if back else None,
     }

@@ -14,6 +14,7 @@ import sys
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from nccl_doctor.agent.probing import ROOT, path, probe, read_text
+from nccl_doctor.agent.redaction import redact_environment
 
 # Distributions worth comparing between hosts; * matches any ending (nvidia-nccl-cu12, nvidia-nccl-cu13).
 DISTRIBUTIONS = (
@@ -514,7 +515,7 @@ def software(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "torch_wants_nccl": wanted_nccl(places),
         "nccl": nccl_copies(places, directory, cache),
         "plugins": plugins(cache),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": redact_environment({name: os.environ[name] for name in VARIABLES if name in os.environ}),
         "driver": driver(cache),
         "cuda_toolkit": cuda_toolkit(),
         "cudnn": cudnn(found, cache),

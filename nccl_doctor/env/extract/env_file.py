@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 
-_LINE = re.compile(r"\s*(?:export\s+|Environment=)?[\"']?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*\Z")
+_LINE = re.compile(r"\s*(?:export\s+|Environment=)?[\"']?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)\Z", re.DOTALL)
 
 
 def read(text: str, file: str = "") -> list[Assignment]:
@@ -16,7 +16,7 @@ def read(text: str, file: str = "") -> list[Assignment]:
         match = None if line.lstrip().startswith("#") else _LINE.match(line)
         if match is None or not is_ours(match[1]):
             continue
-        value = match[2].strip("\r")
+        value = match[2].strip()
         quoted = re.match(r"(['\"])(.*?)\1", value)
         value = quoted[2] if quoted else re.split(r"\s#", value)[0].rstrip("\"'").rstrip()
         dynamic = "$" in value and not (quoted and quoted[1] == "'")

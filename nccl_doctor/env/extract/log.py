@@ -12,11 +12,11 @@ from nccl_doctor.env.assignments import Assignment, How
 # Lines are cut here before matching: no line NCCL writes about a variable is longer.
 LINE_LIMIT = 4096
 
-# rank prefix "host:pid:tid [dev] NCCL INFO", an optional time stamp before it
-_SET = re.compile(
-    r"(?:([A-Za-z0-9_.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,5}\] )?NCCL INFO ([A-Z][A-Z0-9_]{2,80})"
-    r" set (?:by environment )?to (.{0,1024})\Z"
-)
+_MARK = "NCCL INFO "
+# What stands before the mark: "host:pid:tid [dev] ", with an optional time stamp in front.
+_HEAD = re.compile(r"([A-Za-z0-9_.-]+):\d{1,10}:\d{1,10} \[-?\d{1,5}\] \Z")
+_HEAD_LIMIT = 300
+_SET = re.compile(r"([A-Z][A-Z0-9_]{2,80}) set (?:by environment )?to (.{0,1024})")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _INVALID = re.compile(r"Invalid value (.{0,256}) for ([A-Z][A-Z0-9_]{2,80}), using default (-?\d{1,20})\.?\s*\Z")
 
@@ -40,8 +40,10 @@ def read(lines: Iterable[str], file: str = "") -> LogReading:
         line = line[:LINE_LIMIT].rstrip()
         if not version and (match := _VERSION.search(line)):
             version = match[1]
-        if " set " in line and (match := _SET.search(line)):
-            host, name, value = match[1] or "", match[2], match[3].strip()
+        mark = line.find(_MARK)
+        if mark >= 0 and (match := _SET.match(line, mark + len(_MARK))):
+            head = _HEAD.search(line[max(0, mark - _HEAD_LIMIT) : mark])
+            host, name, value = head[1] if head else "", match[1], match[2].strip()
             value = value[:-1] if re.fullmatch(r"-?\d+\.", value) else value
             if (host, name, value) not in found and len(found) < 10_000:
                 item = Assignment(name, value, file, number, How.LOG, line, f"{file}#{host}", host=host)

@@ -6,7 +6,9 @@ only talked about, and follows if/case so that two arms of one block are not tak
 
 from __future__ import annotations
 
+import contextlib
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+# No two alternatives of a group begin alike, so that an unclosed quote costs one pass and no more.
 _TOKEN = re.compile(
     rf"""
     (?P<blank>[ \t\r]+|\\\r?\n)
@@ -24,13 +27,13 @@ _TOKEN = re.compile(
   | (?P<operator>;;&?|;&|&&|\|\||\|&|[;&|(){{}}](?=[\s;&|()]|$)|[;&|()])
   | (?P<word>(?:
         '[^']*'
-      | "(?:[^"\\$`]|\\.|{_SUBSTITUTION}|`[^`]*`|\$)*"
+      | "(?:[^"\\$`]|\\.|{_SUBSTITUTION}|`[^`]*`|\$(?!\())*"
       | {_SUBSTITUTION}
       | \$\{{[^}}\n]*\}}
       | `[^`]*`
       | \\.
       | [^\s;&|()<>'"`\\$]+
-      | \$
+      | \$(?![({{])
     )+)
   | (?P<other>.)
     """,
@@ -42,6 +45,8 @@ _DEFAULT = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:?[-=]([^${}`]*)\}\Z")
 _RESERVED = frozenset(
     {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "{", "}", "!", "time"}
 )
+# What must be followed even where no name of ours stands beside it.
+_WATCHED = _RESERVED | {"case", "esac", "set"}
 # Commands that only talk about variables.
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
@@ -72,13 +77,19 @@ class Reader:
         self.only_assignments = True
         self.blocks: list[list[int]] = []  # [block number, arm]
         self.count = 0
+        self.number = 0  # of the command being read; 0: the whole job (#SBATCH)
+        self.target = ""  # what the command's output is redirected to
 
     def read(self) -> list[Assignment]:
         """All assignments, in order; those that are unset again later at top level are left out."""
         if not INTEREST.search(self.text):
             return []
-        for line, raw_line, words in self._commands():
-            self._command(line, raw_line, words)
+        for line, words, interesting in self._commands():
+            self.number += 1
+            if interesting or words[0] in _WATCHED:
+                self._command(line, self._line(line), words)
+            elif self.only_assignments:
+                self.only_assignments = bool(_ASSIGNS.match(words[-1]))
         kept = []
         for item in self.found:
             if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in self.exported):
@@ -88,8 +99,10 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------------- the words
 
-    def _commands(self) -> Iterator[tuple[int, str, list[str]]]:
-        """(line, that line's text, words) of each simple command."""
+    def _commands(self) -> Iterator[tuple[int, list[str], bool]]:
+        """(line, words, whether a name of ours may be among them) of each simple command."""
+        places = [match.start() for match in INTEREST.finditer(self.text)]
+        begin = 0
         line = self.first_line
         start = line
         words: list[str] = []
@@ -106,8 +119,10 @@ class Reader:
             if kind == "word":
                 if skip_next:
                     skip_next = False  # the target of a redirection is no argument
+                    self.target = _unquote(token)
                 else:
-                    start = line if not words else start
+                    if not words:
+                        start, begin = line, match.start()
                     word = Word(token)
                     word.line = line
                     words.append(word)
@@ -124,8 +139,9 @@ class Reader:
             elif kind in ("operator", "newline"):
                 skip_next = False
                 if words:
-                    yield start, self._line(start), words
+                    yield start, words, bisect_left(places, position) > bisect_left(places, begin)
                     words = []
+                self.target = ""
                 if kind == "newline":
                     line += 1
                     for end_word in waiting:
@@ -134,7 +150,7 @@ class Reader:
                 elif token.startswith(";;") or token == ";&":
                     self._next_arm()
         if words:
-            yield start, self._line(start), words
+            yield start, words, bisect_left(places, position) > bisect_left(places, begin)
 
     def _line(self, number: int) -> str:
         place = number - self.first_line
@@ -168,7 +184,9 @@ class Reader:
     def _comment(self, line: int, token: str) -> None:
         if token.startswith(("#SBATCH", "#PBS", "#BSUB", "#$")) and "=" in token:
             words = token.split(" #", 1)[0].split()
+            number, self.number = self.number, 0
             self._options(line, self._line(line), words[1:])
+            self.number = number
 
     # ---------------------------------------------------------------------------------------------- the commands
 
@@ -252,17 +270,20 @@ class Reader:
 
     def _written_text(self, line: int, raw: str, words: list[str]) -> None:
         """``echo "NCCL_DEBUG=INFO" >> /etc/nccl.conf``: text that becomes somebody's configuration."""
-        target = _WRITES.search(raw)
-        if words[0] not in ("echo", "printf") or target is None or target[1].startswith(("/dev/", "&")):
+        piped = _WRITES.search(raw)
+        target = self.target or (piped[1] if piped else "")
+        if words[0] not in ("echo", "printf") or not target or target.startswith(("/dev/", "&")):
             return
         for word in words[1:]:
             body = _unquote(word)
             if body and INTEREST.search(body):
-                self._nested(body.replace("\\n", "\n"), line, f"> {target[1]}")
+                self._nested(body.replace("\\n", "\n"), getattr(word, "line", line), f"> {target}")
 
     def _options(self, line: int, raw: str, words: list[str]) -> None:
         """Any other command: -x NAME=value and its relatives, and quoted scripts among its arguments."""
-        carries = bool(words) and words[0].rsplit("/", 1)[-1] in ("env", "sudo", "exec", "time", "nohup", "nice")
+        first = words[0].rsplit("/", 1)[-1] if words else ""
+        carries = first in ("env", "sudo", "exec", "time", "nohup", "nice")
+        sets_env = first in ("kubectl", "oc") and "env" in words  # kubectl set env deployment/x NAME=value
         place = 0
         while place < len(words):
             word = words[place]
@@ -283,11 +304,25 @@ class Reader:
             elif word.startswith(("-e", "-x", "-v")) and _ASSIGNS.match(word[2:]):
                 self._list(getattr(word, "line", line), raw, word[2:])
             elif _ASSIGNS.match(word) and is_ours(_ASSIGNS.match(word)[1]):  # type: ignore[index]
-                if carries:
+                if carries or sets_env:
                     self._set(line, raw, word, How.PREFIX)
+            elif "{" in word and '":' in word:
+                self._json(getattr(word, "line", line), word)
             elif word[0] in "'\"" and re.search(r"[\s;]", word):
                 self._nested(_unquote(word), getattr(word, "line", line), "")
             place += 1
+
+    def _json(self, line: int, word: str) -> None:
+        """A JSON argument, such as Ray's --runtime-env-json."""
+        from nccl_doctor.env.extract import yaml_file
+
+        body = _unquote(word)
+        with contextlib.suppress(yaml_file.BadYaml):
+            for item in yaml_file.read(body[body.find("{") :], self.file):
+                place = line + (item.line or 1) - 1
+                self.found.append(
+                    msgspec.structs.replace(item, line=place, text=self._line(place), scope=self.scope, not_text="")
+                )
 
     def _list(self, line: int, raw: str, word: str) -> None:
         """``NAME=value``, ``A=1,B=2`` or ``ALL,A=1``; a bare name is passed on as it is."""
@@ -302,13 +337,29 @@ class Reader:
 
     def _set(self, line: int, raw: str, word: str, how: How, lost: str = "") -> None:
         match = _ASSIGNS.match(word)
-        if match is None or not is_ours(match[1]):
+        if match is None:
+            return
+        name = match[1].removeprefix("SINGULARITYENV_").removeprefix("APPTAINERENV_")
+        if not is_ours(name):
             return
         if isinstance(word, Word) and word.line != line:
             line, raw = word.line, self._line(word.line)
         arms = tuple((block, arm) for block, arm in self.blocks)
+        if how in (How.PREFIX, How.OPTION) and self.number:
+            arms = (*arms, (0, self.number))  # what one command is given never meets what another one is given
         self.found.append(
-            Assignment(match[1], value_of(match[2]), self.file, line, how, raw, self.scope, arms, lost=lost)
+            Assignment(
+                name,
+                value_of(match[2]),
+                self.file,
+                line,
+                how,
+                raw,
+                self.scope,
+                arms,
+                written=match[1] if match[1] != name else "",
+                lost=lost,
+            )
         )
 
 

@@ -20,8 +20,8 @@ _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\{|\{%")
 # Helm and Jinja templates are not YAML before they are rendered: these lines can be read all the same.
 _NAME_LINE = re.compile(r"\s*-?\s*name:\s*[\"']?([A-Z][A-Z0-9_]*)[\"']?\s*\Z")
-_VALUE_LINE = re.compile(r"\s*value:\s*(.*?)\s*\Z")
-_MAP_LINE = re.compile(r"\s*-?\s*[\"']?([A-Z][A-Z0-9_]*)[\"']?\s*[:=]\s*(.*?)\s*\Z")
+_VALUE_LINE = re.compile(r"\s*value:(.*)\Z")
+_MAP_LINE = re.compile(r"\s*-?\s*[\"']?([A-Z][A-Z0-9_]*)[\"']?\s*[:=](.*)\Z")
 _MAX_DEPTH = 200
 
 
@@ -157,6 +157,7 @@ def _line_by_line(lines: list[str], file: str) -> Iterator[Assignment]:
 
 def _plain(name: str, value: str, file: str, number: int, line: str) -> Iterator[Assignment]:
     if is_ours(name):
+        value = value.strip()
         dynamic = "{{" in value or "$" in value
         yield Assignment(
             name, None if dynamic else value.strip("\"'"), file, number, How.YAML, line.strip(), f"{file}#template"

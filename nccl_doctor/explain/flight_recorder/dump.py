@@ -17,7 +17,8 @@ import msgspec
 
 from nccl_doctor.explain import plain_pickle
 
-_DUMP_MARKS = (b"record_id", b"profiling_name", b"pg_config", b"collective_seq_id")
+_PICKLE_MARKS = (b"record_id", b"profiling_name", b"pg_config", b"collective_seq_id")
+_JSON_MARKS = (b'"pg_config"', b'"pg_status"', b'"collective_seq_id"')  # words that no JSON log has by chance
 
 
 class FlightRecorderRefused(ValueError):
@@ -134,9 +135,9 @@ class Dump(msgspec.Struct, frozen=True):
 
 def looks_like_dump(head: bytes) -> bool:
     """Whether a file that begins with these bytes (some KiB) is worth giving to :func:`read`."""
-    is_pickle = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
-    is_json = head.lstrip()[:1] == b"{"
-    return (is_pickle or is_json) and any(mark in head for mark in _DUMP_MARKS)
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return any(mark in head for mark in _PICKLE_MARKS)
+    return head.lstrip()[:1] == b"{" and any(mark in head for mark in _JSON_MARKS)
 
 
 _TRAILING_RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl|pt|bin|dump))?$")

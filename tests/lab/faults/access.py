@@ -90,23 +90,41 @@ class SshFiltered(Fault):
 
 
 @dataclass
-class HostDown(Fault):
+class CableFault(Fault):
+    """Common part: the host's switch port goes down and comes up."""
+
+    def undo(self) -> None:
+        super().undo()
+        machine.command(self.port("up"))
+        self.forget_neighbour()
+        probe = ["ping", "-n", "-q", "-c", "1", "-W", "1", self.host.address]
+        other = "gpu01" if self.host.name == "controller" else "controller"
+        machine.wait_for(lambda: self.lab.on(other, probe).returncode == 0, f"{self.host.name} to answer again", 20)
+
+    def port(self, state: str) -> list[str]:
+        """The command that brings the port ``up`` or ``down``."""
+        return f"ip -netns {self.lab.switch} link set {self.host.name} {state}".split()
+
+    def forget_neighbour(self) -> None:
+        """Nobody knows the host's hardware address any more (or still believes that there is none)."""
+        for name in ("controller", *self.lab.hostnames):
+            self.lab.on(name, ["ip", "neighbour", "flush", "to", self.host.address])
+
+
+@dataclass
+class HostDown(CableFault):
     """The host's cable is pulled (its switch port is down): no ARP answer, no route to host."""
 
     name = "host-down"
 
     def apply(self) -> None:
-        self._port("down")
-
-    def undo(self) -> None:
-        self._port("up")
-
-    def _port(self, state: str) -> None:
-        machine.command(["ip", "-netns", self.lab.switch, "link", "set", self.host.name, state])
+        machine.command(self.port("down"))
+        # As with a host that has been down for a while: a fresh entry would make its absence look like packet loss.
+        self.forget_neighbour()
 
 
 @dataclass
-class HostVanishes(Fault):
+class HostVanishes(CableFault):
     """The host's cable is pulled in the middle of the work: ``after_s`` seconds after the fault is applied."""
 
     name = "host-vanishes"
@@ -116,10 +134,6 @@ class HostVanishes(Fault):
         pull = f"sleep {self.after_s}; exec ip link set {self.host.name} down"
         into_switch = ["nsenter", f"--net={machine.NETNS / self.lab.switch}"]
         self.memory["pids"] = [machine.detach([*into_switch, "sh", "-c", pull], self.host.directory / "pull.pid")]
-
-    def undo(self) -> None:
-        super().undo()
-        machine.command(["ip", "-netns", self.lab.switch, "link", "set", self.host.name, "up"])
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .base import Fault
 
-OLD_PYTHON = Path(__file__).parents[1] / "programs" / "old_python.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def _stub(script: str) -> str:
@@ -61,7 +61,7 @@ class OldPython(Fault):
     version: str = "3.6.8"
 
     def apply(self) -> None:
-        run = f'exec {shlex.quote(self.host.python)} {shlex.quote(str(OLD_PYTHON))} {self.version} "$@"'
+        run = f'exec {shlex.quote(self.host.python)} {shlex.quote(str(PROGRAMS / "old_python.py"))} {self.version} "$@"'
         for name in ("python3", "python"):
             self.write(self.host.bin / name, _stub(run), 0o755)
 
@@ -104,9 +104,23 @@ class AnswerCut(Fault):
             'while [ "$up" -gt 1 ] && [ "$(cat /proc/$up/comm)" != sshd ]; do\n'
             "  up=$(cut -d ' ' -f 4 /proc/$up/stat)\n"
             "done\n"
-            # The pause lets the sshd send on what it has; then, if there is more to come, it dies.
-            f'{shlex.quote(self.host.python)} "$@" | {{ head -c {self.after_bytes}; sleep 0.3; '
-            'read -r _ && kill -9 "$up"; }'
+            # dd passes every byte on at once (head would keep them back). The pause lets the sshd send what it has;
+            # then, if there is more to come, it dies.
+            f'{shlex.quote(self.host.python)} "$@" | {{ dd bs=1 count={self.after_bytes} status=none; '
+            'sleep 0.3; read -r _ && kill -9 "$up"; }'
         )
         for name in ("python3", "python"):
             self.write(self.host.bin / name, _stub(script), 0o755)
+
+
+@dataclass
+class AnswerDrips(Fault):
+    """The answer comes so slowly that it never ends: ``bytes_per_s`` bytes a second, and always one more."""
+
+    name = "answer-drips"
+    bytes_per_s: int = 10
+
+    def apply(self) -> None:
+        real, drip = shlex.quote(self.host.python), shlex.quote(str(PROGRAMS / "drip.py"))
+        for name in ("python3", "python"):
+            self.write(self.host.bin / name, _stub(f'{real} "$@" | {real} -I -S {drip} {self.bytes_per_s}'), 0o755)

@@ -67,6 +67,17 @@ def pairs(found: list[Assignment]) -> list[tuple[str, str | None, int | None]]:
         ("x=$((1 << 3)); export NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
         ("cat <<< 'x' ; export NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
         ('export A="it\'s" NCCL_DEBUG=INFO', [("NCCL_DEBUG", "INFO", 1)]),
+        ("kubectl set env deployment/a NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        ("export APPTAINERENV_NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
+        (
+            "apptainer exec --env NCCL_DEBUG=INFO,NCCL_NET=IB i.sif a",
+            [("NCCL_DEBUG", "INFO", 1), ("NCCL_NET", "IB", 1)],
+        ),
+        (
+            'ray job submit --runtime-env-json=\'{"env_vars": {"NCCL_DEBUG": "INFO"}}\' -- a',
+            [("NCCL_DEBUG", "INFO", 1)],
+        ),
+        ("docker exec c bash -c \"echo '\nexport NCCL_DEBUG=INFO\n' > /tmp/e.sh\"", [("NCCL_DEBUG", "INFO", 2)]),
         ("for f in *; do NCCL_DEBUG=INFO ./a $f; done", [("NCCL_DEBUG", "INFO", 1)]),
         ("export OMP_NUM_THREADS=1 NCCL_HOME=/usr PATH=/x", []),
     ],
@@ -86,6 +97,16 @@ def test_arms_of_if_and_case_do_not_meet() -> None:
     assert by["NCCL_DEBUG"].meets(by["NCCL_ALGO"])
     assert not by["NCCL_PROTO"].meets(by["NCCL_NTHREADS"])
     assert by["NCCL_NTHREADS"].meets(by["NCCL_IB_DISABLE"])
+
+
+def test_what_one_command_is_given_meets_exports_but_no_other_command() -> None:
+    found = shell.read(
+        "#SBATCH --export=ALL,NCCL_NET=IB\nNCCL_IB_DISABLE=1 ./a\nmpirun -x NCCL_IB_HCA=m ./b\nexport NCCL_DEBUG=INFO\n"
+    )
+    by = {item.name: item for item in found}
+    assert not by["NCCL_IB_DISABLE"].meets(by["NCCL_IB_HCA"])
+    assert by["NCCL_IB_DISABLE"].meets(by["NCCL_DEBUG"]) and by["NCCL_DEBUG"].meets(by["NCCL_IB_HCA"])
+    assert by["NCCL_NET"].meets(by["NCCL_IB_DISABLE"])
 
 
 def test_here_documents() -> None:
@@ -241,3 +262,28 @@ def test_log() -> None:
         ("gpu02", "NCCL_SOCKET_IFNAME", "^docker0", 3),
     ]
     assert [(item.name, item.value) for item in reading.refused] == [("NCCL_BUFFSIZE", "99999999999999999999")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "$(a)" * 5000,
+        "'" * 4001,
+        "$(" * 50_000,
+        "$(a $(b $(c $(d " * 20_000,
+        "`" * 50_001,
+        '"' + "${a}" * 20_000,
+        " " * 500_000 + "x",
+        "=" * 200_000,
+        "a\\\n" * 50_000,
+        "<<E\n" * 3000,
+    ],
+    ids=range(10),
+)
+def test_no_text_takes_more_than_one_pass(text: str) -> None:
+    """Exponential or cubic reading would not end: this is no timing test."""
+    full = f"export NCCL_DEBUG=INFO\nNCCL_ALGO={text}\n"
+    for reader in (shell.read, env_file.read, docker.read):
+        reader(full, "f")
+    conf.read(full, "f")
+    log.read(["NCCL INFO NCCL_ALGO set by environment to " + text, "a" * 4000 + ":1:1 [0] " + text], "f")

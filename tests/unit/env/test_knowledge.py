@@ -12,6 +12,7 @@ import pytest
 
 from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.knowledge import Status, lookup
+from nccl_doctor.findings import playbooks
 
 ROOT = Path(__file__).resolve().parents[3]
 FACTS = Path(os.environ.get("NCCL_DOCTOR_SHARED", ROOT.parent / "shared")) / "facts"
@@ -185,3 +186,9 @@ def test_a_version_without_patch_stands_for_all_its_patches() -> None:
     assert versions.at_least(versions.parse("2.4"), "2.4.2")
     assert versions.at_most(versions.parse("2.4"), "2.4.8")
     assert not versions.at_least(versions.parse("2.3"), "2.4.2")
+
+
+def test_no_playbook_recommends_what_nobody_reads() -> None:
+    for name in playbooks.names():
+        for entry in playbooks.load(name).env:
+            assert knowledge.advice_is_live(entry.name), (name, entry.name)

@@ -1,0 +1,126 @@
+"""``env tune`` over hosts: what candidates are allowed, and one benchmark run per candidate and round."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from nccl_doctor.bench import tune as tuning
+from nccl_doctor.bench.fleet import run_fleet
+from nccl_doctor.bench.model import BenchPlan, Collector
+from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.run import World
+from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
+from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.lint import lint
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions
+
+
+class BadCandidate(ValueError):
+    """A candidate that cannot be read, or that could not change anything; the message says why."""
+
+
+class _Silent(contextlib.AbstractContextManager["_Silent"]):
+    """A watcher that shows nothing: one line per run is enough."""
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def event(self, host: str, event: dict[str, Any]) -> None:
+        """Take no notice."""
+
+
+def _watcher(world: World, collector: Collector, total: int) -> _Silent:
+    return _Silent()
+
+
+def read_candidates(texts: Iterable[str]) -> tuple[Candidate, ...]:
+    """``NAME=VALUE NAME2=VALUE2`` each; ``BadCandidate`` for what lint calls wrong: it would measure nothing."""
+    found = []
+    for text in texts:
+        env: dict[str, str] = {}
+        for pair in text.split():
+            name, equals, value = pair.partition("=")
+            if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+                raise BadCandidate(f"--set {text!r}: expected NAME=VALUE, several with blanks")
+            env[name] = value
+        if not env:
+            raise BadCandidate("--set '': expected NAME=VALUE")
+        items = [Assignment(name, value, how=How.PROCESS) for name, value in env.items()]
+        for item in lint(items):
+            if item.severity is Severity.FAIL or item.id.endswith(("read-by-nobody", "removed")):
+                raise BadCandidate(f"--set {text!r}: {item.title}")
+        found.append(Candidate(env))
+    return tuple(found)
+
+
+def times_of(outcome: Outcome) -> Times:
+    """Median time per call of each collective and size; ``Failed`` if a rank died or a result was wrong."""
+    if any(note.startswith("interrupted") for note in outcome.notes):
+        raise KeyboardInterrupt
+    if not outcome.complete:
+        first = next(iter(outcome.ranks), None)
+        where = f"rank {first.rank} on {first.host} stopped in {first.where}" if first else "not every rank finished"
+        raise Failed(where)
+    wrong = [item for item in outcome.results.measurements if item.wrong]
+    if wrong:
+        raise Failed(f"wrong results: {wrong[0].wrong} elements of {wrong[0].collective} at {wrong[0].size} B")
+    if not outcome.results.measurements:
+        raise Failed("nothing was measured")
+    return {(item.collective, item.size): item.spread.median_us for item in outcome.results.measurements}
+
+
+def tune_over(
+    entries: Sequence[HostEntry],
+    connect: ConnectOptions,
+    plan: BenchPlan,
+    candidates: Sequence[Candidate],
+    rounds: int,
+    *,
+    master: str = "",
+    local: bool = False,
+    allow_busy: bool = False,
+    told: Callable[[str], None],
+) -> Tuning:
+    """Measure over these hosts; ``Refused`` where they cannot take part, ``Failed`` where the default fails."""
+    paths: list[str] = []
+
+    def run(env: dict[str, str]) -> Outcome:
+        asked = msgspec.structs.replace(plan, env={**plan.env, **env})
+        outcome = run_fleet(
+            entries,
+            connect,
+            asked,
+            progress=_watcher,
+            notice=lambda text: None,
+            master=master,
+            local=local,
+            allow_busy=allow_busy,
+        )
+        if not env and outcome.path.words and outcome.path.words not in paths:
+            paths.append(outcome.path.words)
+        return outcome
+
+    told("warming up: one run that does not count")
+    first = run({})
+    times_of(first)
+    if not candidates:
+        network = first.path.nccl.networks[0] if first.path.nccl and first.path.nccl.networks else ""
+        candidates = tuning.usual_candidates(first.world.backend, network)
+    per_run = first.seconds
+    runs = rounds * (len(candidates) + 2)
+    told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {len(candidates)} candidates and the default twice")
+    result = tuning.tune(
+        candidates,
+        lambda candidate: times_of(run(candidate.env)),
+        rounds,
+        told=lambda number, candidate, text: told(f"  round {number}/{rounds}  {candidate.label}: {text}"),
+    )
+    notes = () if len(paths) < 2 else ("the default's path changed between runs: " + "; ".join(paths),)
+    return msgspec.structs.replace(result, path=paths[0] if paths else "", notes=notes)

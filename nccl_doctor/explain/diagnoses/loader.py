@@ -1,0 +1,35 @@
+"""DataLoader workers that died while they handed over a batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+
+_LOST = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
+_HANDING_OVER = re.compile(r"torch/multiprocessing/reductions\.py|multiprocessing/resource_sharer\.py")
+
+
+@diagnosis
+def died_handing_over(case: Case) -> Iterable[Candidate]:
+    """The connection that broke led from the DataLoader to its own worker, not to another rank.
+
+    Tensors come from a worker as file descriptors over a local socket (multiprocessing's resource sharer). A worker
+    that is killed in that moment shows as a reset connection; "DataLoader worker is killed" is then never printed.
+    """
+    for item in case.summary.tracebacks:
+        in_loader = any("torch/utils/data/" in frame for frame in item.frames)
+        if item.type in _LOST and in_loader and any(_HANDING_OVER.search(frame) for frame in item.frames):
+            ranks = {item.hit.rank} if item.hit.rank is not None else set()
+            yield Candidate(
+                "app.dataloader-worker",
+                0.88,
+                f"a DataLoader worker died while it handed over a batch ({item.type})",
+                [item.hit],
+                ranks,
+                {item.hit.host} if item.hit.host else set(),
+                died_handing_over.__doc__ or "",
+                final=True,
+            )
+            return

@@ -1,0 +1,42 @@
+"""Every rank waited until its time-out: then none of them was late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+
+_GLOO_WAIT = "Timed out waiting"
+
+
+@diagnosis
+def everybody_waited(case: Case) -> Iterable[Candidate]:
+    """All ranks of the job end in Gloo's time-out of a send or receive, and none of them raised anything of its own.
+
+    A straggler does not time out itself, and a dead rank's peers see a closed connection. So the ranks wait for each
+    other: other collectives or another order on some of them, or a ring of sends and receives. (What is left is a
+    network that lets connections be made and then drops their traffic.)
+    """
+    waited = {
+        item.hit.rank: item
+        for item in case.summary.tracebacks
+        if item.hit.rank is not None and "socket-timeout" in item.known and _GLOO_WAIT in item.message + item.hit.text
+    }
+    if case.world < 2 or len(waited) < case.world or case.ordinary:
+        return
+    places = sorted({item.where for item in waited.values() if item.where})
+    where = (
+        f"in different places ({', '.join(places[:3])})"
+        if len(places) > 1
+        else f"at {places[0]}"
+        if places
+        else "there"
+    )
+    yield Candidate(
+        "app.collective-mismatch",
+        0.7 if len(places) > 1 else 0.62,
+        f"all {case.world} ranks waited for each other {where} until their time-outs: none was late",
+        [item.hit for _, item in sorted(waited.items())],
+        set(waited),
+        why=everybody_waited.__doc__ or "",
+    )

@@ -1,0 +1,1 @@
+"""GPU machines that are not there, for tests: see :mod:`machines`."""

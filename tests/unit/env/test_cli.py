@@ -1,0 +1,172 @@
+"""nccl-doctor env, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES = ROOT / "tests" / "cases" / "env"
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*words: str, **variables: str) -> Done:
+    cli._load_commands()
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), **variables}
+    with mock.patch.dict(os.environ, environment, clear=True):
+        result = CliRunner().invoke(cli.app, ["env", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
+def test_as_a_program_of_its_own() -> None:
+    words = [sys.executable, "-m", "nccl_doctor", "env", "show", "NCCL_TIMEOUT"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0 and "read by nobody" in done.stdout
+
+
+def test_show_json() -> None:
+    done = run("show", "NCCL_IB_TIMEOUT", "--format", "json", "--nccl-version", "2.21.5")
+    page = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (page["name"], page["status"], page["first"], page["last"], page["default"], page["replaced_by"]) == (
+        "NCCL_IB_TIMEOUT",
+        "current",
+        "2.3.5",
+        None,
+        "18",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NCCL_TIMEOUT", ["read by nobody", "init_process_group", "timeout="]),
+        ("NCCL_ASYNC_ERROR_HANDLING", ["renamed TORCH_NCCL_ASYNC_ERROR_HANDLING", "2.2", "torchrun"]),
+        ("NCCL_TREE_THRESHOLD", ["removed", "2.4.8", "NCCL_ALGO"]),
+        ("NCCL_MIN_NRINGS", ["read by NCCL", "NCCL_MIN_NCHANNELS", "alias"]),
+        ("NCCL_DEBUG", ["ERROR", "prints nothing"]),
+        ("NCCL_SOCKET_IFNAME", ["prefix", "order", "lo", "^docker0"]),
+        ("NCCL_P2P_LEVEL", ["PIX is the best PCIe path"]),
+        ("NCCL_IB_TIMEOUT", ["20", "2.23"]),
+        ("NCCL_IB_GID_INDEX", ["ignored", "InfiniBand", "2.22"]),
+        ("NCCL_ALGO", ["performance pin"]),
+        ("GLOO_SOCKET_IFNAME", ["exact", "no ^"]),
+        ("CUDA_LAUNCH_BLOCKING", ["debugging only"]),
+    ],
+)
+def test_the_source_material_s_errors_are_answered_rightly(name: str, words: list[str]) -> None:
+    text = " ".join(run("show", name).stdout.split())
+    for word in words:
+        assert word in text, (word, text)
+
+
+def test_show_did_you_mean() -> None:
+    done = run("show", "NCCL_SOKET_IFNAME")
+    assert done.returncode == 2 and "NCCL_SOCKET_IFNAME?" in done.stdout
+    assert json.loads(run("show", "NCCL_SOKET_IFNAME", "--format", "json").stdout)["did_you_mean"] == [
+        "NCCL_SOCKET_IFNAME"
+    ]
+
+
+def test_lint_of_this_environment() -> None:
+    done = run("lint", NCCL_SOCKET_IFNAME="^docker0", NCCL_DEBUG="WARN")
+    assert done.returncode == 11 and "ifname-admits-loopback" in done.stdout
+    assert run("lint", NCCL_DEBUG="WARN").returncode == 0
+    assert run("lint", NCCL_IB_DISABLE="1").returncode == 0
+    assert run("lint", "--strict", NCCL_IB_DISABLE="1").returncode == 10
+
+
+def test_lint_says_which_source_won(tmp_path: Path) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_CROSS_NIC=1\nNCCL_DEBUG=INFO\n")
+    done = run("lint", "--format", "json", NCCL_CROSS_NIC="0", HOME=str(tmp_path))
+    (found,) = [item for item in json.loads(done.stdout)["findings"] if item["id"].endswith("source-order")]
+    assert found["line"] == 1 and "NCCL_CROSS_NIC=1" in found["title"] and "loses against 0" in found["title"]
+    other = tmp_path / "job.conf"
+    other.write_text("NCCL_CROSS_NIC=0\n")
+    done = run("lint", "--format", "json", NCCL_CONF_FILE=str(other), HOME=str(tmp_path))
+    assert str(tmp_path / ".nccl.conf") not in json.loads(done.stdout)["looked_at"]
+    assert str(other) in json.loads(done.stdout)["looked_at"]
+
+
+def test_lint_file_json() -> None:
+    done = run("lint", "--file", str(CASES / "bad" / "folklore.sh"), "--format", "json", "--nccl-version", "2.21.5")
+    result = json.loads(done.stdout)
+    assert done.returncode == 11
+    assert result["summary"]["fail"] == 2
+    assert {item["line"] for item in result["findings"]} >= {4, 5, 6, 7, 8, 9}
+    assert all(item["playbook"] and item["evidence"] for item in result["findings"])
+
+
+def test_lint_log_takes_the_version_from_it(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "gpu01:1:1 [0] NCCL INFO NCCL version 2.18.5+cuda12.2\n"
+        "gpu01:1:2 [0] NCCL INFO NCCL_IB_GID_INDEX set by environment to 3.\n"
+        "gpu01:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1\n"
+    )
+    done = run("lint", "--log", str(log), "--format", "json")
+    result = json.loads(done.stdout)
+    assert result["judged_for"].startswith("NCCL 2.18.5 (from ")
+    assert [(item["name"], item["severity"]) for item in result["findings"]] == [
+        ("NCCL_IB_GID_INDEX", "info"),
+        ("NCCL_P2P_DISABLE", "warn"),
+    ]
+
+
+def test_fix_shows_a_diff_and_writes_beside(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("export NCCL_TIMEOUT=1800\npython a.py\n")
+    done = run("lint", "--file", str(path), "--fix")
+    assert "-export NCCL_TIMEOUT=1800" in done.stdout and not (tmp_path / "a.sh.fixed").exists()
+    run("lint", "--file", str(path), "--fix", "--write")
+    assert "taken out" in (tmp_path / "a.sh.fixed").read_text()
+    assert path.read_text() == "export NCCL_TIMEOUT=1800\npython a.py\n"
+    run("lint", "--file", str(path), "--fix", "--in-place")
+    assert "taken out" in path.read_text()
+
+
+def test_remote_text_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("export NCCL_SOCKET_IFNAME='\x1b]0;owned\x07^docker0\x9b2J' NCCL_TIMEOUT=\x1b[31m1\n")
+    done = run("lint", "--file", str(path))
+    assert "\x1b" not in done.stdout and "\x9b" not in done.stdout and "\x07" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "NCCL_DEBUG", "--nccl-version", "latest"],
+        ["lint", "--nccl-version", "x"],
+        ["lint", "--write"],
+        ["lint", "--fix"],
+        ["lint", "--from", "/nonexistent.ndb"],
+        ["recommend", "--from", "/nonexistent.ndb"],
+        ["recommend", "--nccl-version", "x"],
+    ],
+)
+def test_bad_options_are_said(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
+
+
+def test_recommend_for_this_machine() -> None:
+    done = run("recommend", "--format", "json")
+    page = json.loads(done.stdout)
+    assert done.returncode in (0, 4) and page["left_alone"] and "NCCL_ALGO" not in str(page["set"])

@@ -1,0 +1,176 @@
+"""A/B tuning: beyond the noise or not at all."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nccl_doctor.bench import tune as tuning
+from nccl_doctor.bench.tune import (
+    Candidate,
+    Failed,
+    Times,
+    Verdict,
+    interval,
+    schedule,
+    t_quantile,
+    tune,
+    usual_candidates,
+)
+from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
+
+KEYS = [("allreduce", 1 << size) for size in range(16, 24)]
+
+
+def machine(
+    factors: dict[str, float], noise: float = 0.02, drift: float = 0.0, seed: int = 7
+) -> Callable[[Candidate], Times]:
+    """A cluster whose times follow known factors, with noise per run and a drift over the session."""
+    dice = random.Random(seed)
+    runs = [0]
+
+    def measure(candidate: Candidate) -> Times:
+        runs[0] += 1
+        run = math.exp(dice.gauss(0, noise)) * (1 + drift * runs[0])
+        return {key: 100 * run * math.exp(dice.gauss(0, noise)) * factors.get(candidate.label, 1.0) for key in KEYS}
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [(0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 4, 2.776), (0.975, 9, 2.262), (0.95, 5, 2.015), (0.995, 4, 4.604)],
+)
+def test_student_s_quantiles(probability: float, freedom: int, expected: float) -> None:
+    assert t_quantile(probability, freedom) == pytest.approx(expected, abs=6e-4)
+
+
+def test_a_real_gain_is_found() -> None:
+    candidates = [Candidate({"A": "1"}), Candidate({"B": "1"})]
+    result = tune(candidates, machine({"A=1": 0.85}), rounds=6)
+    assert result.trusted and result.best is not None and result.best.candidate.label == "A=1"
+    assert result.best.overall is not None
+    assert result.best.overall.low < -0.15 + 0.03 and result.best.overall.high < 0
+
+
+def test_without_a_gain_defaults_are_best() -> None:
+    wins = sum(
+        tune([Candidate({"A": "1"}), Candidate({"B": "1"})], machine({}, seed=seed), rounds=5).best is not None
+        for seed in range(60)
+    )
+    assert wins <= 4  # 5 % would be 3
+
+
+def test_a_gain_within_the_noise_is_not_claimed() -> None:
+    result = tune([Candidate({"A": "1"})], machine({"A=1": 0.97}, noise=0.10), rounds=4)
+    assert result.best is None and result.trials[0].verdict is Verdict.NO_DIFFERENCE
+
+
+def test_a_drifting_cluster_favours_nobody() -> None:
+    wins = sum(
+        tune([Candidate({"A": "1"})], machine({}, noise=0.01, drift=0.02, seed=seed), rounds=6).best is not None
+        for seed in range(40)
+    )
+    assert wins <= 4
+
+
+def test_a_loss_and_a_mixture_are_told() -> None:
+    result = tune([Candidate({"A": "1"})], machine({"A=1": 1.3}), rounds=5)
+    assert result.trials[0].verdict is Verdict.WORSE and result.best is None
+    base: list[Times] = [dict.fromkeys(KEYS, 100.0 + n) for n in range(5)]
+    mixed: list[Times] = [
+        {key: (150.0 if key == KEYS[0] else 80.0) + n + place / 10 for place, key in enumerate(KEYS)} for n in range(5)
+    ]
+    assert tuning.judge(Candidate({"A": "1"}), base, mixed, 0.95).verdict is Verdict.MIXED
+
+
+def test_a_failing_candidate_is_not_run_again() -> None:
+    calls: list[str] = []
+    measure = machine({})
+
+    def failing(candidate: Candidate) -> Times:
+        calls.append(candidate.label)
+        if candidate.label == "A=1":
+            raise Failed("rank 0 died")
+        return measure(candidate)
+
+    result = tune([Candidate({"A": "1"})], failing, rounds=4)
+    assert calls.count("A=1") == 1 and result.trials[0].failure == "rank 0 died"
+
+
+def test_a_failing_default_ends_it() -> None:
+    def failing(candidate: Candidate) -> Times:
+        raise Failed("no host")
+
+    with pytest.raises(Failed):
+        tune([Candidate({"A": "1"})], failing, rounds=3)
+
+
+def test_a_default_that_differs_from_itself_proves_nothing() -> None:
+    count = [0]
+
+    def cheating(candidate: Candidate) -> Times:
+        count[0] += 1
+        slow = not candidate.env and candidate is not seen.setdefault("first", candidate)
+        return dict.fromkeys(KEYS, (200 if slow else 100) + count[0] / 100)
+
+    seen: dict[str, Candidate] = {}
+    result = tune([Candidate({"A": "1"})], cheating, rounds=4, seed=3)
+    assert not result.trusted and result.best is None
+
+
+def test_too_few_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="rounds"):
+        tune([Candidate({"A": "1"})], machine({}), rounds=2)
+
+
+def test_every_round_runs_everyone_once() -> None:
+    orders = schedule(4, 6, 1)
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1 and orders == schedule(4, 6, 1)
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    dice = random.Random(5)
+    held = 0
+    for _ in range(400):
+        change = interval([dice.gauss(-0.1, 0.05) for _ in range(5)], 0.95)
+        held += change.low <= math.expm1(-0.1) <= change.high
+    assert 365 <= held <= 395
+
+
+@pytest.mark.parametrize(
+    "text", ["", "NCCL_DEBUG", "1A=2", "NCCL_TIMEOUT=1800", "NCCL_TREE_THRESHOLD=0", "NCCL_DEBUGG=x"]
+)
+def test_candidates_that_cannot_change_anything_are_refused(text: str) -> None:
+    with pytest.raises(BadCandidate):
+        read_candidates([text])
+
+
+def test_candidates_may_set_several_variables() -> None:
+    found = read_candidates(["NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", "OMP_NUM_THREADS=1"])
+    assert [candidate.label for candidate in found] == [
+        "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4",
+        "OMP_NUM_THREADS=1",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+@pytest.mark.parametrize("network", ["IB", "Socket", "", "AWS Libfabric"])
+def test_the_usual_candidates_pass_their_own_lint(backend: str, network: str) -> None:
+    usual = usual_candidates(backend, network)
+    assert usual and read_candidates([candidate.label for candidate in usual]) == usual
+
+
+def test_the_report_says_what_was_found() -> None:
+    from nccl_doctor.report import env as report
+
+    won = tune([Candidate({"A": "1"})], machine({"A=1": 0.7}), rounds=5)
+    text = report.tuning_text(won)
+    assert "export A=1" in text and "paired rounds" in text
+    assert report.tuning_json(won)["recommended"] == {"A": "1"}
+    lost = tune([Candidate({"A": "1"})], machine({}), rounds=5)
+    assert "defaults are best" in report.tuning_text(lost) and report.tuning_json(lost)["recommended"] is None

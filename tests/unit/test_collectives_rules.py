@@ -1,0 +1,206 @@
+"""Localisation: from the ends of all ranks to the one that is to blame, or to an honest 'all of them'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings import playbooks
+from nccl_doctor.rules import engine
+from nccl_doctor.rules.collectives import failures, slow_hosts, wrong_results
+
+GONE = "Connection closed by peer [10.0.0.2]:1234. This is typically caused by a remote worker hanging"
+
+
+def end(rank: int, stage: str = "measure", **values: Any) -> RankEnd:
+    iterations = values.pop("iterations", None)
+    return RankEnd(rank, 100 + rank, Where(stage, "", 20.0, iterations), **values)
+
+
+def error(kind: str, text: str = "", event: str = "error", **values: Any) -> RankError:
+    return RankError(event, kind=kind, text=text, **values)
+
+
+def world(*ends: RankEnd, events: tuple[dict[str, Any], ...] = ()) -> dict[str, Collectives]:
+    """One rank a host: h0, h1, ..."""
+    return {
+        f"h{item.rank}": Collectives(
+            f"h{item.rank}", "/opt/python", 1.0, (item,), events if item.rank == 0 else (), "gloo", "", len(ends),
+            "h0", "10.0.0.1", 29500,
+        )
+        for item in ends
+    }  # fmt: skip
+
+
+FINISHED = {"finished": True, "exit": 0}
+STUCK = {"exit": 70}
+
+
+CASES = [
+    (
+        "collectives.rank-died",
+        ("h1",),
+        [
+            end(0, exit=1, error=error("RuntimeError", GONE)),
+            end(1, exit=-9, signal="SIGKILL"),
+            end(2, exit=1, error=error("RuntimeError", GONE)),
+        ],
+    ),
+    ("collectives.rank-died", ("h1",), [end(0, **STUCK), end(1, exit=137)]),
+    (
+        "collectives.rank-stopped",
+        ("h2",),
+        [end(0, **STUCK), end(1, **STUCK), end(2, exit=-9, killed="limit", state="T")],
+    ),
+    (
+        "sw.torch-missing.import-fails",
+        ("h1",),
+        [
+            end(0, "store", exit=1, error=error("ranks-missing", "1 of 2", missing=(1,))),
+            end(1, "import", exit=1, error=error("torch-missing", "No module named torch")),
+        ],
+    ),
+    (
+        "net.port-in-use.store",
+        ("h0",),
+        [
+            end(0, "store", exit=1, error=error("port-in-use", "EADDRINUSE")),
+            end(1, "store", exit=1, error=error("store", "timed out")),
+        ],
+    ),
+    (
+        "collectives.stuck.store",
+        ("h1",),
+        [
+            end(0, "store", exit=1, error=error("ranks-missing", "1 of 2 ranks", missing=(1,))),
+            end(1, "store", exit=1, error=error("store", "timed out after 20 s")),
+        ],
+    ),
+    (
+        "collectives.stuck.process-group",
+        ("h1",),
+        [
+            end(0, "first-collective", **STUCK),
+            end(1, "process-group", exit=1, error=error("RuntimeError", "connect timed out")),
+        ],
+    ),
+    (
+        "collectives.stuck.first-collective",
+        ("h0", "h1"),
+        [end(0, "first-collective", **STUCK), end(1, "first-collective", **STUCK)],
+    ),
+    (
+        "collectives.stuck.measure",
+        ("h1",),
+        [end(0, iterations=12, **STUCK), end(1, iterations=3, **STUCK), end(2, iterations=12, **STUCK)],
+    ),
+    (
+        "collectives.failed",
+        ("h1",),
+        [
+            end(0, exit=1, error=error("RuntimeError", GONE)),
+            end(1, exit=1, error=error("RuntimeError", "CUDA error: an illegal memory access")),
+        ],
+    ),
+    (
+        "collectives.wrong-result",
+        ("h0",),
+        [
+            end(0, "first-collective", exit=1, error=error("wrong-result", "the sum came out as 7.0")),
+            end(1, "first-collective", **STUCK),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("id", "hosts", "ends"), CASES, ids=[f"{case[0]}-{number}" for number, case in enumerate(CASES)]
+)
+def test_the_root_is_named_and_only_it(id: str, hosts: tuple[str, ...], ends: list[RankEnd]) -> None:
+    found = list(failures(world(*ends)))
+    assert [item.id for item in found] == [id]
+    assert found[0].hosts == hosts
+    assert playbooks.for_finding(id)
+
+
+def test_a_run_that_ended_well_has_no_findings() -> None:
+    assert list(failures(world(end(0, "end", **FINISHED), end(1, "end", **FINISHED)))) == []
+
+
+def test_a_lost_host_is_the_root() -> None:
+    found = list(failures(world(end(0, **STUCK)), {"h1": "connection lost: the stream ended"}))
+    assert [(item.id, item.hosts) for item in found] == [("collectives.host-lost", ("h1",))]
+
+
+def size(wrong: list[int]) -> dict[str, Any]:
+    return {"event": "size", "collective": "allreduce", "size": 1024, "rank_means_us": [1.0], "wrong": wrong}
+
+
+def test_wrong_elements_name_their_ranks() -> None:
+    ends = (end(0, "end", **FINISHED), end(1, "end", **FINISHED))
+    (found,) = wrong_results(world(*ends, events=(size([0, 0]), size([0, 5]), size([0, 2]))))
+    assert found.hosts == ("h1",) and [place.rank for place in found.places] == [1]
+    assert not list(wrong_results(world(*ends, events=(size([0, 0]),))))
+
+
+def link(first: int, second: int, gbs: float) -> dict[str, Any]:
+    return {"event": "link", "first": first, "second": second, "size": 1 << 20, "seconds": (1 << 20) / gbs / 1e9}
+
+
+def links(slow: set[int], count: int = 4) -> dict[str, Collectives]:
+    ends = [end(rank, "end", **FINISHED) for rank in range(count)]
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    return world(*ends, events=tuple(link(a, b, 0.1 if {a, b} & slow else 1.0) for a, b in pairs))
+
+
+def test_the_slow_host_is_named_and_a_clean_fleet_is_not() -> None:
+    (found,) = slow_hosts(links({2}))
+    assert found.id == "collectives.slow-host" and found.hosts == ("h2",) and len(found.evidence) == 3
+    assert not list(slow_hosts(links(set())))
+    assert not list(slow_hosts(links({1}, count=2)))  # nobody can say which end
+
+
+def bundle(**probes: ProbeResult) -> Bundle:
+    hosts = tuple(
+        HostFacts(name, Reach(ReachOutcome.OK), {"collectives": found}) for name, found in sorted(probes.items())
+    )
+    return Bundle(1, "test", "2026-01-01T00:00:00Z", Plan(stages=("collectives",)), hosts)
+
+
+def ok(fact: Collectives) -> ProbeResult:
+    return ProbeResult(Outcome.OK, msgspec.to_builtins(fact))
+
+
+def test_a_host_without_torch_is_unknown_never_passed() -> None:
+    facts = world(end(0, "end", **FINISHED), end(1, "end", **FINISHED))
+    absent = ProbeResult(Outcome.TOOL_MISSING, None, "no torch in /usr/bin/python3; name the Python with --python")
+    (result,) = engine.run(bundle(h0=ok(facts["h0"]), h1=ok(facts["h1"]), h2=absent))
+    assert result.passed == ("h0", "h1") and [item.id for item in result.findings] in ([], ["collectives.measured"])
+    (unknown,) = result.unknown
+    assert unknown.hosts == ("h2",) and "/usr/bin/python3" in unknown.why and "--python" in unknown.why
+
+
+def test_nothing_measured_is_unknown_everywhere() -> None:
+    gap = ProbeResult(Outcome.NOT_RUN, None, "no host has a Python with torch")
+    (result,) = engine.run(bundle(h0=gap, h1=gap))
+    assert not result.passed and {host for item in result.unknown for host in item.hosts} == {"h0", "h1"}
+
+
+def test_a_cause_in_the_output_is_named_beside_where_it_stuck() -> None:
+    said = (
+        "h1:101:101 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.2<0>\n"
+        "RuntimeError: CUDA error: out of memory\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of"
+        " which 1.02 GiB is free.\n"
+    )
+    ends = [
+        end(0, exit=1, error=error("RuntimeError", GONE)),
+        end(1, exit=1, output=said, error=error("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")),
+    ]
+    first, cause = failures(world(*ends))
+    assert first.id == "collectives.failed" and cause.id.startswith("gpu.oom")
+    assert cause.hosts == ("h1",)

@@ -1,0 +1,131 @@
+"""The hardware probes' own promises: a child that hangs is killed, any bytes are read, what is not permitted is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.agent import isolated, nvml, probing
+from nccl_doctor.agent.probes import gpu as gpu_probe
+from nccl_doctor.agent.probes import kernel_log, topology
+
+
+def test_isolated_call_reports_in_order() -> None:
+    answer = isolated.call(lambda report: [report({"n": n}) for n in range(3)] and None, 10.0)
+    assert (answer.outcome, answer.reports) == ("ok", [{"n": 0}, {"n": 1}, {"n": 2}])
+
+
+def test_isolated_hang_is_killed_and_keeps_what_was_told(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+
+    def hang(report: isolated.Report) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        mark.write_text(str(os.getpid()))
+        report("before")
+        time.sleep(600)
+
+    answer = isolated.call(hang, 0.5)
+    assert (answer.outcome, answer.reports) == ("timed-out", ["before"])
+    assert answer.seconds < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
+def test_isolated_silence_is_a_hang_before_the_limit() -> None:
+    def slow_then_silent(report: isolated.Report) -> None:
+        for _ in range(4):
+            time.sleep(0.2)
+            report("alive")
+        time.sleep(600)
+
+    answer = isolated.call(slow_then_silent, 60.0, 0.6)
+    assert (answer.outcome, len(answer.reports)) == ("timed-out", 4)
+    assert answer.seconds < 30
+
+
+def test_isolated_child_holds_none_of_our_streams() -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+
+    def look(report: isolated.Report) -> None:
+        report(sorted(os.listdir("/proc/self/fd")))
+
+    open_there = isolated.call(look, 10.0).reports[0]
+    os.close(reader)
+    os.close(writer)
+    assert set(open_there) <= {"0", "1", "2", "3", "4"}  # 4: the directory it lists
+
+
+def test_isolated_failure_and_flood() -> None:
+    def fail(report: isolated.Report) -> None:
+        report(1)
+        raise ValueError("x")
+
+    def flood(report: isolated.Report) -> None:
+        while True:
+            report("x" * 60000)
+
+    failed = isolated.call(fail, 10.0)
+    assert (failed.outcome, failed.reports, failed.detail) == ("failed", [1], "exit status 1")
+    flooded = isolated.call(flood, 10.0, limit_bytes=1 << 20)
+    assert flooded.outcome == "truncated"
+
+
+@given(st.text(max_size=40))
+def test_any_bus_id(text: str) -> None:
+    assert isinstance(nvml.bus_id(text), str)
+
+
+def test_bus_id_as_sysfs_writes_it() -> None:
+    assert nvml.bus_id("00000000:3B:00.0") == "0000:3b:00.0"
+    assert nvml.bus_id("0000:3b:00.0") == "0000:3b:00.0"
+
+
+@given(st.binary(max_size=4096))
+def test_any_configuration_space(config: bytes) -> None:
+    control = topology.acs_control(config.ljust(0x200, b"\0"))
+    assert control is None or 0 <= control <= 0xFFFF
+
+
+def test_acs_needs_extended_configuration() -> None:
+    assert topology.acs_control(b"\0" * 64) is None
+    looped = bytearray(4096)
+    looped[0x100:0x104] = (0x0001 | 0x100 << 20).to_bytes(4, "little")
+    assert topology.acs_control(bytes(looped)) == 0
+
+
+@given(st.text(max_size=200))
+def test_any_kernel_record(line: str) -> None:
+    kernel_log.kmsg_record(line)
+
+
+def test_kernel_log_not_permitted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    refused = probing.CommandResult("failed", 1, "", "dmesg: read kernel buffer failed: Operation not permitted", 0.0)
+    monkeypatch.setattr(kernel_log, "_kmsg", refuse)
+    monkeypatch.setattr(kernel_log, "run_command", lambda *_, **__: refused)
+    with pytest.raises(probing.ProbeTrouble) as trouble:
+        kernel_log.kernel_log({})
+    assert trouble.value.outcome == "not-permitted"
+    assert "root" in trouble.value.detail
+
+
+def test_missing_pynvml_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pynvml on a host with a GPU, the probe names the module, so that the controller sends its own."""
+    import sys
+
+    monkeypatch.setattr(gpu_probe, "_any_sign", lambda data: True)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(probing.ProbeTrouble) as trouble:
+        gpu_probe.gpu({})
+    assert trouble.value.outcome == "tool-missing"
+    assert trouble.value.data is not None and trouble.value.data["module"] == "pynvml"

@@ -1,0 +1,144 @@
+"""``nccl-doctor topo``: FILE, standard input and bundles; what is uneven is said in words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware_kit"))
+
+from machines import Machine
+
+from nccl_doctor import cli
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.topology_matrix import parse
+from nccl_doctor.facts.topology_paths import (
+    between,
+    cross_socket,
+    lost_nvlink,
+    near_nics,
+    signature,
+    to_network,
+    uneven,
+)
+
+cli._load_commands()
+runner = CliRunner()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def write(machine: Machine) -> Path:
+    path = machine.directory / "topo.txt"
+    path.write_text(machine.topology())
+    return path
+
+
+def test_file_and_standard_input_give_the_same(machine: Machine) -> None:
+    path = write(machine)
+    from_file = runner.invoke(cli.app, ["topo", str(path), "--format", "json"])
+    from_input = runner.invoke(cli.app, ["topo", "-", "--format", "json"], input=machine.topology())
+    assert from_file.exit_code == from_input.exit_code == 0
+    assert json.loads(from_file.stdout) == json.loads(from_input.stdout)
+    data = json.loads(from_file.stdout)
+    assert data["gpus"][0] == {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0", "gpu_numa_id": "N/A"}
+    assert data["nics"][7] == {"name": "NIC7", "device": "mlx5_7"}
+    assert {"a": "GPU0", "b": "NIC0", "kind": "PIX"} in data["links"]
+    assert data["truncated"] is False
+    assert data["uneven"] == []
+
+
+def test_lost_nvlink_is_said(machine: Machine) -> None:
+    machine.nvlink_lost = {2}
+    done = runner.invoke(cli.app, ["topo", str(write(machine))])
+    assert done.exit_code == 0
+    assert "GPU2 has no NVLink, while all other GPUs are linked" in done.stdout
+    assert "NVLink: 21 of 28 pairs (NV18)" in done.stdout
+
+
+def test_gpu_without_a_nic_is_said(machine: Machine) -> None:
+    del machine.hcas[6]
+    done = runner.invoke(cli.app, ["topo", str(write(machine))])
+    assert "no NIC beside GPU6, though other GPUs have one" in done.stdout
+    assert "GPU6: no NIC beside it; over NVLink to GPU0 and its NIC0 (PXN)" in done.stdout
+
+
+def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
+    path = write(machine)
+    path.write_text("\n".join(machine.topology().splitlines()[:5]))
+    done = runner.invoke(cli.app, ["topo", str(path), "--format", "json"])
+    data = json.loads(done.stdout)
+    assert data["truncated"] is True
+    assert {link["a"] for link in data["links"]} == {"GPU0", "GPU1", "GPU2", "GPU3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["/nonexistent"], 2, "No such file"),
+        (["-"], 3, "no topology matrix"),
+        (["-", "--format", "yaml"], 2, "expected console or json"),
+        (["-", "--from", "x"], 2, "give one of"),
+    ],
+)
+def test_bad_input(arguments: list[str], status: int, text: str) -> None:
+    done = runner.invoke(cli.app, ["topo", *arguments], input="hello\n")
+    assert done.exit_code == status
+    assert text in done.output
+
+
+def test_hostile_text_cannot_drive_the_terminal() -> None:
+    text = "\x1b]52;c;AAAA\x07\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tNV1\t X \nNIC0: \x1b[2Jx\n"
+    done = runner.invoke(cli.app, ["topo", "-"], input=text)
+    assert "\x1b" not in done.output and "\x07" not in done.output
+
+
+def test_bundle_alike_hosts_are_shown_once(machine: Machine) -> None:
+    facts = machine.facts()
+    probes = {name: msgspec.convert(result, ProbeResult) for name, result in facts.items()}
+    reach = Reach(ReachOutcome.OK)
+    hung = {"topology": ProbeResult(Outcome.TIMED_OUT, None, "no answer within 25 s")}
+    hosts = (HostFacts("gpu01", reach, probes), HostFacts("gpu02", reach, probes), HostFacts("gpu03", reach, hung))
+    path = machine.directory / "b.ndb"
+    bundles.write(Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("topology",)), hosts), path)
+    done = runner.invoke(cli.app, ["topo", "--from", str(path)])
+    assert "gpu[01-02]   8 GPUs, 8 NICs" in done.output
+    assert "nvidia_peermem is loaded" in done.output
+    assert "gpu03: no topology: topology: timed-out" in done.output
+    assert done.exit_code == 4
+
+
+def test_paths_of_nccl() -> None:
+    matrix = parse(
+        "\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tPIX\tSYS\tPXB\t0-7\t0\nGPU1\tPIX\t X \tSYS\tPXB\t0-7\t0\nGPU2\tSYS\tSYS\t X \tSYS\t8-15\t1\n"
+        "NIC0\tPXB\tPXB\tSYS\t X \n"
+    )
+    kinds = matrix.kinds()
+    assert [between(kinds[pair]) for pair in (("GPU0", "GPU1"), ("GPU0", "GPU2"))] == ["PCIe P2P", "SHM"]
+    assert between("PIX", "GNS") == "SHM"
+    assert between("NV12", "OK") == "NVLink"
+    assert near_nics(matrix)["GPU0"].kind == "PXB"
+    assert "through host memory" in to_network(matrix, "GPU2")
+    assert cross_socket(matrix) == [("GPU0", "GPU2"), ("GPU1", "GPU2")]
+    assert lost_nvlink(matrix) == ()
+    assert {item.topic for item in uneven(matrix)} == {"nic", "cross-socket"}
+
+
+def test_numbering_of_nics_is_no_difference(machine: Machine) -> None:
+    one = parse(machine.topology())
+    machine.hcas.reverse()  # NIC0 is now the card beside GPU7
+    other = parse(machine.topology())
+    assert one.links != other.links
+    assert signature(one) == signature(other)
+    machine.nvlink_lost = {2}
+    assert signature(parse(machine.topology())) != signature(one)
