@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
@@ -20,6 +22,7 @@ from nccl_doctor.explain.model import (
 )
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
+from nccl_doctor.facts import redaction
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 
@@ -51,7 +54,7 @@ def explain(summary: Summary) -> Explanation:
     if verdict not in (Verdict.HEALTHY,):
         causes = tuple(_cause(case, item) for item in candidates[:MAX_CAUSES])
     consequences = _consequences(case, causes)
-    return Explanation(
+    explanation = Explanation(
         verdict=verdict,
         sentence=_sentence(case, verdict, causes),
         causes=causes,
@@ -65,6 +68,13 @@ def explain(summary: Summary) -> Explanation:
         read=InputCount(summary.files, summary.bytes, summary.lines),
         world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
     )
+    return _redacted(explanation)
+
+
+def _redacted(explanation: Explanation) -> Explanation:
+    """The same without tokens, keys and passwords: logs quote command lines and environments."""
+    plain = redaction.redact_tree(msgspec.to_builtins(explanation))
+    return msgspec.convert(plain, Explanation)
 
 
 # --- verdict ---------------------------------------------------------------------------------------------------------
