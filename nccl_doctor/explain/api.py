@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
@@ -20,6 +22,7 @@ from nccl_doctor.explain.model import (
 )
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
+from nccl_doctor.facts import redaction
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 
@@ -51,7 +54,7 @@ def explain(summary: Summary) -> Explanation:
     if verdict not in (Verdict.HEALTHY,):
         causes = tuple(_cause(case, item) for item in candidates[:MAX_CAUSES])
     consequences = _consequences(case, causes)
-    return Explanation(
+    explanation = Explanation(
         verdict=verdict,
         sentence=_sentence(case, verdict, causes),
         causes=causes,
@@ -65,6 +68,13 @@ def explain(summary: Summary) -> Explanation:
         read=InputCount(summary.files, summary.bytes, summary.lines),
         world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
     )
+    return _redacted(explanation)
+
+
+def _redacted(explanation: Explanation) -> Explanation:
+    """The same without tokens, keys and passwords: logs quote command lines and environments."""
+    plain = redaction.redact_tree(msgspec.to_builtins(explanation))
+    return msgspec.convert(plain, Explanation)
 
 
 # --- verdict ---------------------------------------------------------------------------------------------------------
@@ -150,20 +160,25 @@ def _quote(hit: Hit) -> Evidence:
 
 
 def _spread(hits: list[Hit]) -> list[Hit]:
-    """The hits worth quoting: first one of each signature, then other ranks, then the rest."""
+    """The hits worth quoting: the first two as given, one of each other signature, other shapes, then the rest."""
     hits = _unique(hits)
-    first: dict[str, Hit] = {}
-    for hit in hits:
-        first.setdefault(hit.signature, hit)
-    rest = [hit for hit in hits if first[hit.signature] is not hit]
-    texts: set[str] = {_shape(hit.text) for hit in first.values()}
+    chosen = hits[:2]
+    signatures = {hit.signature for hit in chosen}
+    for hit in hits[2:]:
+        if hit.signature not in signatures:
+            signatures.add(hit.signature)
+            chosen.append(hit)
+    taken = {(hit.file, hit.line) for hit in chosen}
+    texts = {_shape(hit.text) for hit in chosen}
     fresh: list[Hit] = []
     stale: list[Hit] = []
-    for hit in rest:
+    for hit in hits:
+        if (hit.file, hit.line) in taken:
+            continue
         shape = _shape(hit.text)
         (stale if shape in texts else fresh).append(hit)
         texts.add(shape)
-    return [*first.values(), *fresh, *stale]
+    return [*chosen, *fresh, *stale]
 
 
 def _fresh(known: list[Hit], more: list[Hit]) -> list[Hit]:
@@ -218,7 +233,7 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             where += f" ({best.hosts[0]})"
     elif len(best.hosts) == 1:
         where = best.hosts[0]
-    return f"{where}: {best.title}" if where else best.title
+    return f"{where}: {best.title}" if where and not best.title.startswith("rank") else best.title
 
 
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:

@@ -50,7 +50,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15",
         "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
         "sys.nofile": r"open files|file descriptor|emfile",
-        "sys.threads": r"thread|fork|nproc limit|pids",
+        "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
         "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill",
         "sys.disk-full": r"no space|disk full|quota",
         "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",

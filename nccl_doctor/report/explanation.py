@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.explain.advice import fold
@@ -17,6 +19,7 @@ from nccl_doctor.report.safe_text import visible
 
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 220
+_LABEL = 21
 _MARK = {
     Verdict.CAUSE_FOUND: ("✗", "bold red"),
     Verdict.UNDECIDED: ("?", "bold yellow"),
@@ -130,7 +133,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         console.print(_row("less likely", listed))
     if explanation.consequences:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
-        console.print(_row("only consequences", folded))
+        console.print(_row("consequences", folded))
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _print_timeline(explanation, console)
     for number, step in enumerate(explanation.next[:4]):
@@ -160,7 +163,7 @@ def _print_cause(cause: Cause, console: Console) -> None:
     if len(cause.evidence) > QUOTES:
         console.print(_line(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
     for number, fix in enumerate(cause.fixes[:2]):
-        text = fix.text + (f"\n{' ' * 23}$ {fix.command}" if fix.command else "")
+        text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
         console.print(_row("fix now" if number == 0 else "fix for good", text))
     for entry in cause.env[:4]:
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
@@ -170,16 +173,14 @@ def _print_cause(cause: Cause, console: Console) -> None:
     console.print()
 
 
-def _quote(item: Evidence) -> Text:
+def _quote(item: Evidence) -> Padding:
     place = f"{visible(item.source)}:{item.line}" if item.line else visible(item.source)
     text = visible(item.text)
     if len(text) > QUOTE_WIDTH:
         text = text[: QUOTE_WIDTH - 1] + "…"
-    quoted = Text("     ")
-    quoted.append(place, "cyan")
-    quoted.append("   ")
-    quoted.append(text)
-    return quoted
+    quoted = Text(place, "cyan")
+    quoted.append("  " + text, "default")
+    return Padding(quoted, (0, 0, 0, 5), expand=False)
 
 
 def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
@@ -193,12 +194,13 @@ def _print_timeline(explanation: Explanation, console: Console) -> None:
         console.print(_row("timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}"))
 
 
-def _row(label: str, text: str) -> Text:
-    lines = [visible(line) for line in text.split("\n")]
-    row = Text("  ")
-    row.append(f"{label:<19}", "dim")
-    row.append("\n".join(lines))
-    return row
+def _row(label: str, text: str) -> Table:
+    """A label and its text, which wraps beneath itself."""
+    grid = Table.grid(expand=False)
+    grid.add_column(width=_LABEL)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
+    return grid
 
 
 def _line(text: str, style: str) -> Text:

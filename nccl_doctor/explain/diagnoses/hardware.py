@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
+from nccl_doctor.facts.xid import xids
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
@@ -516,3 +517,44 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
                     why=service_not_running.__doc__ or "",
                 )
                 return
+
+
+# By what the catalogue says of a number: how surely it is the cause of a job's failure.
+_XID_STRENGTH = {"hardware": 0.96, "nvlink": 0.95, "fabric": 0.93, "driver": 0.62, "application": 0.72}
+_XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
+
+
+@diagnosis
+def xid(case: Case) -> Iterable[Candidate]:
+    """Xids in the kernel log, by the catalogue's class: hardware and NVLink faults explain everything after them.
+
+    Application Xids (13, 31, 43, 45) are the program's own and mostly follow from something earlier.
+    """
+    by_number: dict[int, list[Hit]] = {}
+    for hit in case.hits("xid"):
+        digits = hit.groups.get("xid", "").lstrip("+")
+        if digits.isdigit():
+            by_number.setdefault(int(digits), []).append(hit)
+    for number, hits in sorted(by_number.items()):
+        entry = xids().get(number)
+        if entry is None:
+            continue
+        cause = _XID_CAUSE.get(number, ".".join(entry.finding.split(".")[:2]))
+        strength = _XID_STRENGTH.get(entry.kind, 0.6)
+        if cause == "gpu.fell-off-bus":
+            strength = max(strength, 0.94)  # GSP time-outs are of class "driver", and as final
+        if entry.action == "ignore" and number not in _XID_RECORDS:
+            strength = min(strength, _XID_IGNORED)
+        yield Candidate(
+            cause,
+            strength,
+            f"Xid {number}: {entry.name}",
+            hits,
+            hosts={hit.host for hit in hits if hit.host},
+            why=f"{xid.__doc__} {entry.note}".strip(),
+        )
+
+
+# A reset that is still owed (154) follows a fault of the GPU; 63 and 92 record memory trouble, 45 and 43 a dead context.
+_XID_CAUSE = {154: "gpu.fell-off-bus", 61: "gpu.fell-off-bus"}
+_XID_RECORDS = frozenset((63, 92, 160, 137, 121, 43, 45))

@@ -85,6 +85,9 @@ def _add(
         return
     if not named and _SKIP.search(name):
         return
+    if name.endswith(".ndb"):
+        problems.append(InputProblem(name, f"is a bundle, not a log: nccl-doctor check --from {name}"))
+        return
     if len(files) >= MAX_FILES:
         if len(files) == MAX_FILES:
             problems.append(InputProblem(name, f"more than {MAX_FILES} files: the rest is left out"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.signatures import Guard, says
+from nccl_doctor.explain.signatures import says
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
@@ -22,59 +22,10 @@ _XID = (
 )
 
 
-def _xid(*codes: int) -> Guard:
-    wanted = {str(code) for code in codes}
-
-    def guard(groups: dict[str, str], line: str) -> bool:
-        return groups.get("xid", "").lstrip("+") in wanted
-
-    return guard
-
-
 says(
-    "xid-off-bus",
+    "xid",
     *_XID,
-    where=_xid(79, 154, 167),
-    cause="gpu.fell-off-bus",
-    strength=0.97,
-    title="a GPU fell off the PCIe bus (Xid {xid})",
-    why="Xid 79: the driver cannot reach the GPU over PCIe any more; 154: a reset or reboot is needed.",
-)
-says(
-    "xid-gsp",
-    *_XID,
-    where=_xid(119, 120, 62, 61, 109, 143),
-    cause="gpu.fell-off-bus",
-    strength=0.94,
-    title="the GPU's firmware processor (GSP) stopped answering (Xid {xid})",
-    why="Xid 119/120: GSP RPC time-out or GSP error; 61/62: micro-controller halt; 109: context switch time-out. The GPU needs a reset.",
-)
-says(
-    "xid-ecc",
-    *_XID,
-    where=_xid(48, 63, 64, 92, 94, 95, 140, 160, 161, 172),
-    cause="gpu.ecc",
-    strength=0.96,
-    title="uncorrectable memory error on a GPU (Xid {xid})",
-    why="Xid 48 double-bit error, 63/64 row remap recorded or failed, 94/95 contained/uncontained ECC error, 92 high single-bit rate.",
-)
-says(
-    "xid-nvlink",
-    *_XID,
-    where=_xid(74, 71, 137, 144, 145, 146, 147, 148, 149, 150),
-    cause="gpu.nvlink",
-    strength=0.95,
-    title="NVLink error (Xid {xid})",
-    why="Xid 74: a fatal NVLink event on a link; 137 and 144-150: NVLink 5 faults.",
-)
-says(
-    "xid-application",
-    *_XID,
-    where=_xid(13, 31, 43, 45),
-    cause="gpu.illegal-access",
-    strength=0.72,
-    title="a kernel faulted on the GPU (Xid {xid})",
-    why="Xid 13, 31: exception or MMU fault, normally the program's; 43, 45: the channel was stopped afterwards.",
+    why="The driver's own fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
 )
 says(
     "sxid",
@@ -641,45 +592,6 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"rror|ail|WARN|not ", line))
         and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line)
-    ),
-)
-says(
-    "xid-any",
-    *_XID,
-    why="Any other Xid.",
-    where=_xid(
-        8,
-        16,
-        32,
-        38,
-        44,
-        46,
-        54,
-        56,
-        57,
-        58,
-        59,
-        64,
-        65,
-        66,
-        67,
-        68,
-        69,
-        72,
-        73,
-        78,
-        80,
-        81,
-        93,
-        110,
-        113,
-        121,
-        122,
-        123,
-        136,
-        151,
-        152,
-        158,
     ),
 )
 

@@ -327,7 +327,6 @@ says(
 )
 says(
     "no-hca",
-    "Failed to initialize any NET plugin",
     "No IB devices found",
     "No InfiniBand devices",
     "ibv_get_device_list() failed",
@@ -399,6 +398,7 @@ says(
 says(
     "plugin-missing",
     "libfabric.so.1: cannot open shared object file",
+    "Failed to initialize any NET plugin",
     "libnccl-net{name:word}: cannot open",
     "Failed to initialize NET plugin {plugin}",
     "External network plugin {plugin} is unsupported",
@@ -576,4 +576,20 @@ says(
     strength=0.8,
     title="the ranks issued collectives that do not match",
     why="The library itself suspects different collectives or sizes.",
+)
+
+says(
+    "nic-counts-differ",
+    "Detected mixed local Net device counts across ranks (min {least:int}, max {most:int})",
+    "Detected mixed local CollNet device counts across ranks (min {least:int}, max {most:int})",
+    cause="ib.device-not-found",
+    strength=0.78,
+    title="the ranks see different numbers of adapters ({least} to {most})",
+    why="An adapter is down, filtered or missing in the container on some node; NCCL 2.30+ compares the counts.",
+    where=lambda groups, line: "Ignoring" not in line or "WARN" in line,
+)
+says(
+    "nic-count-of-rank",
+    "Rank {rank:int} has {count:int} local Net devices (max {most:int})",
+    why="Which rank has fewer adapters.",
 )

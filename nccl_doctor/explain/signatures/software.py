@@ -269,3 +269,15 @@ says(
     why="A native stack or the kernel's segfault line names libnccl.",
     where=lambda groups, line: "[" in line or "segfault" in line,
 )
+
+says(
+    "rank-tables",
+    "Failed to determine intra ranks",
+    "Failed to determine intra node ranks",
+    "Failed to determine intra proc ranks",
+    "Failed to determine local ranks",
+    cause="sw.nccl-bug",
+    strength=0.55,
+    title="NCCL's tables of ranks per host are inconsistent",
+    why="Two hosts or containers look alike to NCCL (host name and boot id), NCCL_HOSTID is wrong, or a bug.",
+)

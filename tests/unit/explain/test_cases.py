@@ -42,5 +42,37 @@ def test_case(path: Path) -> None:
     assert any(wanted["evidence"] in item.text for item in got.causes[0].evidence), got.causes[0].evidence
 
 
+def _behind(prefix: str, body: str) -> str:
+    return _BLOCK.sub(
+        lambda block: (
+            f"```log {block.group(1)}\n" + "\n".join(prefix + line for line in block.group(2).split("\n")) + "\n```"
+        ),
+        body,
+    )
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-01-02T03:04:05.123456789Z stderr F ",
+        "[pod/job-0/main] ",
+        "Jan 02 03:04:05 hostx app[12]: ",
+        "2026-01-02 03:04:05,123 ",
+        "\x1b[33mnode-9:\x1b[0m ",
+    ],
+)
+def test_a_collectors_prefix_changes_nothing(prefix: str) -> None:
+    changed = []
+    for path in CASES:
+        if path.stem.startswith("incident-"):
+            continue
+        body = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)[1]
+        before, after = _explain(body), _explain(_behind(prefix, body))
+        if [cause.id for cause in before.causes[:1]] != [cause.id for cause in after.causes[:1]]:
+            changed.append((path.stem, [cause.id for cause in after.causes[:2]]))
+    # Times and hosts that a collector adds are believed; all lines then come from one host at one moment.
+    assert len(changed) <= 3, changed
+
+
 def test_there_are_cases() -> None:
     assert len(CASES) >= 60

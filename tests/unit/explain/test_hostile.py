@@ -86,3 +86,13 @@ def test_prefixes_are_linear(text: str) -> None:
     one = min(_seconds(prefix.parse, half) for _ in range(3))
     two = min(_seconds(prefix.parse, text) for _ in range(3))
     assert two < 0.01 or two < 4 * one
+
+
+def test_secrets_in_logs_are_not_passed_on() -> None:
+    token = "hf_" + "A" * 34
+    text = f"[rank0]: KeyError: 'LOCAL_RANK' HF_TOKEN={token} https://me:hunter2secret@host/x\n"
+    got = explain_text(text)
+    everything = to_json(got) + _printed(text)
+    assert got.causes[0].id == "launch.env-missing"
+    assert token not in everything
+    assert "hunter2secret" not in everything

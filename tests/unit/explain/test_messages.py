@@ -1,0 +1,503 @@
+"""Single messages, cascades and ordinary logs: what each must (and must not) lead to."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.explain.api import explain_text
+from nccl_doctor.explain.model import Verdict
+
+
+def _timeout(rank: int, sequence: int, operation: str = "ALLREDUCE") -> str:
+    return (
+        f"[rank{rank}]:[E1103 04:10:11.{rank:03d}000001 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
+        f"operation timeout: WorkNCCL(SeqNum={sequence}, OpType={operation}, NumelIn=1024, NumelOut=1024, "
+        "Timeout(ms)=600000) ran for 600021 milliseconds before timing out."
+    )
+
+
+PEER = "n1:1:9 [0] misc/socket.cc:484 NCCL WARN socketProgress: Connection closed by remote peer n2<40123>"
+
+MESSAGES = [
+    (
+        "net.mtu",
+        "ping -M do -s 8972 10.0.0.2\nping: local error: message too long, mtu=1500\nWatchdog caught collective operation timeout",
+    ),
+    (
+        "net.mtu",
+        "PING 10.0.0.2 (10.0.0.2) 8972(9000) bytes of data.\n--- 10.0.0.2 ping statistics ---\n3 packets transmitted, 0 received, 100% packet loss, time 2043ms\n$ ping -c 3 -M do -s 1400 10.0.0.2\n3 packets transmitted, 3 received, 0% packet loss",
+    ),
+    (
+        "ib.port-down",
+        "CA 'mlx5_2'\n\tCA type: MT4129\n\tPort 1:\n\t\tState: Down\n\t\tPhysical state: Disabled\n\t\tRate: 10",
+    ),
+    ("ib.port-down", "hca_id: mlx5_3\n\tport: 1\n\t\tstate: PORT_DOWN (1)\n\t\tmax_mtu: 4096 (5)"),
+    (
+        "gpu.thermal-power",
+        "    Clocks Throttle Reasons\n        SW Thermal Slowdown               : Active\n step time 2.3s",
+    ),
+    (
+        "gpu.thermal-power",
+        "dcgmi diag: Fail - GPU 3: Thermal violations totaling 12.3 seconds started at 4.5 seconds into the test",
+    ),
+    ("gpu.ecc", "        Remapping Failure Occurred                 : Yes\n        Pending : Yes"),
+    (
+        "gpu.ecc",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n[rank1] Watchdog caught collective operation timeout",
+    ),
+    (
+        "gpu.nvlink",
+        "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n\t Link 0: 25 GB/s\n\t Link 1: 25 GB/s\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-2)\n\t Link 0: 25 GB/s\n\t Link 1: <inactive>\nGPU 2: NVIDIA A100-SXM4-80GB (UUID: GPU-3)\n\t Link 0: 25 GB/s\n\t Link 1: 25 GB/s",
+    ),
+    (
+        "gpu.fabric-manager",
+        "Nov 3 x nv-fabricmanager[991]: fabric manager NVIDIA GPU driver interface version 550.90.07 don't match with driver version 550.127.05. Please update with matching NVIDIA driver package.",
+    ),
+    (
+        "gpu.fabric-manager",
+        "● nvidia-fabricmanager.service - NVIDIA fabric manager service\n   Active: inactive (dead)\nRuntimeError: Unexpected error from cudaGetDeviceCount()",
+    ),
+    ("gpu.imex", "n1:1:2 [0] transport/nvls.cc:1 NCCL WARN Cuda failure 800 'operation not permitted'"),
+    (
+        "gpu.mig",
+        "nvidia-smi -L\nGPU 0: NVIDIA A100 (UUID: GPU-1)\n  MIG 3g.20gb     Device  0: (UUID: MIG-aaaa-bbbb)\n  MIG 3g.20gb     Device  1: (UUID: MIG-cccc-dddd)\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 7000",
+    ),
+    ("gpu.not-visible", "RuntimeError: No CUDA GPUs are available"),
+    ("gpu.not-visible", "AssertionError: Torch is not able to use GPU; torch.cuda.is_available() returned False"),
+    ("gpu.driver", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54"),
+    ("gpu.driver", "CUDA error: no kernel image is available for execution on the device"),
+    (
+        "gpu.driver",
+        "UserWarning: NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.",
+    ),
+    ("gpu.p2p", "[rank0]: RuntimeError: CUDA error: peer access is not supported between these two devices"),
+    (
+        "gpu.p2p",
+        'NotImplementedError: Using RTX 4000 series doesn\'t support faster communication broadband via P2P or IB. Please set `NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1"',
+    ),
+    (
+        "gpu.p2p",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=01:00.0 domain=0x0015 address=0xf0000000 flags=0x0020]\nWatchdog caught collective operation timeout",
+    ),
+    (
+        "gpu.oom",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity",
+    ),
+    (
+        "gpu.oom",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+    ),
+    ("sw.no-nccl-backend", "RuntimeError: Distributed package doesn't have NCCL built in"),
+    ("sw.no-nccl-backend", "AssertionError: Torch not compiled with CUDA enabled"),
+    ("sw.library-conflict", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
+    (
+        "sw.library-conflict",
+        "OSError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by libnccl.so.2)",
+    ),
+    ("sw.library-conflict", "AttributeError: /usr/lib/libnccl.so.2: undefined symbol: ncclCommRegister"),
+    (
+        "sw.nccl-bug",
+        "[node11:265 :0:4597] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x52b00e)\n==== backtrace (tid: 4597) ====\n 1 0x000000000004f03d ncclLaunchPrepare()  /build/src/enqueue.cc:574",
+    ),
+    (
+        "sw.nccl-bug",
+        "[n1:1] *** Process received signal ***\n[n1:1] Signal: Segmentation fault (11)\n[n1:1] [ 1] /usr/lib/libnccl.so.2(+0x3533c)[0x7f8eab35933c]",
+    ),
+    ("sys.nofile", "OSError: [Errno 24] Too many open files: '/proc/cpuinfo'"),
+    ("sys.threads", "RuntimeError: can't start new thread"),
+    ("sys.threads", "bash: fork: retry: Resource temporarily unavailable"),
+    (
+        "sys.host-oom",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
+    ),
+    (
+        "sys.host-oom",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 68719476736 bytes.",
+    ),
+    ("sys.host-oom", "Last State: Terminated\n Reason: OOMKilled\n Exit Code: 137"),
+    ("sys.disk-full", "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed"),
+    ("sys.disk-full", "OSError: [Errno 122] Disk quota exceeded"),
+    (
+        "sys.shm",
+        "RuntimeError: DataLoader worker (pid 88) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",
+    ),
+    ("sys.clock-or-dns-or-fs", "OSError: [Errno 116] Stale file handle: '/nfs/data/x'"),
+    ("sys.clock-or-dns-or-fs", "slurmd: error: Munge decode failed: Rewound credential"),
+    ("sys.node-failure", "Warning  NodeNotReady  3m  node-controller  Node is not ready"),
+    (
+        "sys.node-failure",
+        "ORTE has lost communication with a remote daemon.\n  HNP daemon   : [[1,0],0] on node n1\n  Remote daemon: [[1,0],3] on node n4",
+    ),
+    (
+        "sys.node-failure",
+        "(raylet) The node with node id: 3a and address: 10.0.0.3 has been marked dead because the detector has missed too many heartbeats from it.",
+    ),
+    (
+        "app.nan-or-data",
+        "AssertionError: Rank 3: found NaN in local grad norm in backward pass before data-parallel communication collective.",
+    ),
+    (
+        "app.nan-or-data",
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+    ),
+    ("app.bad-tensor", "ValueError: Tensors must be CUDA and dense"),
+    (
+        "app.bad-tensor",
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!",
+    ),
+    ("app.bad-tensor", "TypeError: Input tensor data type is not supported for NCCL process group: Short"),
+    ("app.pg-misuse", "RuntimeError: trying to initialize the default process group twice!"),
+    ("app.pg-misuse", "ValueError: Invalid process group specified or has been destroyed."),
+    (
+        "app.ddp-unused-params",
+        "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons",
+    ),
+    ("app.dataloader-worker", "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly"),
+    (
+        "app.collective-mismatch",
+        "[n1] NET/IB : req 0/1 tag 7 peer 10.0.0.1<5> collective mismatch error, local size 4194304 remote size 1048576",
+    ),
+    (
+        "app.collective-mismatch",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 4194304 vs 1048576",
+    ),
+    ("app.uneven-inputs", "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks."),
+    (
+        "launch.env-missing",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable WORLD_SIZE expected, but not set",
+    ),
+    ("launch.rdzv", "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"),
+    ("launch.rdzv", "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError"),
+    (
+        "launch.world-size",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, num_workers_joined=2, timeout=0:30:00)",
+    ),
+    ("launch.killed", "Received SIGTERM: 15\nsaving and exiting"),
+    ("launch.killed", "=>> PBS: job killed: walltime 36012 exceeded limit 36000"),
+    (
+        "launch.killed",
+        "W torch/distributed/elastic/agent/server/api.py Received Signals.SIGHUP death signal, shutting down workers",
+    ),
+    ("env.bad-nccl-var", "NCCL WARN Invalid NCCL_COMM_ID, please use format: <ipv4>:<port>"),
+    (
+        "env.bad-nccl-var",
+        "AssertionError: Using async gradient all reduce requires setting the environment variable CUDA_DEVICE_MAX_CONNECTIONS to 1",
+    ),
+    ("net.port-in-use", "OSError: [Errno 98] Address already in use"),
+    ("net.hostname-resolution", "socket.gaierror: [Errno -2] Name or service not known"),
+    ("net.hostname-resolution", "ssh: Could not resolve hostname worker-1: Name or service not known"),
+    (
+        "net.master-unreachable",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [master]:29500 (errno: 111 - Connection refused).\n[E socket.cpp:610] The client socket has failed to connect to any network address of (master, 29500).",
+    ),
+    ("net.firewall", "NCCL WARN socketStartConnect: Connect to 10.0.0.3<43211> failed : No route to host"),
+    ("net.firewall", "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This\nshould not happen."),
+    (
+        "net.wrong-interface",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: eth1",
+    ),
+    ("net.plugin", "NCCL WARN NET/OFI Couldn't open CQ. RC: -38, ERROR: Function not implemented"),
+    (
+        "net.plugin",
+        "libfabric:1:2::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list\nNCCL WARN NET/OFI No eligible providers were found",
+    ),
+    ("ib.memlock", "NCCL WARN Call to ibv_create_qp failed with error Cannot allocate memory"),
+    ("ib.gid-index", "NCCL WARN NET/IB : mlx5_0:1 GID table changed\nstatus=12 vendor err 129"),
+    ("ib.qp-connect", "NCCL WARN Call to ibv_modify_qp failed with error Connection timed out"),
+    ("ib.retry-exceeded", "[LOG_CAT] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)"),
+    (
+        "ib.gdr",
+        "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument\nNCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address",
+    ),
+    (
+        "ib.device-not-found",
+        "NCCL INFO NCCL_NET set by environment to IB\nNCCL INFO NET/IB : No device found.\nNCCL WARN Error: network IB not found.",
+    ),
+    ("unrelated", "train.py: error: unrecognized arguments: --foo"),
+    ("unrelated", '  File "train.py", line 3\n    print "x"\nSyntaxError: Missing parentheses in call to \'print\''),
+    ("unrelated", "huggingface_hub.errors.GatedRepoError: 403 Client Error. Cannot access gated repo"),
+    ("healthy", "Epoch 1/2 loss 0.5\nEpoch 2/2 loss 0.4\nSaved model to out.pt\nDone"),
+    (
+        "healthy",
+        "NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 8 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x1 - Init COMPLETE\nstep 100 | loss 3.2 | tok/s 1000",
+    ),
+    (
+        "gpu.not-visible",
+        'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+    ),
+    ("sys.container", "set_mempolicy: Operation not permitted\nNCCL WARN Cuda failure 1 'invalid argument'"),
+    ("gpu.fell-off-bus", "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"),
+    ("gpu.fell-off-bus", "3b:00.0 3D controller: NVIDIA Corporation GA100 (rev ff)"),
+    ("gpu.duplicate", "NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 65000"),
+    (
+        "gpu.illegal-access",
+        "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [24,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+    ),
+    (
+        "app.straggler-timeout",
+        "[rank0] Downloading dataset 12% 3h left\n[rank1]:[E ProcessGroupNCCL.cpp:474] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BARRIER, Timeout(ms)=1800000) ran for 1800100 milliseconds",
+    ),
+]
+
+CASCADES = [
+    (
+        "sys.host-oom",
+        "\n".join(
+            [
+                PEER,
+                "[rank0]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error, NCCL version 2.21.5",
+                "E1103 api.py:874] failed (exitcode: -9) local_rank: 3 (pid: 91) of binary: /usr/bin/python3",
+            ]
+        ),
+    ),
+    (
+        "gpu.illegal-access",
+        "\n".join(
+            [
+                "../aten/src/ATen/native/cuda/Indexing.cu:1290: operator(): block: [3,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+                "[rank1]: RuntimeError: CUDA error: device-side assert triggered",
+                _timeout(0, 50),
+                _timeout(2, 50),
+            ]
+        ),
+    ),
+    (
+        "app.dataloader-worker",
+        "\n".join(
+            [
+                "[rank3]: RuntimeError: DataLoader worker (pid 4411) is killed by signal: Segmentation fault.",
+                _timeout(0, 50),
+                _timeout(1, 50),
+                _timeout(2, 50),
+                PEER,
+            ]
+        ),
+    ),
+    (
+        "launch.killed",
+        "\n".join(
+            [
+                "step 900 loss 1",
+                "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
+                "[rank0]: Traceback (most recent call last):",
+                '[rank0]:   File "/j/t.py", line 3, in <module>',
+                "[rank0]: KeyboardInterrupt",
+                PEER,
+            ]
+        ),
+    ),
+    (
+        "sys.disk-full",
+        "\n".join(
+            ["[rank0]: OSError: [Errno 28] No space left on device", _timeout(1, 9), _timeout(2, 9), _timeout(3, 9)]
+        ),
+    ),
+    (
+        "gpu.oom",
+        "\n".join(
+            [
+                "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 2 has a total capacity of 79 GiB",
+                _timeout(0, 7),
+                _timeout(1, 7),
+                _timeout(3, 7),
+                "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 1)",
+            ]
+        ),
+    ),
+    (
+        "net.hostname-resolution",
+        "\n".join(
+            [
+                "[rank4]: socket.gaierror: [Errno -3] Temporary failure in name resolution",
+                "[rank0]: torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 4/8 clients joined.",
+            ]
+        ),
+    ),
+    (
+        "ib.memlock",
+        "\n".join(
+            [
+                "q:1:2 [0] misc/ibvwrap.cc:94 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+                "q:1:2 [0] NCCL INFO transport/net_ib.cc:800 -> 2",
+                PEER,
+                "RuntimeError: NCCL communicator was aborted on rank 3",
+            ]
+        ),
+    ),
+    (
+        "sys.node-failure",
+        "\n".join(
+            [
+                PEER,
+                _timeout(0, 5),
+                _timeout(1, 5),
+                "srun: error: Node failure on n07",
+                "slurmstepd: error: *** JOB 1 ON n01 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            ]
+        ),
+    ),
+    (
+        "gpu.driver",
+        "\n".join(
+            [
+                "n2: RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+                "n1: [rank0]: torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+            ]
+        ),
+    ),
+    (
+        "app.nan-or-data",
+        "\n".join(
+            [
+                "[rank1]: AssertionError: Rank 1: found NaN in local grad norm",
+                "[rank1]: exiting",
+                _timeout(0, 8),
+                _timeout(2, 8),
+            ]
+        ),
+    ),
+    (
+        "sys.shm",
+        "\n".join(
+            [
+                "c:1:2 [1] NCCL INFO P2P is disabled between connected GPUs 0 and 1. You can repress this message with NCCL_IGNORE_DISABLED_P2P=1.",
+                "c:1:2 [1] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9637892 bytes",
+                "[rank1]: torch.distributed.DistBackendError: NCCL error in: x, unhandled system error, NCCL version 2.19.3",
+            ]
+        ),
+    ),
+    ("launch.env-missing", "\n".join(["[rank0]: KeyError: 'LOCAL_RANK'"])),
+    (
+        "app.rank-exception",
+        "\n".join(
+            [
+                "[rank6]: Traceback (most recent call last):",
+                '[rank6]:   File "/j/ev.py", line 9, in run',
+                "[rank6]: json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            ]
+            + [_timeout(r, 31) for r in (0, 1, 2, 3, 4, 5, 7)]
+        ),
+    ),
+    (
+        "ib.port-down",
+        "\n".join(
+            [
+                "a:1:2 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_4",
+                "n2 kernel: mlx5_core 0000:9a:00.0 ib4: Link down",
+                PEER,
+            ]
+        ),
+    ),
+    (
+        "gpu.fell-off-bus",
+        "\n".join(
+            [
+                _timeout(0, 4),
+                _timeout(1, 4),
+                "[Tue Nov  3 03:59:11 2026] NVRM: GPU at PCI:0000:b1:00: GPU-1",
+                "[Tue Nov  3 03:59:11 2026] NVRM: GPU 0000:b1:00.0: GPU has fallen off the bus.",
+            ]
+        ),
+    ),
+    (
+        "net.port-in-use",
+        "\n".join(
+            [
+                "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+                "[E socket.cpp:462] [c10d] The server socket has failed to listen on any local network address.",
+                "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: x",
+            ]
+        ),
+    ),
+    (
+        "sw.nccl-version-mismatch",
+        "\n".join(
+            [
+                "a:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4",
+                "b:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8",
+                "b:1:9 [0] bootstrap.cc:1 NCCL WARN Message truncated : received 412 bytes instead of 404",
+                PEER,
+            ]
+        ),
+    ),
+]
+
+ORDINARY = {
+    "hf": """The following values were not passed to `accelerate launch` and had defaults used instead:
+	`--num_processes` was set to a value of `8`
+	`--mixed_precision` was set to a value of `'no'`
+[2026-01-01 10:00:00,001] [INFO] [real_accelerator.py:239:get_accelerator] Setting ds_accelerator to cuda (auto detect)
+/opt/v/lib/python3.11/site-packages/transformers/utils/hub.py:123: FutureWarning: Using `TRANSFORMERS_CACHE` is deprecated
+Loading checkpoint shards: 100%|##########| 4/4 [00:05<00:00,  1.31s/it]
+Some weights of X were not initialized from the model checkpoint and are newly initialized: ['score.weight']
+Using auto half precision backend
+***** Running training *****
+  Num examples = 52,002
+  Total optimization steps = 1,218
+{'loss': 1.2, 'grad_norm': 2.1, 'learning_rate': 1e-05, 'epoch': 0.01}
+{'loss': 1.1, 'grad_norm': 1.9, 'learning_rate': 2e-05, 'epoch': 0.02}
+Saving model checkpoint to ./out/checkpoint-500
+Training completed. Do not forget to share your model on huggingface.co/models =)
+{'train_runtime': 4501.2, 'train_loss': 0.9, 'epoch': 3.0}
+wandb: Synced 5 W&B file(s), 0 media file(s), 0 artifact file(s) and 0 other file(s)
+""",
+    "megatron": """using world size: 16, data-parallel size: 2, context-parallel size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 2
+WARNING: one_logger package is required to enable e2e metrics tracking.
+> setting tensorboard ...
+[rank3]:[W101 10:00:00.1 ProcessGroupNCCL.cpp:4561] [PG ID 0 PG GUID 0 Rank 3]  using GPU 3 to perform barrier as devices used by this process are currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.
+> done with compiling and loading fused kernels. Compilation time: 3.1 seconds
+(min, max) time across ranks (ms):
+    model-and-optimizer-setup ......................: (812.51, 830.22)
+ [2026-01-01 10:01:00] iteration       10/  100 | elapsed time per iteration (ms): 900.1 | lm loss: 1.0E+01 | loss scale: 4096.0 | grad norm: 2.1 | number of skipped iterations:   1 | number of nan iterations:   0 |
+ [2026-01-01 10:02:00] iteration       20/  100 | elapsed time per iteration (ms): 900.1 | lm loss: 9.0E+00 | loss scale: 4096.0 | grad norm: 1.9 | number of skipped iterations:   0 | number of nan iterations:   0 |
+""",
+    "vllm": """INFO 01-01 10:00:00 [__init__.py:239] Automatically detected platform cuda.
+(VllmWorker rank=1 pid=33) INFO 01-01 10:00:09 [utils.py:1055] Found nccl from library libnccl.so.2
+(VllmWorker rank=1 pid=33) INFO 01-01 10:00:09 [pynccl.py:69] vLLM is using nccl==2.21.5
+(VllmWorker rank=0 pid=32) WARNING 01-01 10:00:10 [custom_all_reduce.py:136] Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this warning, specify disable_custom_all_reduce=True explicitly.
+INFO 01-01 10:01:00 [kv_cache_utils.py:634] GPU KV cache size: 300,000 tokens
+INFO:     Application startup complete.
+INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK
+INFO 01-01 10:05:00 [loggers.py:111] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation throughput: 50.0 tokens/s, Running: 3 reqs
+""",
+    "deepspeed": """[2026-01-01 10:00:00,100] [WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.
+[2026-01-01 10:00:01,100] [INFO] [runner.py:605:main] cmd = /usr/bin/python -u -m deepspeed.launcher.launch --world_info=eyJ --master_addr=127.0.0.1 --master_port=29500 --enable_each_rank_log=None train.py
+[2026-01-01 10:00:05,100] [INFO] [launch.py:256:main] process 100 spawned with command: ['/usr/bin/python']
+[2026-01-01 10:01:05,100] [INFO] [logging.py:107:log_dist] [Rank 0] step=10, skipped=1, lr=[1e-5], mom=[(0.9, 0.999)]
+[2026-01-01 10:01:09,100] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
+steps: 10 loss: 2.1 iter time (s): 1.2 samples/sec: 26.1
+[2026-01-01 10:09:05,100] [INFO] [launch.py:351:main] Process 100 exits successfully.
+""",
+    "slurm": """+ srun --label python train.py
+0: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
+0: node1:1:1 [0] NCCL INFO NCCL_DEBUG set by environment to INFO
+0: node1:1:9 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.13.2-aws
+0: node1:1:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)
+0: node1:1:9 [0] NCCL INFO NET/OFI Setting FI_OPT_EFA_SENDRECV_IN_ORDER_ALIGNED_128_BYTES not supported.
+0: libfabric:1:2::efa:ep_ctrl:efa_rdm_ep_set_shared_memory_permitted():1410<warn> FI_OPT_SHARED_MEMORY_PERMITTED set to false
+0: node1:1:9 [0] NCCL INFO comm 0x1 rank 0 nranks 16 cudaDev 0 nvmlDev 0 busId 53000 commId 0x9 - Init COMPLETE
+0: epoch 1 step 100 loss 3.3 3.1 it/s
+0: epoch 1 done, valid loss 3.2
+0: Finished training
+""",
+}
+
+
+def _first(text: str) -> str:
+    got = explain_text(text + "\n")
+    return got.causes[0].id if got.causes else got.verdict.value
+
+
+@pytest.mark.parametrize(("wanted", "text"), MESSAGES)
+def test_message(wanted: str, text: str) -> None:
+    assert _first(text) == wanted
+
+
+@pytest.mark.parametrize(("wanted", "text"), CASCADES)
+def test_cause_before_its_cascade(wanted: str, text: str) -> None:
+    assert _first(text) == wanted
+
+
+@pytest.mark.parametrize("name", sorted(ORDINARY))
+def test_ordinary_log_is_healthy(name: str) -> None:
+    assert explain_text(ORDINARY[name]).verdict is Verdict.HEALTHY
