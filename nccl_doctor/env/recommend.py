@@ -200,9 +200,27 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
         _family(choices, known, draft)
     else:
         draft.unknown.append(f"{name}: {found.reason}")
-    set_here = sorted({host.environment[name] for host in hosts if host.environment.get(name)})
-    if set_here and found.advice is None and found.works:
-        draft.notes.append(Note(f"{name}={', '.join(set_here)} is set on these hosts and is not needed"))
+    if found.advice is None and found.works:
+        _not_needed(name, hosts, draft)
+
+
+def _not_needed(name: str, hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """Where NCCL's own choice works, a setting is at best of no use, and where it matches nothing NCCL cannot start."""
+    for value in sorted({host.environment.get(name, "") for host in hosts} - {""}):
+        having = [host for host in hosts if host.environment.get(name) == value]
+        broken = [
+            host.host
+            for host in having
+            if host.interfaces
+            and nccl_interfaces(host.interfaces.addresses, {name: value}, host.version).address is None
+        ]
+        idle = [host.host for host in having if host.host not in broken]
+        if broken:
+            reason = f"{name}={value} matches no interface there: NCCL cannot start, there is no fallback"
+            advice = EnvAdvice(name, "", reason, unset=True)
+            draft.lines.append(Line(advice, 0.99, f"set on {_some(broken)}", tuple(broken)))
+        if idle:
+            draft.notes.append(Note(f"{name}={value} is set on {_some(idle)} and is not needed"))
 
 
 def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draft: _Draft) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -276,6 +277,7 @@ def advice_json(advice: Advice) -> dict[str, Any]:
             {
                 "name": line.advice.name,
                 "value": line.advice.value,
+                "unset": line.advice.unset,
                 "reason": line.advice.reason,
                 "fact": line.fact,
                 "versions": line.advice.versions,
@@ -294,11 +296,12 @@ def advice_json(advice: Advice) -> dict[str, Any]:
 def advice_text(advice: Advice, width: int = 110) -> str:
     """The recommendation for a terminal: what to set and why, what else is needed, what was left alone."""
     count = len(advice.lines)
-    what = "nothing needs setting" if not count else f"set {count} variable{'s' * (count != 1)}"
+    what = "nothing needs setting" if not count else f"change {count} variable{'s' * (count != 1)}"
     lines = [f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}", ""]
     for line in advice.lines:
         risk = "risky" if line.advice.risky else "safe"
-        lines.append(f"  export {visible(line.advice.name)}={_quoted(line.advice.value)}")
+        name = visible(line.advice.name)
+        lines.append(f"  unset {name}" if line.advice.unset else f"  export {name}={_quoted(line.advice.value)}")
         lines += _wrapped(_comment(line), width, " " * 9)
         lines.append(f"{' ' * 9}[{line.advice.versions}; {risk}; confidence {line.confidence:.2f}]")
         lines.append("")
@@ -318,7 +321,8 @@ def advice_text(advice: Advice, width: int = 110) -> str:
 
 
 def _quoted(value: str) -> str:
-    return value if value and all(char.isalnum() or char in "=^,._:/%+@-" for char in value) else f"'{value}'"
+    """Quoted for a shell; a leading = or ~ as well, since zsh expands them in assignments (NAME==eth0)."""
+    return f"'{value}'" if value[:1] in ("=", "~") and "'" not in value else shlex.quote(value)
 
 
 def advice_shell(advice: Advice) -> str:
