@@ -35,7 +35,8 @@ lint:
 	$(BIN)/lint-imports
 
 unit:
-	$(BIN)/pytest -q -n auto -m "not lab and not gpu"
+	$(BIN)/pytest -q -n auto -m "not lab and not gpu and not alone"
+	$(BIN)/pytest -q -m "alone and not lab and not gpu"
 
 # One after the other: they measure links, and would measure each other.
 lab-tests:

@@ -319,7 +319,12 @@ class Session:
 
     def _lose(self, why: str) -> None:
         """The connection is gone: every waiting request is answered, and the reach says cut off."""
-        tail = last_line(self._stream.error_text())
+        tail = ""
+        for _ in range(5):  # what the agent said last travels on a stream of its own, and may come a moment later
+            tail = last_line(self._stream.error_text())
+            if tail or self._closed:
+                break
+            time.sleep(0.1)
         with self._lock:
             if self._lost:
                 return

@@ -22,6 +22,9 @@ from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.rules.collectives import failures
 
+# Times and processes are watched: these run one after the other, not beside other tests.
+pytestmark = pytest.mark.alone
+
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 

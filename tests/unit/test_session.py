@@ -22,6 +22,9 @@ from nccl_doctor.transport.fleet import call_all, close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
 
+# Times and processes are watched: these run one after the other, not beside other tests.
+pytestmark = pytest.mark.alone
+
 PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
 
 

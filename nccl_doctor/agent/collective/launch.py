@@ -52,6 +52,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 KEEP_BYTES = 96 << 10  # of each rank's output: this much of its beginning, and as much of its end
+STACKS_S = 3.0
 GRACE_S = 4.0  # after the first failure, for the other ranks to tell where they were
 SILENT_S = 4.0  # without a beat (one a second) a rank is looked at
 
@@ -305,10 +306,14 @@ class Launch:
             if rank.where["stage"] != "spawn":  # before that, SIGUSR1 would kill it
                 with contextlib.suppress(OSError):
                     os.kill(rank.process.pid, signal.SIGUSR1)
-        until = time.monotonic() + 0.5
+        # A busy host needs a moment to write a stack: wait for the first, then until half a second passes without more.
+        until = time.monotonic() + STACKS_S
         while alive and time.monotonic() < until:
-            for key, _ in self.selector.select(0.1):
+            ready = self.selector.select(0.1)
+            for key, _ in ready:
                 self._read(key)
+            if ready:
+                until = min(until, time.monotonic() + 0.5)
         self._kill_all(why)
         self.give_up = None
         self.deadline = max(self.deadline, time.monotonic() + 5.0)
