@@ -73,6 +73,7 @@ _CHANNEL = re.compile(
     r"(\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])? -> (\d{1,6})(?:\[[0-9a-fA-F]{1,12}\])?"
     r"(?: \[(send|receive)\])? via (.{1,200})\Z"
 )
+_OF_COMM = re.compile(r" comm 0x[0-9a-f]{1,16} nRanks \d{1,6}\s*\Z")  # printed by some 2.1x builds
 _COLLNET = re.compile(r"CollNet (\d{1,3})(?:/\d{1,3})? : (\d{1,6}) \[(send|receive)\] via COLLNET/(.{1,200})\Z")
 _NET = re.compile(r"NET/(.{1,80}?)/(\d{1,3})(\(\d{1,6}\))?((?:/[A-Za-z()]{1,20})*)\Z")
 _RING_ORDER = re.compile(r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? :(?:\s+\d{1,6})+\s*\Z")
@@ -186,7 +187,7 @@ class _Reader:
                 self.rings += 1
             return
         channel, _, source, target, side, via = found.groups()
-        edge = _edge(int(source), int(target), int(channel), side or "", via)
+        edge = _edge(int(source), int(target), int(channel), side or "", _OF_COMM.sub("", via))
         if edge is not None:
             self.edges.add(edge)
 

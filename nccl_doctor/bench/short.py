@@ -31,13 +31,17 @@ def run_short(
     deadline_s: float = 60.0,
     master: str = "",
     reached_at: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, ProbeResult]:
     """Run the short collectives over all sessions: host name -> result of probe ``collectives``.
 
+    ``env`` is the job's: its NCCL, Gloo and torch variables are given to the ranks, so that the job's path is tried.
     ``deadline_s`` seconds are all there is. Hosts without torch are ``tool-missing`` and left out of the world; where
     no world can be made, every host is ``not-run`` with the reason. Never raises for what hosts do.
     """
     end = time.monotonic() + deadline_s
+    own = {name: value for name, value in (env or {}).items() if name.startswith(("NCCL_", "GLOO_", "TORCH_"))}
+    plan = msgspec.structs.replace(plan, env={**plan.env, **own})
     answers = prepare(sessions, plan, min(20.0, deadline_s))
     results: dict[str, ProbeResult] = {}
     ready: dict[str, Prepared] = {}

@@ -344,6 +344,7 @@ def _collectives(run: _Run, chosen: Collection[str]) -> None:
         deadline_s=run.left(COLLECTIVES_LIMIT_S),
         master=plan.master if plan.master in sessions else "",
         reached_at={host: session.reach.address for host, session in sessions.items()},
+        env=plan.env,
     ).items():
         run.keep(host, Collectives.PROBE, result)
         run.progress.advance("collectives", host, "" if result.outcome is Outcome.OK else result.outcome.value)

@@ -332,3 +332,20 @@ def test_different_torch_versions_are_said() -> None:
     assert _differences({"a": host(torch=CPU), "b": host(torch=CPU)}) == []
     (text,) = _differences({"a": host(torch=CPU), "b": host(torch=CUDA), "c": host(torch=CUDA)})
     assert text == "different torch on the hosts: 2.13.0+cpu on a; 2.8.0+cu128 on b, c"
+
+
+def test_exit_codes() -> None:
+    from nccl_doctor.cli.bench import exit_code
+    from nccl_doctor.findings.exit_codes import ExitCode
+
+    def code(fail_on: str, *kinds: str, **values: Any) -> ExitCode:
+        found = msgspec.structs.replace(outcome(), verdicts=tuple(Verdict("allreduce", kind, "") for kind in kinds))  # type: ignore[arg-type]
+        return exit_code(msgspec.structs.replace(found, **{"findings": (), **values}), fail_on)
+
+    assert code("never", "slow", "cannot-judge") is ExitCode.HEALTHY
+    assert code("slow", "good", "good") is ExitCode.HEALTHY
+    assert code("slow", "good", "slow", "cannot-judge") is ExitCode.FINDINGS
+    assert code("slow", "good", "cannot-judge") is ExitCode.INCOMPLETE
+    assert code("never", "wrong") is ExitCode.FINDINGS
+    assert code("never", "good", complete=False) is ExitCode.FINDINGS
+    assert code("never", "good", complete=False, notes=("interrupted by Ctrl-C",)) is ExitCode.INTERRUPTED

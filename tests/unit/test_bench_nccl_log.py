@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +33,11 @@ CHANNELS = [
         Edge(9, 0, 13, "NET", "NET/IB", "send", 3, True, True),
     ),
     ("Channel 01/0 : 8[0] -> 7[7] [receive] via NET/IB/1", Edge(8, 7, 1, "NET", "NET/IB", "receive", 1)),
+    # some builds of 2.1x name the communicator
+    (
+        "Channel 00/0 : 7[ce000] -> 3[ce000] [send] via NET/Socket/1 comm 0xa573d4b0 nRanks 08",
+        Edge(7, 3, 0, "NET", "NET/Socket", "send", 1),
+    ),
     # plugins whose name has a blank, or a slash after it
     (
         "Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/2/GDRDMA",
@@ -147,3 +155,19 @@ def test_hostile_lines_take_no_time() -> None:
     ):
         read(line)
     assert time.perf_counter() - started < 1.0
+
+
+def test_no_channel_line_of_the_corpus_is_missed() -> None:
+    """Logs of many versions and clusters, in the reference data beside the project."""
+    shared = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[2].parent / "shared"))
+    logs = sorted((shared / "corpus" / "explain").glob("*/log.txt"))
+    if not logs:
+        pytest.skip("no reference data beside the project")
+    seen, missed = 0, []
+    for path in logs:
+        for line in path.read_text(errors="replace").splitlines():
+            if re.search(r"NCCL INFO (Channel|Ring) \d+(/\d+)? : .* via ", line):
+                seen += 1
+                if not read(line).edges:
+                    missed.append(line)
+    assert seen > 100 and not missed, missed[:5]
