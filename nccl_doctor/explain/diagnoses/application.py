@@ -301,6 +301,8 @@ def last_words(case: Case, ranks: set[int]) -> list[Hit]:
 
 
 def _names_rank(text: str, ranks: set[int]) -> bool:
+    if "ank" not in text:
+        return False
     return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
 
 
@@ -344,15 +346,9 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
     ):
         return
     counts: dict[int, tuple[int, Hit]] = {}
-    for hits in (
-        *case.summary.before.values(),
-        *case.summary.heads.values(),
-        *case.summary.tails.values(),
-        [*case.hits("progress")],
-        case.hits("batch-count"),
-    ):
+    for hits in (*case.summary.before.values(), case.hits("batch-count")):
         for hit in hits:
-            found = _BATCHES.search(hit.text)
+            found = _BATCHES.search(hit.text) if "ank" in hit.text or "ANK" in hit.text else None
             if found:
                 rank = int(found.group(1) or found.group(3))
                 counts.setdefault(rank, (int((found.group(2) or found.group(4)).replace(",", "")), hit))

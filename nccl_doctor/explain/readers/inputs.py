@@ -160,7 +160,8 @@ def pieces(path: str) -> Iterator[bytes]:
         try:
             if not kind:
                 while piece := raw.read(PIECE):
-                    yield piece
+                    # Pieces that end at a line's end are passed on without another copy.
+                    yield piece if piece.endswith(b"\n") else piece + raw.readline(PIECE)
             else:
                 yield from _inflate(raw, kind, os.fstat(descriptor).st_size)
         except (OSError, EOFError, lzma.LZMAError) as error:

@@ -156,7 +156,7 @@ class Scanner:
         if self._line < HEAD_LINES:
             self._keep_head(block)
         self._sample(block)
-        self._line += block.count(b"\n")
+        self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
 
     @staticmethod
