@@ -19,10 +19,8 @@ _WORD = {"not-measured": "unmeasured"}
 def render(found: Comparison, console: Console, *, verbose: bool = False) -> None:
     """Print the comparison; all text from hosts goes through ``visible``."""
     console.print(_verdict(found))
-    when = "" if found.created_a == found.created_b else f" ({found.created_a})", f" ({found.created_b})"
-    console.print(
-        Text(f"  before: {visible(found.a)}{visible(when[0])}   after: {visible(found.b)}{visible(when[1])}", "dim")
-    )
+    before = f"  before: {visible(found.a)} ({visible(found.created_a)})"
+    console.print(Text(f"{before}   after: {visible(found.b)} ({visible(found.created_b)})", "dim"))
     for names, which in ((found.only_a, "before"), (found.only_b, "after")):
         if names:
             console.print(Text(f"  only {which}: {visible(fold(names))}", "yellow"))

@@ -316,7 +316,10 @@ def _folded(rows: Iterable[_Row], found: Sequence[FindingChange]) -> list[FactCh
             )
         )
     order = list(subjects())
-    return sorted(changes, key=lambda item: (not item.found, order.index(item.subject), item.items, item.hosts))
+    failing = {item.id for item in found if item.severity is Severity.FAIL}
+    return sorted(
+        changes, key=lambda item: (item.found not in failing, order.index(item.subject), item.items, item.hosts)
+    )
 
 
 def _new_finding(about: Subject, names: tuple[str, ...], found: Sequence[FindingChange]) -> str:
