@@ -1,0 +1,64 @@
+"""``nccl-doctor diff``: what changed between two runs, or between hosts of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
+    b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,
+    hosts: Annotated[
+        str, typer.Option("--hosts", metavar="HOSTS", help="Compare hosts of A: the first with each of the others.")
+    ] = "",
+    format: Annotated[
+        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
+    ] = "console",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All changes.")] = False,
+) -> None:
+    """Show what changed between two bundles (yesterday's good run and today's), most important first.
+
+    Exit code 0: nothing new fails; 11: a failing finding is new; 4: something was not measured again; 3: no common host.
+    """
+    import msgspec
+
+    from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.rules import compare
+
+    if format not in ("console", "json"):
+        _hosts.stop(f"--format {format!r}: expected console or json")
+    if (b is None) == (not hosts):
+        _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
+    with _hosts.bad_input_stops():
+        before = bundles.read(a)
+        after = bundles.read(b) if b is not None else None
+    try:
+        if after is not None:
+            found = compare.bundles(before, after, (str(a), str(b)))
+        else:
+            found = compare.hosts(before, _names(hosts))
+    except compare.CompareError as error:
+        _hosts.stop(f"{a}: {error}")
+    if format == "json":
+        data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
+        typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
+    else:
+        from nccl_doctor.report.comparison import render
+        from nccl_doctor.report.console import stdout_console
+
+        render(found, stdout_console(), verbose=verbose)
+    raise typer.Exit(found.exit_code)
+
+
+def _names(hosts: str) -> list[str]:
+    """The hosts in the order given: node sets are expanded, a comma within brackets belongs to its node set."""
+    from nccl_doctor import inventory
+
+    with _hosts.bad_input_stops():
+        return [entry.name for entry in inventory.load(None, hosts, False, {}, None).entries]  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""What changed, as an engineer reads it: new failures first, then the facts behind them, then what else differs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from nccl_doctor.findings.model import Severity
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.compare import Comparison, FactChange, FindingChange
+
+ITEMS_SHOWN = 4
+CHANGES_SHOWN = 40
+_STYLE = {"new": "bold red", "worse": "bold red", "not-measured": "bold yellow", "milder": "cyan", "gone": "green"}
+_WORD = {"not-measured": "unmeasured"}
+
+
+def render(found: Comparison, console: Console, *, verbose: bool = False) -> None:
+    """Print the comparison; all text from hosts goes through ``visible``."""
+    console.print(_verdict(found))
+    before = f"  before: {visible(found.a)} ({visible(found.created_a)})"
+    console.print(Text(f"{before}   after: {visible(found.b)} ({visible(found.created_b)})", "dim"))
+    for names, which in ((found.only_a, "before"), (found.only_b, "after")):
+        if names:
+            console.print(Text(f"  only {which}: {visible(fold(names))}", "yellow"))
+    if found.findings:
+        console.print(Text("\nfindings", "bold"))
+    for item in found.findings:
+        console.print(_finding(item))
+    if found.changes:
+        console.print(Text("\nfacts, the likeliest to matter first", "bold"))
+    shown = found.changes if verbose else found.changes[:CHANGES_SHOWN]
+    for change in shown:
+        console.print(_change(change))
+    if len(found.changes) > len(shown):
+        console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
+    console.print(Text(f"\n  {len(found.compared)} hosts compared   exit {found.exit_code.value}", "dim"))
+
+
+def _verdict(found: Comparison) -> Text:
+    failing = [item for item in found.findings if item.change in ("new", "worse") and item.severity is Severity.FAIL]
+    if failing:
+        hosts = sorted({host for item in failing for host in item.hosts})
+        where = f" on {visible(fold(hosts))}" if hosts else ""
+        return Text("✗ NEW FAILURE", "bold red").append(f": {failing[0].id}{where}.", "bold")
+    if not found.compared:
+        return Text("? NOTHING COMPARED", "bold yellow").append(": no host is in both.", "bold")
+    if found.exit_code:
+        return Text("? INCOMPLETE", "bold yellow").append(
+            ": nothing new fails, but not all that was measured before was measured again.", "bold"
+        )
+    if not found.findings and not found.changes:
+        return Text("✓ NO CHANGE", "bold green").append(": nothing that is compared differs.", "bold")
+    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {len(found.changes)} facts differ.", "bold")
+
+
+def _finding(item: FindingChange) -> Text:
+    text = Text(f"  {_WORD.get(item.change, item.change):<11}", _STYLE[item.change])
+    text.append(f"{item.id:<34}", "bold").append(f"  {visible(fold(item.hosts)):<20}")
+    text.append(f"  {item.severity.value}", "dim")
+    if item.where:
+        text.append(f"  {visible(_few(item.where))}")
+    return text.append(f"\n             {visible(item.title)}", "not bold")
+
+
+def _change(item: FactChange) -> Text:
+    items = f" {visible(_few(item.items))}" if item.items else ""
+    text = Text(f"  {visible(fold(item.hosts)):<20}  ", "bold").append(f"{item.label}{items}: ", "not bold")
+    text.append(visible(item.before) or "(not there)", "cyan").append(" -> ")
+    text.append(visible(item.after) or "(not there)", "bold cyan")
+    if item.found:
+        return text.append(f"   see {item.found}", "bold red")
+    return text.append(f"   {', '.join(item.ids)}", "dim") if item.ids else text
+
+
+def _few(items: tuple[str, ...]) -> str:
+    more = f" and {len(items) - ITEMS_SHOWN} more" if len(items) > ITEMS_SHOWN else ""
+    return ", ".join(items[:ITEMS_SHOWN]) + more

@@ -1,0 +1,384 @@
+"""What changed between two bundles, or between hosts of one, in the order of how likely it matters. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.facts.mesh import Names
+from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.rules import metrics
+from nccl_doctor.rules.compare_facts import READERS, Key, Values, values_of
+from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.judge import Report, judge
+
+COMPARISON_SCHEMA = "nccl-doctor/comparison/1"
+NOISE_FACTOR = 2.0  # round trips, rates and bandwidths differ by less from run to run without any cause
+# Pairs of hosts are partly drawn by chance: a pair that only one run measured is no change.
+_IN_BOTH = ("link", "path-mtu")
+_MEASURED = "measured"
+_SEVERITY_RANK = {Severity.INFO: 0, Severity.WARN: 1, Severity.FAIL: 2}
+
+
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of compare.yaml."""
+
+    label: str
+    ids: tuple[str, ...]
+    only: Literal["", "fleet"] = ""
+
+
+class FindingChange(msgspec.Struct, frozen=True):
+    """A finding that is ``new``, ``worse``, ``milder``, ``gone``, or ``not-measured`` (there before, and whether it
+    still is was not measured). ``where`` are its GPUs and NICs."""
+
+    change: str
+    id: str
+    severity: Severity
+    title: str
+    hosts: tuple[str, ...]
+    where: tuple[str, ...] = ()
+
+
+class FactChange(msgspec.Struct, frozen=True):
+    """One fact that differs, folded over items and hosts. An empty ``before`` or ``after``: it was not there.
+
+    ``ids`` are the findings that care; ``found`` the one of them that is new on these hosts.
+    """
+
+    subject: str
+    label: str
+    items: tuple[str, ...]
+    hosts: tuple[str, ...]
+    before: str
+    after: str
+    ids: tuple[str, ...]
+    found: str = ""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All differences between ``a`` and ``b``: two files, or a host and the others."""
+
+    schema: str
+    a: str
+    b: str
+    created_a: str
+    created_b: str
+    compared: tuple[str, ...]  # hosts of b that were compared
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    findings: tuple[FindingChange, ...]
+    changes: tuple[FactChange, ...]
+    lost: tuple[str, ...]  # what a measured and b did not, as "probe: why"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """11 if a failing finding is new; 3 if nothing was compared; 4 if b did not measure what a did; else 0."""
+        if any(item.change in ("new", "worse") and item.severity is Severity.FAIL for item in self.findings):
+            return ExitCode.FINDINGS
+        if not self.compared:
+            return ExitCode.NOTHING_CHECKED
+        gaps = self.lost or any(item.change == "not-measured" for item in self.findings)
+        return ExitCode.INCOMPLETE if gaps else ExitCode.HEALTHY
+
+
+class CompareError(ValueError):
+    """What was asked to be compared is not there; the message names it."""
+
+
+@functools.cache
+def subjects() -> dict[str, Subject]:
+    """The rows of compare.yaml, most important first."""
+    import yaml
+
+    text = (Path(__file__).parent / "compare.yaml").read_text(encoding="utf-8")
+    return msgspec.convert(yaml.safe_load(text), dict[str, Subject])
+
+
+def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B")) -> Comparison:
+    """Two runs: the same hosts, before and after."""
+    hosts_a = {facts.name: Host(facts) for facts in a.hosts}
+    hosts_b = {facts.name: Host(facts) for facts in b.hosts}
+    both = sorted(set(hosts_a) & set(hosts_b))
+    report_a, report_b = judge(a), judge(b)
+    found = _finding_changes(_placed(report_a), _placed(report_b), report_b)
+    rows = [row for name in both for row in _host_rows(name, hosts_a[name], hosts_b[name], one_run=False)]
+    rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), tuple(both))
+    return _comparison(
+        names, (a.created, b.created), both, found, rows, set(hosts_a) - set(hosts_b), set(hosts_b) - set(hosts_a)
+    )
+
+
+def hosts(bundle: Bundle, names: Sequence[str]) -> Comparison:
+    """Hosts of one run: the first against each of the others. ``CompareError`` names a host that is not there."""
+    known = {facts.name: Host(facts) for facts in bundle.hosts}
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known:
+            shown = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+            raise CompareError(f"host {name!r} is not in the bundle; it has: {shown or 'no host'}")
+    if len(wanted) < 2:
+        raise CompareError("two or more different hosts are needed to compare them")
+    reference, *others = wanted
+    report = judge(bundle)
+    placed = _placed(report)
+    found: list[FindingChange] = []
+    rows: list[_Row] = []
+    for other in others:
+        found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report)
+        rows += _host_rows(other, known[reference], known[other], one_run=True)
+    times = (bundle.created, bundle.created)
+    return _comparison((reference, ", ".join(others)), times, others, found, rows, (), ())
+
+
+_Place = tuple[str, str, str]  # finding id, host, GPU or NIC
+
+
+def _placed(report: Report) -> dict[_Place, Finding]:
+    """Every finding by what it says and where, so that a second GPU of the same host is a second problem."""
+    found: dict[_Place, Finding] = {}
+    for item in report.findings:
+        parts = {
+            (place.host, place.gpu or place.nic) for place in item.places if place.host and place.host in item.hosts
+        }
+        named = {host for host, _ in parts}
+        for host, part in parts | {(host, "") for host in item.hosts or ("",) if host not in named}:
+            key = (item.id, host, part)
+            if key not in found or _SEVERITY_RANK[item.severity] > _SEVERITY_RANK[found[key].severity]:
+                found[key] = item
+    return found
+
+
+def _on(placed: Mapping[_Place, Finding], host: str, called: str) -> dict[_Place, Finding]:
+    """The findings on one host, with the host called otherwise."""
+    return {(id, called, part): item for (id, name, part), item in placed.items() if name == host}
+
+
+def _finding_changes(
+    before: Mapping[_Place, Finding], after: Mapping[_Place, Finding], report_b: Report
+) -> list[FindingChange]:
+    changes: dict[tuple[str, str, Severity], list[_Place]] = {}
+    titles: dict[tuple[str, str, Severity], str] = {}
+    for key in sorted(set(before) | set(after)):
+        old, new = before.get(key), after.get(key)
+        word = _change(key, old, new, report_b)
+        item = new or old
+        if word and item is not None:
+            changes.setdefault((word, item.id, item.severity), []).append(key)
+            titles.setdefault((word, item.id, item.severity), item.title)
+    return [
+        FindingChange(
+            change=word,
+            id=id,
+            severity=severity,
+            title=titles[(word, id, severity)],
+            hosts=tuple(sorted({host for _, host, _ in places if host})),
+            where=tuple(sorted({part for _, _, part in places if part})),
+        )
+        for (word, id, severity), places in changes.items()
+    ]
+
+
+def _change(key: _Place, old: Finding | None, new: Finding | None, report_b: Report) -> str:
+    if old is None:
+        return "new"
+    if new is None:
+        return "gone" if _measured_again(old, key[1], report_b) else "not-measured"
+    ranks = _SEVERITY_RANK[new.severity] - _SEVERITY_RANK[old.severity]
+    return "worse" if ranks > 0 else "milder" if ranks < 0 else ""
+
+
+def _measured_again(old: Finding, host: str, report_b: Report) -> bool:
+    """Whether the second run looked where the finding was: the host reached, the stage run, nothing of it left open."""
+    stages = {stage.name for stage in report_b.stages}
+    if (host and host not in report_b.reached) or (old.stage and old.stage not in stages):
+        return False
+    return not any(
+        (not host or host in gap.hosts) and (not gap.stages or not old.stage or old.stage in gap.stages)
+        for gap in report_b.unknown
+    )
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """One difference on one host, before it is folded."""
+
+    subject: str
+    item: str
+    host: str
+    before: str
+    after: str
+
+
+def _host_rows(name: str, a: Host, b: Host, *, one_run: bool) -> Iterator[_Row]:
+    for subject, item, before, after in _differences(a, b, one_run):
+        if not (one_run and subjects()[subject].only == "fleet"):
+            yield _Row(subject, item, name, before, after)
+
+
+def _differences(a: Host, b: Host, one_run: bool) -> Iterator[tuple[str, str, str, str]]:
+    if a.facts.reach.outcome is not b.facts.reach.outcome:
+        yield "reach", "", a.facts.reach.outcome.value, b.facts.reach.outcome.value
+    if ReachOutcome.OK not in (a.facts.reach.outcome, b.facts.reach.outcome):
+        return
+    for probe in sorted(set(a.facts.probes) | set(b.facts.probes)):
+        before, after = _state(a, probe), _state(b, probe)
+        if before != after:
+            yield _MEASURED, probe, before, after
+    old_probes, new_probes = values_of(a), values_of(b)
+    for probe in sorted(set(old_probes) & set(new_probes)):
+        old, new = old_probes[probe], new_probes[probe]
+        if one_run:
+            old, new = _without_own(old, a), _without_own(new, b)
+        for key in sorted(set(old) | set(new)):
+            missing = key not in old or key not in new
+            if old.get(key, "") != new.get(key, "") and not (missing and key[0] in _IN_BOTH):
+                yield *key, old.get(key, ""), new.get(key, "")
+    yield from _noisy(metrics.of_host(a), metrics.of_host(b))
+
+
+_KINDS = {kind.PROBE: kind for kind, _ in READERS}
+
+
+def _state(host: Host, probe: str) -> str:
+    """``measured``, or how the probe ended."""
+    result = host.facts.probes.get(probe)
+    if result is None:
+        return "not collected"
+    if result.outcome is not Outcome.OK:
+        return str(result.outcome.value)
+    return "measured" if probe not in _KINDS or host.want(_KINDS[probe]) is not None else "unreadable"
+
+
+def _without_own(values: Values, host: Host) -> Values:
+    """Values with the host's own addresses and name made alike: between two hosts they always differ."""
+    interfaces, names = host.want(Interfaces), host.want(Names)
+    own = {entry.address for entry in interfaces.addresses if not entry.loopback} if interfaces else set()
+    own |= {text for text in names.addresses if not text.startswith("127.") and text != "::1"} if names else set()
+    words = dict.fromkeys(own, "(own address)") | {host.name: "(own name)"}
+    pattern = re.compile("|".join(rf"(?<![\w.:-]){re.escape(word)}(?![\w.:-])" for word in words))
+    return {key: pattern.sub(lambda match: words[match.group()], value) for key, value in values.items()}
+
+
+def _noisy(before: Iterable[metrics.Metric], after: Iterable[metrics.Metric]) -> Iterator[tuple[str, str, str, str]]:
+    """Measurements that differ by more than the factor which noise alone can make."""
+    old = {metric.name: metric for metric in before}
+    for new in after:
+        was = old.get(new.name)
+        if was is not None and max(was.value, new.value) > NOISE_FACTOR * min(was.value, new.value):
+            kind, _, item = new.name.partition(" ")
+            yield f"metric.{kind}", item, _told(was), _told(new)
+
+
+def _told(metric: metrics.Metric) -> str:
+    return f"{metric.value:.3g} {metric.unit}"
+
+
+def _run_rows(a: tuple[Host, ...], b: tuple[Host, ...], both: tuple[str, ...]) -> Iterator[_Row]:
+    """Collective bandwidth belongs to all hosts together, and is comparable only over the same hosts."""
+    if {host.name for host in a} == {host.name for host in b}:
+        for subject, item, before, after in _noisy(metrics.of_run(a), metrics.of_run(b)):
+            yield from (_Row(subject, item, name, before, after) for name in both)
+
+
+def _beneath(id: str, parent: str) -> bool:
+    return id == parent or id.startswith(parent + ".")
+
+
+def _folded(rows: Iterable[_Row], found: Sequence[FindingChange]) -> list[FactChange]:
+    """Equal changes over hosts are one, then equal ones over items (eight GPUs with one new VBIOS)."""
+    by_host: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in rows:
+        by_host.setdefault((row.subject, row.item, row.before, row.after), []).append(row.host)
+    by_item: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (subject, item, before, after), hosts_of in by_host.items():
+        by_item.setdefault((subject, before, after, tuple(sorted(hosts_of))), []).append(item)
+    changes = []
+    for (subject, before, after, names), items in by_item.items():
+        about = subjects()[subject]
+        changes.append(
+            FactChange(
+                subject=subject,
+                label=about.label,
+                items=tuple(sorted(item for item in items if item)),
+                hosts=names,
+                before=before,
+                after=after,
+                ids=about.ids,
+                found=_new_finding(about, names, found),
+            )
+        )
+    order = list(subjects())
+    failing = {item.id for item in found if item.severity is Severity.FAIL}
+    return sorted(
+        changes, key=lambda item: (item.found not in failing, order.index(item.subject), item.items, item.hosts)
+    )
+
+
+def _new_finding(about: Subject, names: tuple[str, ...], found: Sequence[FindingChange]) -> str:
+    """The id of a new failure or warning, on one of these hosts, that this subject is about."""
+    for item in found:
+        touched = item.change in ("new", "worse") and bool(set(item.hosts) & set(names))
+        touched = touched and item.severity is not Severity.INFO
+        if touched and any(_beneath(item.id, id) for id in about.ids):
+            return item.id
+    return ""
+
+
+_CHANGES = ("new", "worse", "not-measured", "milder", "gone")
+
+
+def _comparison(
+    names: tuple[str, str],
+    times: tuple[str, str],
+    compared: Sequence[str],
+    found: Sequence[FindingChange],
+    rows: Sequence[_Row],
+    only_a: Iterable[str],
+    only_b: Iterable[str],
+) -> Comparison:
+    ordered = sorted(
+        _merged(found), key=lambda item: (_CHANGES.index(item.change), -_SEVERITY_RANK[item.severity], item.id)
+    )
+    lost = sorted({f"{row.item}: {row.after}" for row in rows if row.subject == _MEASURED and row.before == "measured"})
+    return Comparison(
+        schema=COMPARISON_SCHEMA,
+        a=names[0],
+        b=names[1],
+        created_a=times[0],
+        created_b=times[1],
+        compared=tuple(sorted(compared)),
+        only_a=tuple(sorted(only_a)),
+        only_b=tuple(sorted(only_b)),
+        findings=tuple(ordered),
+        changes=tuple(_folded(rows, ordered)),
+        lost=tuple(lost),
+    )
+
+
+def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
+    """Hosts compared one after the other can have the same finding: told once."""
+    merged: dict[tuple[str, str, Severity], FindingChange] = {}
+    for item in found:
+        key = (item.change, item.id, item.severity)
+        other = merged.get(key)
+        merged[key] = (
+            item
+            if other is None
+            else msgspec.structs.replace(
+                other,
+                hosts=tuple(sorted({*other.hosts, *item.hosts})),
+                where=tuple(sorted({*other.where, *item.where})),
+            )
+        )
+    return list(merged.values())
+
+
+__all__ = ["CompareError", "Comparison", "FactChange", "FindingChange", "Key", "bundles", "hosts", "subjects"]

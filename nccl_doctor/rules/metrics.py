@@ -1,0 +1,52 @@
+"""The few numbers of a host that are worth following over runs; all are noisy, none is a verdict. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import msgspec
+
+from nccl_doctor.facts.collectives import Collectives, bus_factor
+from nccl_doctor.facts.mesh import Links, Throughput
+from nccl_doctor.rules.engine import Host
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One number with its unit. ``name``: ``round-trip``, ``tcp`` or ``busbw <collective>``."""
+
+    name: str
+    value: float
+    unit: str
+    higher_is_better: bool
+
+
+def of_host(host: Host) -> Iterator[Metric]:
+    """Median round trip (ms) and TCP rate (GB/s) to its peers; what was not measured is not there."""
+    links = host.want(Links)
+    times = [link.rtt_p50_ms for link in links.links if link.rtt_p50_ms] if links else []
+    if times:
+        yield Metric("round-trip", statistics.median(times), "ms", False)
+    flows = host.want(Throughput)
+    rates = [flow.rate / 1e9 for flow in flows.flows if flow.outcome == "ok" and flow.rate > 0] if flows else []
+    if rates:
+        yield Metric("tcp", statistics.median(rates), "GB/s", True)
+
+
+def of_run(hosts: tuple[Host, ...]) -> Iterator[Metric]:
+    """Bus bandwidth (GB/s) of each collective at its largest size, over all hosts of the run together."""
+    best: dict[str, tuple[int, float]] = {}
+    for host in hosts:
+        fact = host.want(Collectives)
+        for event in fact.events if fact else ():
+            if event.get("event") != "size" or not event.get("rank_means_us"):
+                continue
+            means = event["rank_means_us"]
+            mean_us = sum(means) / len(means)
+            if mean_us <= 0:
+                continue
+            busbw = event["size"] / mean_us / 1e3 * bus_factor(event["collective"], len(means))
+            best[event["collective"]] = max(best.get(event["collective"], (0, 0.0)), (event["size"], busbw))
+    for collective, (_, busbw) in sorted(best.items()):
+        if busbw > 0:
+            yield Metric(f"busbw {collective}", busbw, "GB/s", True)

@@ -1,0 +1,238 @@
+"""What changed between two runs, or two hosts of one: found, ordered, folded; what always changes is not told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from facts_builder import NAMES, Builder, address
+from fleets import interfaces, software, system
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact, NvLink, Witness
+from nccl_doctor.facts.gpu import System as NvmlSystem
+from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.facts.system import SharedMemory
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import compare
+
+cli._load_commands()
+GIB = 1 << 30
+
+
+def gpus(**changes: Any) -> GpuFact:
+    devices = tuple(
+        msgspec.structs.replace(
+            GpuDevice(
+                i,
+                bus_id=f"0000:{i:02x}:00.0",
+                name="H100",
+                vbios="96.00.30",
+                temperature_c=40,
+                ecc_uncorrected_aggregate=0,
+                nvlinks=tuple(NvLink(n, True) for n in range(18)),
+            ),
+            **changes,
+        )
+        for i in range(8)
+    )
+    return GpuFact(Witness("ok"), Witness("ok"), NvmlSystem(count=8), devices)
+
+
+def rich_fleet() -> Builder:
+    """The mesh, and what hosts say of themselves."""
+    builder = Builder(stages=("connectivity", "ports", "system", "software"))
+    for name, probes in builder.probes.items():
+        probes["system"] = msgspec.to_builtins(system())
+        probes["software"] = msgspec.to_builtins(software())
+        probes["gpu"] = msgspec.to_builtins(gpus())
+        probes["interfaces"] = msgspec.to_builtins(interfaces(f"eth0/{address(name)}/24"))
+        probes["environment"] = {"variables": {"NCCL_DEBUG": "WARN"}}
+    return builder
+
+
+def told(found: compare.Comparison) -> list[tuple[str, tuple[str, ...], str, str]]:
+    return [(item.subject, item.hosts, item.before, item.after) for item in found.changes]
+
+
+def test_the_same_run_has_no_change() -> None:
+    found = compare.bundles(rich_fleet().bundle(), rich_fleet().bundle())
+    assert (found.findings, found.changes, found.lost) == ((), (), ())
+    assert found.compared == NAMES and found.exit_code is ExitCode.HEALTHY
+
+
+def test_what_always_changes_is_not_told() -> None:
+    after = rich_fleet()
+    for probes in after.probes.values():
+        probes["clock"]["offset"] = 0.004
+        probes["listening"]["ephemeral"] = [50001, 50002, 50003]
+        probes["system"]["shm"]["free_bytes"] = 60 * GIB
+        probes["system"]["memory"]["MemAvailable"] = 400 * GIB
+        for flow in probes["throughput"]["flows"]:
+            flow["seconds"] = 1.9  # within a factor of two
+        for gpu in probes["gpu"]["gpus"]:
+            gpu["temperature_c"] = 55
+    assert compare.bundles(rich_fleet().bundle(), after.bundle()).changes == ()
+
+
+def test_a_new_failure_comes_first_with_the_fact_behind_it() -> None:
+    after = rich_fleet()
+    after.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu02", "line": 2}
+    for name in NAMES:
+        after.probes[name]["software"]["system"] = {"kernel": "6.8.1"}
+    found = compare.bundles(rich_fleet().bundle(), after.bundle())
+    first = found.findings[0]
+    assert (first.change, first.id, first.hosts) == ("new", "net.hostname-resolution.loopback", ("gpu02",))
+    assert told(found)[0] == ("resolution", ("gpu02",), "10.0.0.2", "127.0.1.1")
+    assert found.changes[0].found == "net.hostname-resolution.loopback"
+    assert told(found)[1:] == [("kernel", NAMES, "none", "6.8.1")]
+    assert found.exit_code is ExitCode.FINDINGS
+
+
+def test_a_finding_that_is_gone_is_no_failure() -> None:
+    before = rich_fleet()
+    before.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    found = compare.bundles(before.bundle(), rich_fleet().bundle())
+    assert [(item.change, item.hosts) for item in found.findings] == [("gone", ("gpu02",))]
+    assert found.exit_code is ExitCode.HEALTHY
+
+
+def test_what_was_not_measured_again_is_not_gone() -> None:
+    before, after = rich_fleet(), rich_fleet()
+    before.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    del after.probes["gpu02"]["names"]
+    found = compare.bundles(before.bundle(), after.bundle())
+    assert [(item.change, item.id) for item in found.findings] == [("not-measured", "net.hostname-resolution.loopback")]
+    assert found.lost == ("names: not collected",)
+    assert not any(item.subject == "resolution" for item in found.changes)
+    assert found.exit_code is ExitCode.INCOMPLETE
+
+
+def test_a_second_gpu_of_a_bad_host_is_a_new_problem() -> None:
+    def with_bad(*indexes: int) -> Builder:
+        builder = rich_fleet()
+        builder.stages = ("gpu",)
+        for index in indexes:
+            builder.probes["gpu03"]["gpu"]["gpus"][index]["remap_failure"] = True
+        return builder
+
+    found = compare.bundles(with_bad(1).bundle(), with_bad(1, 5).bundle())
+    new = [item for item in found.findings if item.change == "new"]
+    assert [(item.id, item.hosts) for item in new] == [("gpu.ecc.row-remap-failure", ("gpu03",))]
+    assert len(new[0].where) == 1 and "0000:05:00.0" in new[0].where[0]
+
+
+def test_equal_changes_fold_over_hosts_and_gpus() -> None:
+    after = rich_fleet()
+    for name in ("gpu01", "gpu02"):
+        after.probes[name]["gpu"] = msgspec.to_builtins(gpus(vbios="96.00.99"))
+    (change,) = compare.bundles(rich_fleet().bundle(), after.bundle()).changes
+    assert (change.subject, change.hosts, len(change.items)) == ("gpu.vbios", ("gpu01", "gpu02"), 8)
+    assert (change.before, change.after, change.ids) == ("96.00.30", "96.00.99", ("gpu.firmware-differs",))
+
+
+def test_important_subjects_come_before_others_and_noise_needs_a_factor_of_two() -> None:
+    after = rich_fleet()
+    probes = after.probes["gpu04"]
+    probes["environment"]["variables"]["NCCL_DEBUG"] = "INFO"
+    probes["system"]["shm"] = msgspec.to_builtins(SharedMemory(True, 32 * GIB, 30 * GIB))
+    probes["gpu"]["gpus"][7]["nvlinks"][3]["active"] = False
+    probes["interfaces"]["devices"][1]["mtu"] = 9000
+    for flow in probes["throughput"]["flows"]:
+        flow["seconds"] = 4.0
+    found = compare.bundles(rich_fleet().bundle(), after.bundle())
+    assert told(found) == [
+        ("gpu.nvlink", ("gpu04",), "18 of 18", "17 of 18"),
+        ("nic.mtu", ("gpu04",), "", "9000 bytes"),
+        ("environment", ("gpu04",), "WARN", "INFO"),
+        ("shm", ("gpu04",), "64 GiB", "32 GiB"),
+        ("metric.tcp", ("gpu04",), "1 GB/s", "0.25 GB/s"),
+    ]
+    assert found.changes[0].items == ("GPU 7 (0000:07:00.0)",)
+
+
+def test_a_host_that_is_not_reached_any_more() -> None:
+    after = rich_fleet()
+    after.reach["gpu04"] = Reach(ReachOutcome.REFUSED, "refused")
+    found = compare.bundles(rich_fleet().bundle(), after.bundle())
+    assert ("reach", ("gpu04",), "ok", "refused") in told(found)
+    assert found.findings[0].id == "host.ssh-refused" and found.exit_code is ExitCode.FINDINGS
+
+
+def test_runs_without_a_common_host_compare_nothing() -> None:
+    found = compare.bundles(Builder(("gpu01", "gpu02")).bundle(), Builder(("gpu03", "gpu04")).bundle())
+    assert found.exit_code is ExitCode.NOTHING_CHECKED
+    assert (found.only_a, found.only_b) == (("gpu01", "gpu02"), ("gpu03", "gpu04"))
+
+
+def test_alike_hosts_of_one_run_do_not_differ_though_their_addresses_do() -> None:
+    found = compare.hosts(rich_fleet().bundle(), NAMES)
+    assert (found.findings, found.changes) == ((), ())
+
+
+def test_hosts_of_one_run_are_compared_with_the_first() -> None:
+    builder = rich_fleet()
+    for name in ("gpu03", "gpu04"):
+        builder.probes[name]["software"]["driver"]["version"] = "535.1"
+    found = compare.hosts(builder.bundle(), ["gpu01", "gpu02", "gpu03", "gpu04"])
+    assert told(found) == [("software.driver", ("gpu03", "gpu04"), "570.86.15", "535.1")]
+
+
+def test_a_host_not_in_the_bundle_is_named() -> None:
+    with pytest.raises(compare.CompareError, match=r"host 'gpu99' is not in the bundle; it has: gpu01, gpu02"):
+        compare.hosts(Builder().bundle(), ["gpu01", "gpu99"])
+    with pytest.raises(compare.CompareError, match="two or more"):
+        compare.hosts(Builder().bundle(), ["gpu01", "gpu01"])
+
+
+def test_every_id_in_the_data_file_has_a_playbook() -> None:
+    for name, subject in compare.subjects().items():
+        for id in subject.ids:
+            assert for_finding(id) or id in ("host", "ib", "env"), f"{name}: {id}"
+
+
+def saved(tmp_path: Path, name: str, builder: Builder) -> str:
+    path = tmp_path / name
+    bundles.write(builder.bundle(), path)
+    return str(path)
+
+
+def test_command_prints_and_exits(tmp_path: Path) -> None:
+    bad = rich_fleet()
+    bad.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "\x1b[2J", "line": 2}
+    bad.probes["gpu02"]["environment"]["variables"]["NCCL_DEBUG"] = "\x1b[2J\u202e"
+    good_file, bad_file = saved(tmp_path, "a.ndb", rich_fleet()), saved(tmp_path, "b.ndb", bad)
+    run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file])
+    assert run.exit_code == 11
+    assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02" in run.output
+    assert "\x1b" not in run.output and "\u202e" not in run.output
+    run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file, "--format", "json"])
+    document = json.loads(run.output)
+    assert document["exit_code"] == 11 and document["changes"][0]["subject"] == "resolution"
+    assert CliRunner().invoke(cli.app, ["diff", good_file, good_file]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu01,gpu02"]).exit_code == 11
+    assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu02,gpu01"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{a}", "{missing}"], "No such file"),
+        (["{a}", "{text}"], "not a bundle"),
+        (["{a}"], "give two bundles, or one bundle and --hosts"),
+        (["{a}", "{a}", "--hosts", "gpu01,gpu02"], "give two bundles, or one bundle and --hosts"),
+        (["{a}", "--hosts", "gpu01,gpu99"], "host 'gpu99' is not in the bundle"),
+        (["{a}", "{a}", "--format", "xml"], "expected console or json"),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "text").write_text("hello")
+    files = {"a": saved(tmp_path, "a.ndb", Builder()), "missing": tmp_path / "no.ndb", "text": tmp_path / "text"}
+    run = CliRunner().invoke(cli.app, ["diff", *(word.format(**files) for word in arguments)])
+    assert run.exit_code == 2 and message in run.output
