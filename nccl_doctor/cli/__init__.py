@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from nccl_doctor import __version__
+from nccl_doctor.findings.exit_codes import ExitCode
+
+DEBUG = "NCCL_DOCTOR_DEBUG"  # set: an internal error shows its whole traceback
+REPORT_AT = "the project's issue tracker"
+
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C in any of them says so and exits with 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("\nnccl-doctor: interrupted by Ctrl-C; hosts were disconnected and run nothing of it", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
 
 app = typer.Typer(
     name="nccl-doctor",
+    cls=_Commands,
     help="Multi-node diagnostics for NCCL training clusters: to the guilty host, with quoted proof and a fix.",
     no_args_is_help=True,
     add_completion=True,
@@ -43,7 +64,39 @@ def _load_commands() -> None:
             importlib.import_module(f"{__name__}.{module.name}")
 
 
+def _streams() -> None:
+    """Give closed standard streams something to read from and write to (``<&-``, ``>&-``, some daemons)."""
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - for the process's life
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _internal_error(error: Exception) -> None:
+    """One line for a defect of ours: what, where in our code, and what to do with it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" ({Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno})" if frame else ""
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    safe = what.encode("ascii", "backslashreplace").decode().replace("\x1b", "\\e")
+    typer.echo(
+        f"nccl-doctor: internal error{where}: {safe}\n"
+        f"nccl-doctor: please report it at {REPORT_AT} with the output of the same command under {DEBUG}=1",
+        err=True,
+    )
+
+
 def main() -> None:
-    """Entry point of ``nccl-doctor``."""
+    """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
+    _streams()
     _load_commands()
-    app()
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        _internal_error(error)
+        sys.exit(ExitCode.INTERNAL_ERROR)

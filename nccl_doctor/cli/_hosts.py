@@ -43,6 +43,10 @@ EnvSetup = Annotated[
     str, typer.Option(metavar="COMMAND", help="Shell command before it, such as 'source /opt/train/bin/activate'.")
 ]
 ConnectTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Limit for connecting to one host.")]
+SshConfig = Annotated[
+    Path | None,
+    typer.Option("--ssh-config", metavar="FILE", help="ssh config file to use in place of the usual ones (ssh -F)."),
+]
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
 
 
@@ -81,7 +85,13 @@ def is_this_machine(hosts_file: str | None, host_list: str | None, slurm: bool) 
 
 
 def connect_options(
-    transport: str, python: str, env_setup: str, connect_timeout: float, fan_out: int, local: bool
+    transport: str,
+    python: str,
+    env_setup: str,
+    connect_timeout: float,
+    fan_out: int,
+    local: bool,
+    ssh_config: Path | None = None,
 ) -> ConnectOptions:
     """What the transport room needs to know; without hosts it is this machine, reached without ssh."""
     from nccl_doctor.transport.base import ConnectOptions
@@ -95,12 +105,19 @@ def connect_options(
             parse_template(transport.removeprefix("command="))
         except TemplateError as error:
             stop(f"--transport: {error}")
+    if ssh_config is not None:
+        try:
+            with ssh_config.open("rb") as stream:
+                stream.read(1)
+        except OSError as error:
+            stop(f"--ssh-config {ssh_config}: {error.strerror or error}")
     return ConnectOptions(
         transport="local" if local else transport,
         python=python,
         env_setup=env_setup,
         connect_s=connect_timeout,
         fan_out=fan_out,
+        ssh_config=str(ssh_config.resolve()) if ssh_config else "",
     )
 
 

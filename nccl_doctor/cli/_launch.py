@@ -45,8 +45,7 @@ def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventor
                 environment.pop(item.name, None)
             else:
                 environment[item.name] = item.value
-            told = f"unset {item.name}" if item.unset else f"export {item.name}={shlex.quote(item.value)}"
-            typer.echo(f"nccl-doctor: {told}   # {item.reason}", err=True)
+            typer.echo(f"nccl-doctor: {item.shell}   # {item.reason}", err=True)
         argv = [_filled(word, words) for word in command]
         typer.echo(f"nccl-doctor: go: {shlex.join(argv)}", err=True)
         kept = _Kept(Path(directory))

@@ -87,6 +87,7 @@ def bench(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     format: Annotated[
         str, typer.Option(metavar="table|json|csv|nccl-tests", help="What standard output gets.")
     ] = "table",
@@ -164,7 +165,7 @@ def bench(
         if outcome is None:  # not rank 0
             raise typer.Exit(ExitCode.HEALTHY)
     else:
-        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, before)
     _tell(outcome, format, save, plot, before, fail_on)
@@ -253,11 +254,10 @@ def _tell(
     if format == "json":
         sys.stdout.buffer.write(encode(outcome))
     elif format == "table":
-        from rich.console import Console
-
         from nccl_doctor.report.bench_console import render
+        from nccl_doctor.report.console import stdout_console
 
-        render(outcome, Console(highlight=False, markup=False, emoji=False), saved=saved, exit_code=code)
+        render(outcome, stdout_console(), saved=saved, exit_code=code)
     else:
         from nccl_doctor.report import bench_formats
 

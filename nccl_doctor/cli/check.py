@@ -40,6 +40,7 @@ def check(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
     format: Annotated[
         str, typer.Option(metavar="console|json", help="What is printed on standard output.")
@@ -74,7 +75,7 @@ def check(
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)
         stages = _stages(stage or [], skip or [], quick)
-        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         found = _hosts.load_inventory(hosts, host_list, slurm)
         names = [entry.name for entry in found.entries]
         if master and master not in names:
@@ -129,6 +130,9 @@ def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None
             typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
     report: Report = judge(bundle, rows)
     code = report.exit_code(strict=strict)
+    if bundle.interrupted:
+        code = ExitCode.INTERRUPTED
+        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":

@@ -73,6 +73,7 @@ def _facts(
     nccl_version: str,
     connect: tuple[str, str, str, float, int],
     deadline: float,
+    ssh_config: Path | None,
 ) -> Bundle:
     """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
     from nccl_doctor.facts import bundle as bundles
@@ -90,7 +91,7 @@ def _facts(
     from nccl_doctor.collect.check import CheckOptions, collect
     from nccl_doctor.report.progress import ConsoleProgress
 
-    options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm))
+    options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm), ssh_config)
     found = _hosts.load_inventory(hosts, host_list, slurm)
     plan = Plan(
         stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
@@ -157,6 +158,7 @@ def lint(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
@@ -176,7 +178,7 @@ def lint(
     facts = None
     if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
         connect = (transport, python, env_setup, connect_timeout, fan_out)
-        facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline)
+        facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config)
     try:
         result = examine.examine(file or (), log or (), facts, nccl_version, torch_version)
     except ValueError as error:
@@ -236,6 +238,7 @@ def recommend(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
@@ -245,7 +248,7 @@ def recommend(
 
     _checked_versions(nccl_version, "")
     connect = (transport, python, env_setup, connect_timeout, fan_out)
-    facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline)
+    facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config)
     known, attempts = needs.of_bundle(facts)
     if not known:
         typer.echo("error: no host could be reached: there is nothing to recommend from", err=True)
@@ -284,6 +287,7 @@ def tune(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
@@ -312,7 +316,7 @@ def tune(
     except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
         raise _usage(str(error)) from None
     local = _hosts.is_this_machine(hosts, host_list, slurm)
-    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     try:
         result = tune_fleet.tune_over(

@@ -32,17 +32,16 @@ def explain(
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
     import time
 
-    from rich.console import Console
-
     from nccl_doctor.explain.files import explain_paths
     from nccl_doctor.report import explanation as report
+    from nccl_doctor.report.console import stdout_console
 
     started = time.monotonic()
     found = explain_paths(logs, workers or None)
     if format is _Format.json:
         typer.echo(report.to_json(found))
     else:
-        report.print_explanation(found, Console(highlight=False, emoji=False, markup=False), time.monotonic() - started)
+        report.print_explanation(found, stdout_console(), time.monotonic() - started)
     code = report.exit_code(found)
     if code is ExitCode.NOTHING_CHECKED:
         for problem in found.problems or ():

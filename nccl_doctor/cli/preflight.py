@@ -82,6 +82,7 @@ def preflight(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
@@ -109,14 +110,18 @@ def preflight(
     else:
         inventory = _hosts.load_inventory(hosts, host_list, slurm)
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
-        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
+    if bundle.interrupted:
+        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
     _write_bundle(bundle, save)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
     _print(format, judged, gate, bundle, verbose, str(save or ""))
+    if bundle.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not gate.go:
         raise typer.Exit(_no_go(judged, gate))
     if command:

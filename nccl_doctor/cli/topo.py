@@ -38,6 +38,7 @@ def topo(
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
     format: Annotated[
         str, typer.Option(metavar="console|json", help="What is printed on standard output.")
@@ -57,7 +58,7 @@ def topo(
         found = _from_file(file)
     else:
         bundle = _bundle(
-            from_, hosts, host_list, slurm, transport, python, env_setup, connect_timeout, fan_out, deadline
+            from_, hosts, host_list, slurm, transport, python, env_setup, connect_timeout, fan_out, deadline, ssh_config
         )
         found, missing = _from_bundle(bundle)
     _tell(found, missing, format, file is not None)
@@ -92,6 +93,7 @@ def _bundle(
     connect_timeout: float,
     fan_out: int,
     deadline: float,
+    ssh_config: Path | None,
 ) -> Bundle:
     if from_ is not None:
         from nccl_doctor.facts import bundle as bundles
@@ -102,7 +104,7 @@ def _bundle(
     from nccl_doctor.facts.model import Plan
 
     local = _hosts.is_this_machine(hosts, host_list, slurm)
-    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local)
+    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
     return collect(entries, options)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import pkgutil
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -47,6 +49,7 @@ PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
 PARALLEL_CALLS = 128
+INTERRUPTED = "interrupted by Ctrl-C"
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
@@ -79,12 +82,21 @@ class _Run:
         self.progress = progress
         self.results: dict[str, dict[str, ProbeResult]] = {name: {} for name in sessions}
         self.lock = threading.Lock()
+        self.interrupted = False
 
     def left(self, limit_s: float) -> float:
         """Seconds a call may take: its own limit, or what the run has left."""
         return max(0.1, self.deadline.left(limit_s))
 
+    def interrupt(self) -> None:
+        """End the run now: sessions are closed, so that every call that waits for one returns."""
+        self.interrupted = True
+        threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
+
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
+        """Keep a result; after an interruption a bad one only means that we hung up ourselves."""
+        if self.interrupted and result.outcome is not Outcome.OK:
+            result = ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
         with self.lock:
             self.results[host][probe] = result
 
@@ -120,7 +132,7 @@ class _Run:
 
     def ask(self, host: str, session: Session, probe: str, arguments: dict[str, Any], limit_s: float) -> None:
         """One probe on one host, kept; past the deadline it is not run, and said so."""
-        if self.deadline.passed:
+        if self.interrupted or self.deadline.passed:
             self.keep(host, probe, ProbeResult(Outcome.NOT_RUN, None, "the run's deadline had passed"))
             return
         self.keep(host, probe, session.probe(probe, arguments, self.left(limit_s)))
@@ -156,18 +168,40 @@ def collect(
             _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda one: one.name)
         )
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return Bundle(BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3))
+        return Bundle(
+            BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3), run.interrupted
+        )
 
     try:
-        if sessions:
-            _examine(run)
-        if sessions and "collectives" in options.plan.stages:
-            before = tuple(stage for stage in options.plan.stages if stage != "collectives")
-            partial = bundle(msgspec.structs.replace(options.plan, stages=before))
-            _collectives(run, choose(partial) if choose else sessions)
+        with _hang_up_on_interrupt(run):
+            if sessions:
+                _examine(run)
+            if sessions and "collectives" in options.plan.stages and not run.interrupted:
+                before = tuple(stage for stage in options.plan.stages if stage != "collectives")
+                partial = bundle(msgspec.structs.replace(options.plan, stages=before))
+                _collectives(run, choose(partial) if choose else sessions)
     finally:
         close_all(sessions.values())
     return bundle(options.plan)
+
+
+@contextlib.contextmanager
+def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
+    """Ctrl-C ends the run but keeps what was measured; a second one ends the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hang_up(*_: object) -> None:
+        if run.interrupted:
+            raise KeyboardInterrupt
+        run.interrupt()
+
+    previous = signal.signal(signal.SIGINT, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:

@@ -97,6 +97,7 @@ class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything one run collected; all that rules, findings and reports are computed from.
 
     ``created`` is an ISO 8601 UTC time. ``hosts`` is sorted by name, so that equal facts give equal bytes.
+    ``interrupted``: the user ended the run; what was not measured until then is missing.
     """
 
     schema: int
@@ -105,6 +106,7 @@ class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
     plan: Plan
     hosts: tuple[HostFacts, ...]
     seconds: float = 0.0
+    interrupted: bool = False
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

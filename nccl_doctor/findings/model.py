@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import msgspec
 
@@ -52,6 +53,14 @@ class Fix(msgspec.Struct, frozen=True, omit_defaults=True):
     risky: bool = False
 
 
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:,@%+-][A-Za-z0-9_./:,@%+=-]*", re.ASCII)
+
+
+def shell_word(value: str) -> str:
+    """``value`` as one word of any shell: quoted unless plain. A leading ``=`` is quoted too: zsh expands ``=eth0``."""
+    return value if _PLAIN_WORD.fullmatch(value) else "'" + value.replace("'", "'\\''") + "'"
+
+
 class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
     """One environment variable to set (or, with ``unset``, to remove), and the fact that calls for it.
 
@@ -64,6 +73,11 @@ class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: str = "any"
     risky: bool = False
     unset: bool = False
+
+    @property
+    def shell(self) -> str:
+        """The line to paste into a shell: ``export NAME=value`` or ``unset NAME``."""
+        return f"unset {self.name}" if self.unset else f"export {self.name}={shell_word(self.value)}"
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -156,7 +156,7 @@ def _fixes(items: list[Finding]) -> list[Fix]:
 
 
 def _setting(advice: EnvAdvice) -> Text:
-    setting = f"unset {advice.name}" if advice.unset else f"export {advice.name}={advice.value}"
+    setting = advice.shell
     return Text(visible(setting), "bold").append(f"   {visible(advice.reason)}", "not bold dim")
 
 
@@ -179,7 +179,7 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
             yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(stage.reason)})", "dim")
     if report.env:
         for advice in report.env:
-            setting = f"unset {advice.name}" if advice.unset else f"export {advice.name}={advice.value}"
+            setting = advice.shell
             yield (
                 Text("environment  ", "green")
                 .append(visible(setting), "bold")

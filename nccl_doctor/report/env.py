@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
 from nccl_doctor.env.lint import Remark
 from nccl_doctor.env.recommend import Advice, Line
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Severity
+from nccl_doctor.findings.model import Severity, shell_word
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
@@ -301,7 +300,7 @@ def advice_text(advice: Advice, width: int = 110) -> str:
     for line in advice.lines:
         risk = "risky" if line.advice.risky else "safe"
         name = visible(line.advice.name)
-        lines.append(f"  unset {name}" if line.advice.unset else f"  export {name}={_quoted(line.advice.value)}")
+        lines.append(f"  unset {name}" if line.advice.unset else f"  export {name}={shell_word(line.advice.value)}")
         lines += _wrapped(_comment(line), width, " " * 9)
         lines.append(f"{' ' * 9}[{line.advice.versions}; {risk}; confidence {line.confidence:.2f}]")
         lines.append("")
@@ -320,15 +319,11 @@ def advice_text(advice: Advice, width: int = 110) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quoted(value: str) -> str:
-    """Quoted for a shell; a leading = or ~ as well, since zsh expands them in assignments (NAME==eth0)."""
-    return f"'{value}'" if value[:1] in ("=", "~") and "'" not in value else shlex.quote(value)
-
-
 def advice_shell(advice: Advice) -> str:
     """export lines."""
     return "".join(
-        f"# {_comment(line)}\nexport {line.advice.name}={_quoted(line.advice.value)}\n" for line in _set_lines(advice)
+        f"# {_comment(line)}\nexport {line.advice.name}={shell_word(line.advice.value)}\n"
+        for line in _set_lines(advice)
     )
 
 
@@ -352,7 +347,7 @@ def advice_docker(advice: Advice) -> str:
     """docker run options."""
     return (
         "docker run"
-        + "".join(f" \\\n  -e {line.advice.name}={_quoted(line.advice.value)}" for line in _set_lines(advice))
+        + "".join(f" \\\n  -e {line.advice.name}={shell_word(line.advice.value)}" for line in _set_lines(advice))
         + "\n"
     )
 
@@ -422,7 +417,7 @@ def tuning_text(result: Tuning) -> str:
         lines.append(f"? cannot tell: the default against itself differs by {shown}; the cluster is not quiet enough")
     elif result.best and result.best.overall:
         for name, value in result.best.candidate.env.items():
-            lines.append(f"✓ export {visible(name)}={_quoted(value)}")
+            lines.append(f"✓ export {visible(name)}={shell_word(value)}")
         lines.append(
             f"  time per call {_percent(result.best.overall)} against the default, {result.rounds} paired rounds"
         )

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
+from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import blame
 
 # The road of a rank. One that stuck further back than others is what the others wait for.
@@ -103,8 +104,11 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     success, the rank that did not get as far as the others is named, with its stack and what it printed. Answers are
     compared with what they must be; the slowest pair of hosts is compared with the others.
     """
+    _torchless_machine(fleet)
     facts = fleet.every(Collectives)
     if not facts:
+        if fleet.missing:
+            return  # each host's own reason is told
         raise MissingFact("collectives", "no host ran its ranks")
     probes = {
         host.name: host.facts.probes[Collectives.PROBE]
@@ -115,6 +119,22 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
     yield from _measured(facts)
+
+
+def _torchless_machine(fleet: Fleet) -> None:
+    """One machine without torch and without a GPU (a laptop, a login node) trains nothing: no collective is missing.
+
+    Raises ``SkipRule`` only where both were looked at and neither is there; with GPUs or other hosts it stays unknown.
+    """
+    if len(fleet.hosts) != 1:
+        return
+    host = fleet.hosts[0]
+    result = host.facts.probes.get(Collectives.PROBE)
+    if result is None or result.outcome is not Outcome.TOOL_MISSING:
+        return
+    gpu = host.want(GpuFact)
+    if gpu is not None and not gpu.has_hardware:
+        raise SkipRule("no torch and no NVIDIA GPU on this host; name the job's Python with --python")
 
 
 def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:

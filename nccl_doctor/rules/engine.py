@@ -223,7 +223,8 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResul
 
 
 def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
-    return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()))
+    """The gaps as told; one of no host (none was reached) is none: that the hosts were not reached is told already."""
+    return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()) if hosts)
 
 
 def run(bundle: Bundle, rules: Iterable[Rule] | None = None) -> Iterator[RuleResult]:

@@ -79,10 +79,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         rows=matrix(report),
         entries=entries(report),
         unknown=[(gap.what, fold(gap.hosts), gap.why, gap.next) for gap in report.unknown],
-        env=[
-            (f"unset {item.name}" if item.unset else f"export {item.name}={item.value}", item.reason)
-            for item in report.env
-        ],
+        env=[(item.shell, item.reason) for item in report.env],
         heatmaps=measured.heatmaps(bundle),
         drift=measured.drift(bundle),
         topologies=measured.topologies(bundle),
@@ -182,10 +179,7 @@ def _entry(number: int, group: list[Finding], report: Report) -> Entry:
             (text, command, fold(host for host in hosts if host), risky)
             for (text, command, risky), hosts in list(fixes.items())[:8]
         ),
-        env=tuple(
-            (f"unset {item.name}" if item.unset else f"export {item.name}={item.value}", item.reason)
-            for item in first.env
-        ),
+        env=tuple((item.shell, item.reason) for item in first.env),
         playbook=tuple((heading, load(book).section(heading)) for heading in sections) if book else (),
         consequences=tuple(
             sorted({f"{other.title} ({other.id})" for other in report.findings if other.folded_under == first.id})
