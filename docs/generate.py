@@ -48,12 +48,27 @@ def schema(kind: type[msgspec.Struct]) -> str:
     return json.dumps(msgspec.json.schema(kind), indent=2, sort_keys=True) + "\n"
 
 
+def report_schema() -> str:
+    """The schema of ``--format json``: the report's, with the notes parted from the findings and the playbook of each."""
+    document = json.loads(schema(Report))
+    parts = document["$defs"]
+    findings = {**parts["Report"]["properties"]["findings"], "description": "what fails or warns"}
+    parts["Report"]["properties"]["findings"] = findings
+    parts["Report"]["properties"]["notes"] = {**findings, "description": "what is only worth knowing (severity info)"}
+    parts["Report"]["required"] = sorted([*parts["Report"]["required"], "notes"])
+    parts["Finding"]["properties"]["playbook"] = {
+        "type": "string",
+        "description": "id of the playbook; may be a parent's",
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and what it must contain."""
     return {
         DOCS / "exit-codes.md": exit_codes(),
         DOCS / "rules.md": rules(),
-        DOCS / "report.schema.json": schema(Report),
+        DOCS / "report.schema.json": report_schema(),
         DOCS / "bundle.schema.json": schema(Bundle),
         DOCS / "bench.schema.json": schema(Outcome),
     }

@@ -171,10 +171,13 @@ def _stage(
 
 
 def to_json(report: Report) -> bytes:
-    """The report as JSON: sorted, reproducible; findings carry their playbook and the keys of docs/json-schema.md."""
+    """The report as JSON: sorted, reproducible. ``findings`` are what fails or warns, ``notes`` what is only informative."""
     data = msgspec.to_builtins(report)
     for item in data["findings"]:
         item.setdefault("hosts", [])
         item.setdefault("env", [])
         item["playbook"] = for_finding(item["id"])
+    # What is only worth knowing is no finding: a clean fleet has none.
+    data["notes"] = [item for item in data["findings"] if item["severity"] == Severity.INFO.value]
+    data["findings"] = [item for item in data["findings"] if item["severity"] != Severity.INFO.value]
     return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=2)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
+import jsonschema
+import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
@@ -64,6 +67,17 @@ def test_json_has_the_promised_keys() -> None:
         report["findings"][0]
     )
     assert report["verdict"] == "faulty" and report["findings"][0]["playbook"]
+
+
+def test_what_is_only_informative_is_a_note_and_no_finding() -> None:
+    from nccl_doctor.findings.model import Evidence, Severity, finding
+
+    clean = judge(Builder().bundle())
+    told = finding("net.interface-choice", Severity.INFO, "eth0", Evidence("eth0"), hosts=("gpu01",))
+    report = json.loads(to_json(msgspec.structs.replace(clean, findings=(told,))))
+    schema = json.loads((Path(__file__).resolve().parents[2] / "docs" / "report.schema.json").read_text())
+    jsonschema.validate(report, schema)
+    assert report["findings"] == [] and [item["id"] for item in report["notes"]] == ["net.interface-choice"]
 
 
 def test_every_finding_id_has_a_playbook() -> None:
