@@ -83,6 +83,7 @@ def preflight(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence.")] = False,
@@ -113,6 +114,7 @@ def preflight(
         bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
     gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
     _write_bundle(bundle, save)
+    _hosts.keep(history, bundle, judged, "preflight", gate)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
