@@ -49,6 +49,11 @@ SshConfig = Annotated[
 ]
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
 
+History = Annotated[
+    Path | None,
+    typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),
+]
+
 
 def stop(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
     """End with a message on stderr."""
@@ -139,6 +144,19 @@ def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:
     from nccl_doctor.rules.policy import apply
 
     return apply(judge(bundle, rows), policy, datetime.date.today())
+
+
+def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> None:
+    """Append the run to a history; a failure is told, and never loses the result."""
+    if path is None:
+        return
+    from nccl_doctor.history import store
+    from nccl_doctor.history.record import run_of
+
+    try:
+        store.append(path, run_of(bundle, report, command, gate))
+    except store.HistoryError as error:
+        typer.echo(f"nccl-doctor: --history {error}", err=True)
 
 
 def step_summary(report: Report, gate: Gate) -> None:

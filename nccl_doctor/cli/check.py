@@ -47,6 +47,7 @@ def check(
     ] = "console",
     thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
     verbose: Annotated[
@@ -91,7 +92,7 @@ def check(
             nccl_version=nccl_version,
         )
         bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline))
-    _tell(bundle, rows, format, save, strict, verbose)
+    _tell(bundle, rows, format, save, history, strict, verbose)
 
 
 def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:
@@ -117,7 +118,15 @@ def _collect(entries: tuple[object, ...], options: object) -> Bundle:
         return collect(entries, options, progress)  # type: ignore[arg-type]
 
 
-def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None, strict: bool, verbose: bool) -> None:
+def _tell(
+    bundle: Bundle,
+    rows: Overrides | None,
+    format: str,
+    save: Path | None,
+    history: Path | None,
+    strict: bool,
+    verbose: bool,
+) -> None:
     from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules.judge import judge, to_json
 
@@ -129,6 +138,7 @@ def _tell(bundle: Bundle, rows: Overrides | None, format: str, save: Path | None
         except OSError as error:  # the result is still told
             typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
     report: Report = judge(bundle, rows)
+    _hosts.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
     if bundle.interrupted:
         code = ExitCode.INTERRUPTED

@@ -84,6 +84,7 @@ def preflight(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence.")] = False,
@@ -116,6 +117,7 @@ def preflight(
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
     _write_bundle(bundle, save)
+    _hosts.keep(history, bundle, judged, "preflight", gate)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)

@@ -1,0 +1,51 @@
+"""``nccl-doctor history``: what a series of runs says of a host, a GPU or a NIC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
+
+
+@app.command()
+def history(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="What --history of check or preflight named: a directory or a file.")
+    ],
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Only what concerns this host.")] = "",
+    format: Annotated[
+        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
+    ] = "console",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All runs and trends.")] = False,
+) -> None:
+    """Show what keeps failing, which runs passed because they avoided a bad host, and where bandwidth goes.
+
+    Exit code 0, whatever is shown; 3 if the history has no runs; 2 for a file that is no history.
+    """
+    import msgspec
+
+    from nccl_doctor.history import store
+    from nccl_doctor.history.analyse import analyse
+
+    if format not in ("console", "json"):
+        _hosts.stop(f"--format {format!r}: expected console or json")
+    try:
+        runs = store.read(path)
+    except store.HistoryError as error:
+        _hosts.stop(str(error))
+    if host and not any(item.host == host for run in runs for item in run.hosts):
+        _hosts.stop(f"{store.file_of(path)}: host {host!r} is in no run")
+    if not runs:
+        _hosts.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
+    found = analyse(runs, host)
+    if format == "json":
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        from nccl_doctor.report.console import stdout_console
+        from nccl_doctor.report.history import render
+
+        render(found, stdout_console(), host=host, verbose=verbose)

@@ -1,0 +1,172 @@
+"""The history file: SQLite, one short transaction per run, so that several runs can append at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from nccl_doctor.history.model import HostState, Run, Seen, Value
+
+FILE_NAME = "history.sqlite"
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x4E444831  # "NDH1": tells our files from other SQLite files
+BUSY_S = 10.0
+_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+# Write-ahead logging needs memory that all writers share: over a network file system it loses data.
+# https://www.sqlite.org/wal.html, "Overview", disadvantage 2 (2026-11)
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "afs", "weka", "glusterfs")
+_TABLES = (
+    "CREATE TABLE run (id INTEGER PRIMARY KEY, created TEXT NOT NULL, tool TEXT NOT NULL, command TEXT NOT NULL,"
+    " verdict TEXT NOT NULL, go INTEGER, stages TEXT NOT NULL)",
+    "CREATE TABLE host (run INTEGER NOT NULL REFERENCES run, host TEXT NOT NULL, state TEXT NOT NULL,"
+    " measured INTEGER NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (run, host)) WITHOUT ROWID",
+    "CREATE TABLE finding (run INTEGER NOT NULL REFERENCES run, id TEXT NOT NULL, severity TEXT NOT NULL,"
+    " host TEXT NOT NULL, gpu TEXT NOT NULL, nic TEXT NOT NULL, stage TEXT NOT NULL, sure INTEGER NOT NULL)",
+    "CREATE TABLE value (run INTEGER NOT NULL REFERENCES run, host TEXT NOT NULL, name TEXT NOT NULL,"
+    " value REAL NOT NULL, unit TEXT NOT NULL, higher_is_better INTEGER NOT NULL)",
+    "CREATE INDEX finding_run ON finding (run)",
+    "CREATE INDEX value_run ON value (run)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+
+
+class HistoryError(Exception):
+    """A history that cannot be read or written; the message names the file and the reason."""
+
+
+def file_of(path: Path) -> Path:
+    """The SQLite file that ``path`` means: a directory holds ``history.sqlite``; other paths are the file itself."""
+    is_file = path.is_file() or (not path.exists() and path.suffix in _SUFFIXES)
+    return path if is_file else path / FILE_NAME
+
+
+def append(path: Path, run: Run) -> None:
+    """Add a run, all of it or nothing; ``HistoryError`` if that cannot be done. The file is created if need be."""
+    file = file_of(path)
+    try:
+        if not path.exists() and file != path:
+            path.mkdir(parents=True)
+        with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)) as base:
+            if _has_tables(base):
+                _check(base, file)  # before anything of another program's file is changed
+            if _mounted_on(file) == "local":
+                with contextlib.suppress(sqlite3.OperationalError):  # another run is writing: it has set the mode
+                    base.execute("PRAGMA journal_mode = WAL")
+            base.execute("BEGIN IMMEDIATE")
+            _prepare(base, file)
+            _insert(base, run)
+            base.execute("COMMIT")
+    except (sqlite3.Error, OSError) as error:
+        raise HistoryError(f"{file}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+
+
+def _mounted_on(file: Path) -> str:
+    """``local``, or ``network`` where the file's file system is one, or cannot be told."""
+    place = str(file.resolve().parent)
+    best, kind = "", ""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return "network"
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        mount = words[1].replace("\\040", " ") if len(words) > 2 else ""
+        if mount and len(mount) >= len(best) and (place == mount or place.startswith(mount.rstrip("/") + "/")):
+            best, kind = mount, words[2]
+    return "network" if not kind or kind.startswith(_NETWORK) else "local"
+
+
+def _prepare(base: sqlite3.Connection, file: Path) -> None:
+    """Make the tables of a new file; refuse a file that is not ours, or newer than we are."""
+    if not _has_tables(base):
+        for statement in _TABLES:
+            base.execute(statement)
+    _check(base, file)
+
+
+def _has_tables(base: sqlite3.Connection) -> bool:
+    return bool(base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+
+
+def _check(base: sqlite3.Connection, file: Path) -> None:
+    if base.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise HistoryError(f"{file}: not a history of nccl-doctor (another program's SQLite file)")
+    version = base.execute("PRAGMA user_version").fetchone()[0]
+    if version != SCHEMA_VERSION:
+        raise HistoryError(f"{file}: schema {version}; this nccl-doctor knows schema {SCHEMA_VERSION}")
+
+
+def _insert(base: sqlite3.Connection, run: Run) -> None:
+    number = base.execute(
+        "INSERT INTO run (created, tool, command, verdict, go, stages) VALUES (?, ?, ?, ?, ?, ?)",
+        (run.created, run.tool, run.command, run.verdict, run.go, json.dumps(run.stages)),
+    ).lastrowid
+    base.executemany(
+        "INSERT INTO host VALUES (?, ?, ?, ?, ?)",
+        [(number, item.host, item.state, item.measured, item.used) for item in run.hosts],
+    )
+    base.executemany(
+        "INSERT INTO finding VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (number, item.id, item.severity, item.host, item.gpu, item.nic, item.stage, item.sure)
+            for item in run.findings
+        ],
+    )
+    base.executemany(
+        "INSERT INTO value VALUES (?, ?, ?, ?, ?, ?)",
+        [(number, item.host, item.name, item.value, item.unit, item.higher_is_better) for item in run.values],
+    )
+
+
+def read(path: Path) -> tuple[Run, ...]:
+    """All runs, oldest first; ``HistoryError`` for a path that is no history. Nothing is written."""
+    file = file_of(path)
+    if not file.is_file():
+        raise HistoryError(f"{file}: there is no history yet (`nccl-doctor check --history {path}` makes one)")
+    try:
+        with contextlib.closing(sqlite3.connect(_reading(file), uri=True, timeout=BUSY_S)) as base:
+            base.execute("BEGIN")  # one state of the file for all queries
+            _check(base, file)
+            return tuple(_runs(base))
+    except (sqlite3.Error, OSError, ValueError) as error:
+        raise HistoryError(f"{file}: {_reason(error)}") from error
+
+
+def _reading(file: Path) -> str:
+    """The URI that reads without writing. A write-ahead file needs a place beside it, unless nobody can be writing."""
+    still = not os.access(file.resolve().parent, os.W_OK) and not Path(f"{file.resolve()}-wal").exists()
+    return f"{file.resolve().as_uri()}?mode=ro" + ("&immutable=1" if still else "")
+
+
+def _runs(base: sqlite3.Connection) -> Iterator[Run]:
+    hosts: dict[int, list[HostState]] = {}
+    for number, host, state, measured, used in base.execute("SELECT * FROM host ORDER BY run, host"):
+        hosts.setdefault(number, []).append(HostState(host, state, bool(measured), bool(used)))
+    findings: dict[int, list[Seen]] = {}
+    for number, id, severity, host, gpu, nic, stage, sure in base.execute("SELECT * FROM finding"):
+        findings.setdefault(number, []).append(Seen(id, severity, host, gpu, nic, stage, bool(sure)))
+    values: dict[int, list[Value]] = {}
+    for number, host, name, value, unit, higher in base.execute("SELECT * FROM value"):
+        values.setdefault(number, []).append(Value(host, name, value, unit, bool(higher)))
+    query = "SELECT id, created, tool, command, verdict, go, stages FROM run ORDER BY created, id"
+    for number, created, tool, command, verdict, go, stages in base.execute(query):
+        yield Run(
+            created=created,
+            tool=tool,
+            command=command,
+            verdict=verdict,
+            go=None if go is None else bool(go),
+            stages=tuple(json.loads(stages)),
+            hosts=tuple(hosts.get(number, ())),
+            findings=tuple(findings.get(number, ())),
+            values=tuple(values.get(number, ())),
+        )

@@ -1,0 +1,73 @@
+"""A history as an engineer reads it: what keeps returning first, then avoided failures, then trends."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from nccl_doctor.history.analyse import Analysis, Avoided, Component, Trend
+from nccl_doctor.report.fold import fold
+from nccl_doctor.report.safe_text import visible
+
+MARKS_SHOWN = 40
+AVOIDED_SHOWN = 5
+TRENDS_SHOWN = 12
+
+
+def render(found: Analysis, console: Console, *, host: str = "", verbose: bool = False) -> None:
+    """Print the analysis; all text from hosts goes through ``visible``."""
+    about = f" about {visible(host)}" if host else ""
+    head = Text(f"{found.runs} runs{about}, {found.passed} passed", "bold")
+    console.print(head.append(f"   {visible(found.first)} to {visible(found.last)}", "not bold dim"))
+    returning = [item for item in found.components if item.returns]
+    others = [item for item in found.components if not item.returns]
+    _section(console, "keeps returning: failed, passed, and failed again", [_component(item) for item in returning])
+    _section(console, "failed", [_component(item) for item in others])
+    shown = found.avoided if verbose else found.avoided[-AVOIDED_SHOWN:]
+    _section(console, "passed because it avoided a host", [_avoided(item) for item in shown])
+    if len(found.avoided) > len(shown):
+        console.print(Text(f"  ... and {len(found.avoided) - len(shown)} earlier runs (--verbose shows all)", "dim"))
+    lines = found.trends if verbose or host else found.trends[:TRENDS_SHOWN]
+    _section(console, "trends (95 % interval)", [_trend(item) for item in lines])
+    if len(found.trends) > len(lines):
+        console.print(Text(f"  ... and {len(found.trends) - len(lines)} more (--verbose or --host)", "dim"))
+    if not found.components:
+        console.print(Text("\nnothing failed in these runs", "green"))
+    else:
+        console.print(
+            Text("\nper run, oldest first: F failed, p passed, ? not measured; runs without it are left out", "dim")
+        )
+
+
+def _section(console: Console, title: str, lines: list[Text]) -> None:
+    if lines:
+        console.print(Text(f"\n{title}", "bold"))
+    for line in lines:
+        console.print(line)
+
+
+def _component(item: Component) -> Text:
+    text = Text(f"  {visible(item.label):<30}", "bold red" if item.returns else "bold")
+    text.append(f"  failed in {item.failed} of {item.runs} runs", "not bold")
+    marks = item.marks if len(item.marks) <= MARKS_SHOWN else "..." + item.marks[-MARKS_SHOWN:]
+    text.append(f"   {marks}", "cyan")
+    return text.append(f"   {', '.join(item.ids)}   last {visible(item.last_failed)}", "not bold dim")
+
+
+def _avoided(item: Avoided) -> Text:
+    return Text(
+        f"  {visible(item.created)}  this run passed because it avoided {visible(fold(item.hosts))}: not repaired",
+        "yellow",
+    )
+
+
+def _trend(item: Trend) -> Text:
+    text = Text(f"  {visible(item.host) or '(all hosts)':<20}  {visible(item.metric):<18}")
+    text.append(f"{item.answer.replace('-', ' '):<12}", "bold red" if item.worse else "bold")
+    text.append(f"  mean {item.mean:.3g} {item.unit}, noise {item.noise:.2g} {item.unit}, {item.n} runs")
+    if item.slope is None or item.low is None or item.high is None:
+        return text.append("   too few runs for a trend", "dim")
+    return text.append(
+        f"   {item.slope:+.2g} {item.unit} per day ({item.low:+.2g} to {item.high:+.2g}) over {item.days:.1f} days",
+        "dim",
+    )

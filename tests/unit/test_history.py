@@ -1,0 +1,236 @@
+"""Runs are kept whole, by several writers; what returns, what was only avoided, and trends are told, noise is not."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from facts_builder import NAMES, Builder
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.history import store
+from nccl_doctor.history.analyse import analyse
+from nccl_doctor.history.model import HostState, Run, Seen, Value
+from nccl_doctor.history.record import run_of
+from nccl_doctor.rules.gate import decide
+from nccl_doctor.rules.judge import judge
+
+cli._load_commands()
+
+
+def run(
+    day: float,
+    hosts: str = "a b c",
+    bad: tuple[Seen, ...] = (),
+    values: tuple[Value, ...] = (),
+    stages: tuple[str, ...] = ("gpu",),
+    unmeasured: str = "",
+) -> Run:
+    failing = {item.host for item in bad if item.severity == "fail"}
+    states = tuple(
+        HostState(
+            host, "bad" if host in failing else "unknown" if host in unmeasured else "healthy", host not in unmeasured
+        )
+        for host in hosts.split()
+    )
+    created = f"2026-11-{1 + int(day):02}T{int(day % 1 * 24):02}:00:00+00:00"
+    verdict = "faulty" if failing else "incomplete" if unmeasured else "healthy"
+    return Run(created, "test", "check", verdict, None, stages, states, bad, values)
+
+
+def failing(host: str, gpu: str = "", id: str = "gpu.ecc.uncontained", stage: str = "gpu") -> Seen:
+    return Seen(id, "fail", host, gpu, "", stage)
+
+
+def test_a_run_is_kept_whole_and_read_back(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    report = judge(builder.bundle())
+    kept = run_of(builder.bundle(), report, "preflight", decide(report, min_hosts=3))
+    store.append(tmp_path, kept)
+    store.append(tmp_path, msgspec.structs.replace(kept, created="2026-01-02T00:00:00+00:00"))
+    first, second = store.read(tmp_path)
+    assert first == kept and second.created > first.created
+    assert first.go is True and first.passed and first.used == {"gpu01", "gpu03", "gpu04"}
+    assert {item.host: item.state for item in first.hosts}["gpu02"] == "bad"
+    assert [(item.id, item.host) for item in first.findings] == [("net.hostname-resolution.loopback", "gpu02")]
+    rates = {item.host: item.value for item in first.values if item.name == "tcp"}
+    assert rates == dict.fromkeys(NAMES, 1.0)
+
+
+def test_many_writers_lose_nothing(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.append(tmp_path, run(number)), range(24)))
+    assert len(store.read(tmp_path)) == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("h", "h/history.sqlite"), ("h.sqlite", "h.sqlite"), ("x/y", "x/y/history.sqlite")]
+)
+def test_path_is_a_directory_or_a_file(tmp_path: Path, name: str, file: str) -> None:
+    store.append(tmp_path / name, run(0))
+    assert (tmp_path / file).is_file() and len(store.read(tmp_path / name)) == 1
+
+
+def test_files_that_are_no_history_are_refused_and_not_touched(tmp_path: Path) -> None:
+    foreign, text, newer = tmp_path / "foreign.sqlite", tmp_path / "text", tmp_path / "newer.sqlite"
+    with sqlite3.connect(foreign) as base:
+        base.execute("CREATE TABLE run (x)")
+    text.write_text("not a database at all, but long enough to be looked at " * 40)
+    store.append(newer, run(0))
+    with sqlite3.connect(newer) as base:
+        base.execute("PRAGMA user_version = 99")
+    before = foreign.read_bytes()
+    for file, message in ((foreign, "another program"), (text, "not a database"), (newer, "schema 99")):
+        with pytest.raises(store.HistoryError, match=message):
+            store.append(file, run(0))
+        with pytest.raises(store.HistoryError, match=message):
+            store.read(file)
+    assert foreign.read_bytes() == before
+    with pytest.raises(store.HistoryError, match="there is no history yet"):
+        store.read(tmp_path / "nowhere")
+
+
+def test_what_failed_passed_and_failed_again_is_named_before_what_failed_once() -> None:
+    bad = failing("b", "3")
+    found = analyse([run(0), run(1, bad=(bad,)), run(2, bad=(failing("c"),)), run(3, bad=(bad,)), run(4)]).components
+    assert [(item.label, item.marks, item.returns) for item in found] == [
+        ("b GPU 3", "pFpFp", True),
+        ("c", "ppFpp", False),
+    ]
+    assert (found[0].failed, found[0].runs) == (2, 5)
+    assert found[0].last_failed == run(3).created
+
+
+def test_a_run_that_did_not_measure_it_is_no_pass() -> None:
+    bad = failing("b", "3")
+    runs = [run(0, bad=(bad,)), run(1, stages=("ports",)), run(2, unmeasured="b"), run(3, "a c"), run(4, bad=(bad,))]
+    (found,) = analyse(runs).components
+    assert (found.marks, found.returns, found.runs) == ("F??F", False, 2)
+
+
+def test_what_could_be_either_host_is_held_against_neither() -> None:
+    doubtful = msgspec.structs.replace(failing("b"), sure=False)
+    assert analyse([run(0, bad=(doubtful,))]).components == ()
+
+
+def test_a_pass_that_avoided_a_bad_host_is_told_until_the_host_passed() -> None:
+    runs = [run(0, bad=(failing("b"),)), run(1, "a c"), run(2, "x y"), run(3, "a c"), run(4), run(5, "a c")]
+    assert [(item.created, item.hosts) for item in analyse(runs).avoided] == [
+        (runs[1].created, ("b",)),
+        (runs[3].created, ("b",)),
+    ]
+
+
+def test_a_preflight_that_went_without_a_bad_host_avoided_it() -> None:
+    bad = run(0, bad=(failing("b"),))
+    states = tuple(msgspec.structs.replace(item, used=item.host != "b") for item in bad.hosts)
+    went = msgspec.structs.replace(bad, go=True, hosts=states)
+    assert [item.hosts for item in analyse([went]).avoided] == [("b",)]
+    assert analyse([went], "a").avoided == ()
+
+
+def rates(values: list[float], host: str = "a", name: str = "tcp", higher: bool = True) -> list[Run]:
+    return [run(day, values=(Value(host, name, value, "GB/s", higher),)) for day, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "answer", "worse"),
+    [
+        ([10 - day * 0.5 for day in range(12)], "falling", True),
+        ([10 + day * 0.5 for day in range(12)], "rising", False),
+        ([10.0] * 12, "steady", False),
+        ([10, 2, 18, 4, 16, 3, 17, 5, 15, 9], "cannot-tell", False),
+        ([10, 5, 1], "cannot-tell", False),
+    ],
+)
+def test_trend(values: list[float], answer: str, worse: bool) -> None:
+    (found,) = analyse(rates(values)).trends
+    assert (found.answer, found.worse, found.n) == (answer, worse, len(values))
+
+
+def test_the_interval_holds_the_true_slope_about_95_times_of_100() -> None:
+    chance = random.Random(7)
+    inside = 0
+    for _ in range(400):
+        (found,) = analyse(rates([10 - 0.1 * day + chance.gauss(0, 1) for day in range(12)])).trends
+        assert found.low is not None and found.high is not None
+        inside += found.low <= -0.1 <= found.high
+    assert 365 <= inside <= 395
+
+
+def test_runs_at_one_moment_have_no_trend() -> None:
+    (found,) = analyse([rates([value])[0] for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]).trends
+    assert found.answer == "cannot-tell" and found.slope is None
+
+
+def test_bandwidth_of_all_hosts_is_followed_over_equal_hosts_only() -> None:
+    runs = [*rates([10.0] * 6, host=""), run(7, "a b", values=(Value("", "tcp", 3.0, "GB/s"),))]
+    (found,) = analyse(runs).trends
+    assert found.n == 1
+
+
+def saved(tmp_path: Path, bad: bool, names: tuple[str, ...] = NAMES, day: int = 1) -> str:
+    builder = Builder(names)
+    if bad:
+        builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    path = tmp_path / f"{day}.ndb"
+    bundles.write(msgspec.structs.replace(builder.bundle(), created=f"2026-01-{day:02}T00:00:00+00:00"), path)
+    return str(path)
+
+
+def test_check_and_preflight_append_and_history_tells(tmp_path: Path) -> None:
+    invoke = CliRunner().invoke
+    keep = ["--history", str(tmp_path / "kept")]
+    assert invoke(cli.app, ["check", "--from", saved(tmp_path, True, day=1), *keep]).exit_code == 11
+    without = ("gpu01", "gpu03", "gpu04")
+    assert invoke(cli.app, ["preflight", "--from", saved(tmp_path, False, without, day=2), *keep]).exit_code == 0
+    assert invoke(cli.app, ["check", "--from", saved(tmp_path, False, day=3), *keep]).exit_code == 0
+    assert invoke(cli.app, ["preflight", "--from", saved(tmp_path, True, day=4), *keep]).exit_code == 11
+    shown = invoke(cli.app, ["history", str(tmp_path / "kept")])
+    assert shown.exit_code == 0
+    assert "4 runs, 2 passed" in shown.output
+    assert "this run passed because it avoided gpu02" in shown.output
+    assert "gpu02" in shown.output.split("keeps returning")[1] and "failed in 2 of 3 runs   FpF" in shown.output
+    document = json.loads(
+        invoke(cli.app, ["history", str(tmp_path / "kept"), "--format", "json", "--host", "gpu02"]).output
+    )
+    assert [item["host"] for item in document["components"]] == ["gpu02"]
+    assert {item["host"] for item in document["trends"]} == {"gpu02"}
+
+
+def test_a_history_that_cannot_be_written_is_told_and_the_result_printed(tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, where a directory is needed")
+    for command in ("check", "preflight"):
+        done = CliRunner().invoke(cli.app, [command, "--from", saved(tmp_path, False), "--history", str(blocked / "h")])
+        assert done.exit_code == 0 and "--history" in done.output
+        assert "HEALTHY" in done.output or "GO" in done.output
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    hostile = "\x1b[2Jgpu\u202e"
+    store.append(tmp_path, run(0, "a", bad=(failing("a", hostile),)))
+    shown = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    assert "\x1b" not in shown.output and "\u202e" not in shown.output and "\\e[2Jgpu" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no history yet"),
+        ([".", "--host", "zzz"], "host 'zzz' is in no run"),
+        ([".", "--format", "xml"], "expected console or json"),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    store.append(tmp_path, run(0))
+    done = CliRunner().invoke(cli.app, ["history", str(tmp_path / arguments[0]), *arguments[1:]])
+    assert done.exit_code == 2 and message in done.output
