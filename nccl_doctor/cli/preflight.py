@@ -44,7 +44,8 @@ def preflight(
     require: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LIST", help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,same=torch,nccl,driver."
+            metavar="LIST",
+            help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,min-busbw=40,same=torch,nccl,driver.",
         ),
     ] = None,
     policy: Annotated[
@@ -63,7 +64,9 @@ def preflight(
     ] = None,
     bad_hosts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write every other host here, as a node set (for Slurm --exclude)."),
+        typer.Option(
+            metavar="FILE", help="Write the hosts that are not good here, as a node set (for Slurm --exclude)."
+        ),
     ] = None,
     report: Annotated[
         list[str] | None,
@@ -96,6 +99,8 @@ def preflight(
     rules = _policy(policy)
     outputs = _outputs(report or [], format)
     _writable([path for path in (good_hosts, bad_hosts, save, *outputs.values()) if path is not None])
+    if spares is not None and min_hosts is None and rules.min_hosts is None:
+        _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     if from_ is not None and not local:
         _hosts.stop("--from decides from a saved bundle: it takes no hosts")
@@ -151,6 +156,8 @@ def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
         name, equals, path = text.partition("=")
         if not equals or not path or name not in formats.names():
             _hosts.stop(f"--report {text!r}: expected FORMAT=FILE with one of {', '.join(formats.names())}")
+        if name in outputs:
+            _hosts.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
         outputs[name] = Path(path)
     if format not in ("console", *formats.names()):
         _hosts.stop(f"--format {format!r}: expected one of console, {', '.join(formats.names())}")
@@ -212,14 +219,19 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 def _collect(
     inventory: Inventory, plan: Plan, connect: object, budget_s: float, rules: Policy, rows: Overrides | None
 ) -> Bundle:
+    import msgspec
     from rich.console import Console
 
     from nccl_doctor.collect.check import CheckOptions, collect
     from nccl_doctor.report.progress import ConsoleProgress
     from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
+    from nccl_doctor.rules.requirements import stage_of
 
     def fit(bundle: Bundle) -> list[str]:
-        judged = _hosts.judged(bundle, rules, rows)
+        # The stages so far: what the job requires of a later one is not missing yet.
+        needs = tuple(need for need in plan.require if stage_of(need) in bundle.plan.stages)
+        so_far = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+        judged = _hosts.judged(so_far, rules, rows)
         return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
 
     options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)  # type: ignore[arg-type]
@@ -277,10 +289,10 @@ def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path 
 
     if good is not None:
         text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
-        _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares))
+        comments = inventory.format not in ("nodeset", "slurm")  # a node set is read as a whole, by $(cat FILE)
+        _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares if comments))
     if bad is not None:
-        left_out = [item.host for item in gate.decisions if item.host not in (*gate.chosen, *gate.spares)]
-        _write(bad, f"{fold(left_out)}\n" if left_out else "")
+        _write(bad, f"{fold(gate.not_good)}\n" if gate.not_good else "")
 
 
 def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle: Bundle) -> None:

@@ -121,6 +121,7 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     yield from _measured(facts)
 
 
+<<<<<<< HEAD
 def _torchless_machine(fleet: Fleet) -> None:
     """One machine without torch and without a GPU (a laptop, a login node) trains nothing: no collective is missing.
 
@@ -135,16 +136,36 @@ def _torchless_machine(fleet: Fleet) -> None:
     gpu = host.want(GpuFact)
     if gpu is not None and not gpu.has_hardware:
         raise SkipRule("no torch and no NVIDIA GPU on this host; name the job's Python with --python")
+=======
+class BusBandwidth(msgspec.Struct, frozen=True):
+    """One measured size: bytes, ranks, the mean time of an operation in us over all ranks, busbw in GB/s (1e9 B/s)."""
+
+    collective: str
+    size: int
+    ranks: int
+    time_us: float
+    gbs: float
+
+
+def _bus_bandwidth(event: Mapping[str, Any]) -> BusBandwidth:
+    ranks = len(event["rank_means_us"])
+    time_us = sum(event["rank_means_us"]) / ranks
+    gbs = event["size"] / time_us / 1e3 * bus_factor(event["collective"], ranks)
+    return BusBandwidth(event["collective"], event["size"], ranks, time_us, gbs)
+
+
+def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
+    """What rank 0 measured, in its order."""
+    return [_bus_bandwidth(event) for event in _events(facts, "size")]
+>>>>>>> gate
 
 
 def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     """What was measured and over what, for the record."""
     evidence = []
     for event in _events(facts, "size"):
-        time_us = sum(event["rank_means_us"]) / len(event["rank_means_us"])
-        algbw = event["size"] / time_us / 1e3
-        busbw = algbw * bus_factor(event["collective"], len(event["rank_means_us"]))
-        text = f"{event['collective']} of {event['size']} B: {time_us:.0f} us, busbw {_rate(busbw)}"
+        item = _bus_bandwidth(event)
+        text = f"{item.collective} of {item.size} B: {item.time_us:.0f} us, busbw {rate(item.gbs)}"
         checked = "right on all ranks" if not any(event.get("wrong") or ()) else "WRONG"
         evidence.append(Evidence(f"{text}, {checked}", source="measurement"))
     if not evidence:
@@ -468,13 +489,11 @@ def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
             continue  # one pair alone: a busy moment looks the same
         pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
         quoted = [
-            Evidence(
-                f"{a} <-> {b}: {_rate(rates.get((a, b), rates.get((b, a), 0.0)))}", source="exchange of host pairs"
-            )
+            Evidence(f"{a} <-> {b}: {rate(rates.get((a, b), rates.get((b, a), 0.0)))}", source="exchange of host pairs")
             for a, b in pairs[:6]
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
-        others = f"{_rate(_median(sorted(good)))} between the other hosts (median)"
+        others = f"{rate(_median(sorted(good)))} between the other hosts (median)"
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
@@ -489,5 +508,6 @@ def _median(ordered: list[float]) -> float:
     return ordered[len(ordered) // 2] if ordered else 0.0
 
 
-def _rate(gbs: float) -> str:
+def rate(gbs: float) -> str:
+    """A rate in GB/s (1e9 bytes) for people, in bits as well."""
     return f"{gbs:.2f} GB/s ({gbs * 8:.1f} Gb/s)" if gbs >= 0.1 else f"{gbs * 1e3:.1f} MB/s ({gbs * 8e3:.0f} Mb/s)"

@@ -21,13 +21,19 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """The decision for a job: ``go``, the hosts to run on, the spares, and the hosts to keep away from."""
+    """The decision for a job: ``go``, the hosts to run on, the spares, and all good hosts (more than both, at times)."""
 
     go: bool
     decisions: tuple[Decision, ...]
     chosen: tuple[str, ...]
     spares: tuple[str, ...]
     reason: str
+    good: tuple[str, ...] = ()
+
+    @property
+    def not_good(self) -> tuple[str, ...]:
+        """The hosts to keep away from: whatever is not known to be good."""
+        return tuple(item.host for item in self.decisions if item.host not in self.good)
 
     def hosts(self, *states: str) -> tuple[str, ...]:
         """The hosts in these states."""
@@ -92,8 +98,9 @@ def decide(
     chosen = ordered[:wanted] if spares is not None else ordered
     rest = ordered[len(chosen) :][: spares or 0]
     reason = f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} are needed"
+    good_hosts = tuple(sorted(ordered))
     return Gate(
-        go, decisions, tuple(sorted(chosen)) if go else tuple(sorted(ordered)), tuple(rest) if go else (), reason
+        go, decisions, tuple(sorted(chosen)) if go else good_hosts, tuple(rest) if go else (), reason, good_hosts
     )
 
 

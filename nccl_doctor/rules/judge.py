@@ -10,7 +10,7 @@ from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.rules import engine, thresholds
+from nccl_doctor.rules import engine, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
 REPORT_SCHEMA = "nccl-doctor/report/1"
@@ -65,7 +65,7 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
         results = tuple(engine.run(bundle))
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings]
-    findings = tuple(sorted(fold(found), key=_order))
+    findings = folded_and_sorted(found)
     unknown = _unknown(bundle, results)
     env = {advice.name: advice for item in findings if not item.folded_under for advice in item.env}
     return Report(
@@ -111,6 +111,11 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     return effect.stage == "collectives" or not touched or bool(touched & set(cause.hosts))
 
 
+def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Consequences marked anew, and the order in which findings are told."""
+    return tuple(sorted(fold(list(findings)), key=_order))
+
+
 def fold(findings: list[Finding]) -> list[Finding]:
     """Mark each finding that another one explains; a cause that is itself explained folds no others away."""
     folded: list[Finding] = []
@@ -140,6 +145,11 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
     for stage in bundle.plan.stages:
         if stage not in looked_at:
             note(stage, "no rule looks at this stage", [facts.name for facts in bundle.hosts], [stage])
+    for need in bundle.plan.require:
+        stage = requirements.stage_of(need)
+        if stage not in bundle.plan.stages:
+            why = f"it needs the stage {stage}, which this run left out" if stage else "no rule knows this requirement"
+            note(need, why, [facts.name for facts in bundle.hosts], [stage] if stage else ())
     return tuple(
         Unknown(what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages)))
         for (what, why), (hosts, stages) in sorted(gaps.items())

@@ -18,7 +18,7 @@ import msgspec
 
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules import thresholds
-from nccl_doctor.rules.judge import Report, verdict_of
+from nccl_doctor.rules.judge import Report, folded_and_sorted, verdict_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,6 +79,8 @@ def load(path: Path) -> Policy:
         policy = msgspec.convert(raw, Policy)
     except msgspec.ValidationError as error:
         raise PolicyError(_placed(str(error), text, path)) from error
+    if policy.min_hosts is not None and policy.min_hosts < 1:
+        raise PolicyError(f"{path}:{_line('min-hosts', text)}: min-hosts is {policy.min_hosts}; expected at least 1")
     for name in policy.thresholds:
         if name not in thresholds.defaults():
             raise PolicyError(_unknown(name, thresholds.defaults(), "threshold", text, path))
@@ -145,7 +147,8 @@ def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
         for rule in policy.ignore
         if rule.until < today
     )
-    findings = (*changed, *expired)
+    # A cause that is no longer of severity fail explains nothing away: what it caused stands by itself again.
+    findings = folded_and_sorted((*changed, *expired))
     return msgspec.structs.replace(report, findings=findings, verdict=verdict_of(findings, report.unknown))
 
 

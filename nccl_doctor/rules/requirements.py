@@ -1,4 +1,4 @@
-"""What the job needs, said by the user: ``--require gpus=8,ib-ports=8,shm=16G,disk=100G,same=torch+driver``.
+"""What the job needs, said by the user: ``--require gpus=8,ib-ports=8,shm=16G,min-busbw=40,same=torch+driver``.
 
 A requirement that could not be measured is unknown, and so is the verdict.
 """
@@ -11,18 +11,28 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.software import drift_table
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 COUNTS = ("gpus", "ib-ports", "cpus")
 SIZES = ("shm", "disk", "memory")
+# Requirement -> the stage whose rules look at it.
+STAGE_OF = {
+    "gpus": "gpu",
+    "ib-ports": "infiniband",
+    **dict.fromkeys(("cpus", *SIZES), "system"),
+    "same": "software",
+    "min-busbw": "collectives",
+}
 
 
 class RequirementError(ValueError):
@@ -30,7 +40,7 @@ class RequirementError(ValueError):
 
 
 class Requirement(msgspec.Struct, frozen=True):
-    """One parsed requirement: ``amount`` is a count or bytes; ``subjects`` for ``same``."""
+    """One parsed requirement: ``amount`` is a count, bytes or GB/s; ``subjects`` for ``same``."""
 
     name: str
     text: str
@@ -40,7 +50,7 @@ class Requirement(msgspec.Struct, frozen=True):
 
 GRAMMAR = (
     "gpus=N, ib-ports=N, cpus=N, shm=SIZE, disk=SIZE, memory=SIZE (SIZE with K, M, G or T, binary), "
-    "same=NAME+NAME (such as same=torch+nccl+driver)"
+    "min-busbw=GB/s (decimal, of the largest all-reduce), same=NAME+NAME (such as same=torch+nccl+driver)"
 )
 
 
@@ -54,9 +64,17 @@ def parse(text: str) -> Requirement:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
     if name in SIZES and match:
         return Requirement(name, text, float(match.group(1)) * UNITS[match.group(2)])
-    if name == "same":
+    rate_match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:GB/s)?", value)
+    if name == "min-busbw" and rate_match and float(rate_match.group(1)) > 0:
+        return Requirement(name, text, float(rate_match.group(1)))
+    if name == "same" and value.strip("+"):
         return Requirement(name, text, subjects=tuple(part for part in value.split("+") if part))
     raise RequirementError(f"--require {text!r}: expected {GRAMMAR}")
+
+
+def stage_of(need: str) -> str:
+    """The stage whose rules look at a requirement; empty for one that nobody knows."""
+    return STAGE_OF.get(need.partition("=")[0].strip(), "")
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -167,3 +185,38 @@ def same(fleet: Fleet) -> Iterator[Finding]:
                     hosts=row.differing,
                     fixes=[Fix("bring the odd hosts to the others' version, or leave them out")],
                 )
+
+
+@fleet_rule("collectives", "require.min-busbw")
+def min_busbw(fleet: Fleet) -> Iterator[Finding]:
+    """The largest all-reduce of the short run reaches the bus bandwidth that ``--require min-busbw=GB/s`` asks for.
+
+    Bus bandwidth as nccl-tests defines it, 2(n-1)/n times bytes over time, from rank 0's clock of all ranks' means. A
+    ring is as slow as its slowest link, so the shortfall is held against all hosts that took part (where one is
+    slower than the others, ``collectives.slow-host`` names it). One rank alone has no bus, and measures none.
+    """
+    needs = _wanted(fleet.plan, "min-busbw")
+    facts = fleet.every(Collectives)
+    if any(not rank.end.finished for rank in ranks_of(facts)):
+        raise MissingFact(needs[0].text, "the collectives did not finish")
+    measured = [item for item in bus_bandwidths(facts) if item.collective == "allreduce" and item.ranks > 1]
+    if not measured:
+        raise MissingFact(needs[0].text, "no all-reduce between ranks was measured")
+    largest = max(item.size for item in measured)
+    slowest = min((item for item in measured if item.size == largest), key=lambda item: item.gbs)
+    backend = next(iter(facts.values())).backend
+    have = f"{rate(slowest.gbs)} in the all-reduce of {largest} B over {slowest.ranks} ranks ({backend})"
+    for need in needs:
+        if slowest.gbs < need.amount:
+            yield finding(
+                "require.min-busbw",
+                Severity.FAIL,
+                f"busbw is below {need.amount:g} GB/s: {have}",
+                Evidence(f"{have}: {slowest.time_us:.0f} us; {need.text} asks for more", source="measurement"),
+                hosts=sorted(facts),
+                fixes=[
+                    Fix("measure more sizes and every pair of hosts", "nccl-doctor bench --hosts FILE"),
+                    Fix("leave out the hosts that it names as slow, or ask for less"),
+                ],
+                confidence=0.9,  # that all are to blame is not known
+            )

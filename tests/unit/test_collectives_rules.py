@@ -171,6 +171,11 @@ def bundle(**probes: ProbeResult) -> Bundle:
     return Bundle(1, "test", "2026-01-01T00:00:00Z", Plan(stages=("collectives",)), hosts)
 
 
+def short_run(found: Bundle) -> engine.RuleResult:
+    (result,) = (result for result in engine.run(found) if result.rule == "collectives.short_run")
+    return result
+
+
 def ok(fact: Collectives) -> ProbeResult:
     return ProbeResult(Outcome.OK, msgspec.to_builtins(fact))
 
@@ -178,7 +183,7 @@ def ok(fact: Collectives) -> ProbeResult:
 def test_a_host_without_torch_is_unknown_never_passed() -> None:
     facts = world(end(0, "end", **FINISHED), end(1, "end", **FINISHED))
     absent = ProbeResult(Outcome.TOOL_MISSING, None, "no torch in /usr/bin/python3; name the Python with --python")
-    (result,) = engine.run(bundle(h0=ok(facts["h0"]), h1=ok(facts["h1"]), h2=absent))
+    result = short_run(bundle(h0=ok(facts["h0"]), h1=ok(facts["h1"]), h2=absent))
     assert result.passed == ("h0", "h1") and [item.id for item in result.findings] in ([], ["collectives.measured"])
     (unknown,) = result.unknown
     assert unknown.hosts == ("h2",) and "/usr/bin/python3" in unknown.why and "--python" in unknown.why
@@ -186,7 +191,7 @@ def test_a_host_without_torch_is_unknown_never_passed() -> None:
 
 def test_nothing_measured_is_unknown_everywhere() -> None:
     gap = ProbeResult(Outcome.NOT_RUN, None, "no host has a Python with torch")
-    (result,) = engine.run(bundle(h0=gap, h1=gap))
+    result = short_run(bundle(h0=gap, h1=gap))
     assert not result.passed and {host for item in result.unknown for host in item.hosts} == {"h0", "h1"}
 
 

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
-from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
 from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide
-from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.rules.judge import Report, folded_and_sorted, judge
 
 TODAY = datetime.date(2026, 11, 21)
 # What can drive a terminal, a CI runner, XML or HTML.
@@ -140,6 +141,7 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
             r":2: unknown threshold 'disk.free.fial'; did you mean 'disk.free.fail'",
         ),
         ("strict = \n", "not TOML"),
+        ("strict = true\nmin-hosts = 0\n", r":2: min-hosts is 0; expected at least 1"),
     ],
 )
 def test_a_policy_with_a_mistake_names_line_and_key(tmp_path: Path, text: str, told: str) -> None:
@@ -154,7 +156,9 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
     assert policy.find(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize("text", ["gpus", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"])
+@pytest.mark.parametrize(
+    "text", ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"]
+)
 def test_a_bad_requirement_shows_the_grammar(text: str) -> None:
     with pytest.raises(requirements.RequirementError, match="gpus=N"):
         requirements.parse(text)
@@ -178,6 +182,86 @@ def test_a_requirement_without_its_fact_is_unknown(needs: str) -> None:
     report = judge(msgspec.structs.replace(bundle, plan=plan))
     assert report.verdict == "incomplete"
     assert not decide(report, min_hosts=1).go
+
+
+@pytest.mark.parametrize("needs", ["gpus=8", "ib-ports=8", "shm=1G", "same=torch", "min-busbw=40"])
+def test_a_requirement_whose_stage_was_left_out_is_unknown(needs: str) -> None:
+    bundle = Builder().bundle()  # connectivity and ports only
+    report = judge(msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=(needs,))))
+    assert [gap.what for gap in report.unknown] == [needs] and "left out" in report.unknown[0].why
+    assert not decide(report, min_hosts=1).go
+
+
+def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0), finished: bool = True) -> Report:
+    """Two hosts whose largest all-reduce, 4 MiB, took that long on each rank; a smaller one was slow."""
+    events = tuple(
+        {"event": "size", "collective": name, "size": size, "rank_means_us": times}
+        for name, size, times in (
+            ("allreduce", 64 << 10, [9e6] * len(times_us)),
+            ("allreduce", 4 << 20, list(times_us)),
+            ("allgather", 256 << 20, [9e6] * len(times_us)),
+        )
+        if times
+    )
+    names = ("gpu01", "gpu02")
+    hosts = tuple(
+        HostFacts(
+            name,
+            Reach(ReachOutcome.OK),
+            {
+                "collectives": ProbeResult(
+                    Outcome.OK,
+                    {
+                        "host": name,
+                        "backend": "gloo",
+                        "world": 2,
+                        "ranks": [{"rank": rank, "finished": finished or rank == 0, "where": {"stage": "measure"}}],
+                        "events": events if rank == 0 else (),
+                    },
+                )
+            },
+        )
+        for rank, name in enumerate(names)
+    )
+    plan = Plan(stages=("collectives",), require=(need,))
+    return judge(Bundle(1, "test", "2026-01-01T00:00:00Z", plan, hosts))
+
+
+def test_busbw_of_the_largest_all_reduce_is_compared_with_what_is_required() -> None:
+    # 2 ranks: busbw = 2(n-1)/n * 4 MiB / 100 us = 41.9 GB/s
+    assert decide(collectives_report("min-busbw=41.9")).go
+    report = collectives_report("min-busbw=42GB/s")
+    (short,) = [item for item in report.findings if item.id == "require.min-busbw"]
+    assert "41.94 GB/s" in short.title and short.hosts == ("gpu01", "gpu02")
+    assert set(states(report).values()) == {SUSPECT}  # which of them is slow is not known
+    assert not decide(report, min_hosts=1).go
+
+
+def test_busbw_that_was_not_measured_is_unknown() -> None:
+    alone = collectives_report("min-busbw=1", times_us=(100.0,))
+    assert any("min-busbw" in gap.what for gap in alone.unknown) and set(states(alone).values()) == {UNKNOWN}
+    nothing = collectives_report("min-busbw=1", times_us=())
+    assert any("min-busbw" in gap.what for gap in nothing.unknown) and not decide(nothing, min_hosts=1).go
+    broken = collectives_report("min-busbw=1", finished=False)
+    assert any("did not finish" in gap.why for gap in broken.unknown) and not decide(broken, min_hosts=1).go
+
+
+def test_an_ignored_cause_hides_none_of_its_consequences(tmp_path: Path) -> None:
+    cause = finding("net.mtu", Severity.FAIL, "cause", Evidence("a"), hosts=["gpu02"], explains=["collectives"])
+    effect = finding("collectives.failed", Severity.FAIL, "effect", Evidence("b"), hosts=["gpu02"])
+    effect = msgspec.structs.replace(effect, stage="collectives")
+    report = msgspec.structs.replace(judge(Builder().bundle()), findings=folded_and_sorted([cause, effect]))
+    assert [item.id for item in report.causes] == ["net.mtu"]
+    rules = policy.load(write(tmp_path, "[[ignore]]\nid = 'net.mtu'\nuntil = 2026-12-31\nreason = 'known'\n"))
+    after = policy.apply(report, rules, TODAY)
+    assert [item.id for item in after.causes if item.severity is Severity.FAIL] == ["collectives.failed"]
+    assert states(after)["gpu02"] == BAD
+
+
+def test_a_good_host_that_is_not_needed_is_not_kept_away_from() -> None:
+    report = judge(loopback("gpu02").bundle())
+    gate = decide(report, min_hosts=1, spares=1)
+    assert (gate.chosen, gate.spares, gate.not_good) == (("gpu01",), ("gpu03",), ("gpu02",))
 
 
 def hostile_bundle() -> Bundle:

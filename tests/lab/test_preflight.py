@@ -1,0 +1,158 @@
+"""``nccl-doctor preflight`` in the lab: the bad host is kept out, whatever the fault, and only a go runs the job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from . import faults, machine
+from .lab import Lab
+
+GO, NOTHING_CHECKED, INCOMPLETE, FAULTY = 0, 3, 4, 11
+OTHERS = ["gpu01", "gpu03", "gpu04"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of preflight left: its exit code and output, the lines of its host files, its JUnit file."""
+
+    code: int
+    out: str
+    err: str
+    good: list[str]
+    bad: list[str]
+    junit: ElementTree.Element
+    report: dict[str, Any]
+
+    def cases(self, kind: str) -> dict[str, str]:
+        """Host -> finding id (``unknown``), of the JUnit cases with a ``failure`` or an ``error``."""
+        found = [(case.get("name", ""), case.find(kind)) for case in self.junit.iter("testcase")]
+        return {name: node.get("type", "") for name, node in found if node is not None}
+
+
+def preflight(lab: Lab, directory: Path, *options: str, job: Sequence[str] = (), timeout: float = 60) -> Run:
+    """A quick preflight of all hosts that writes everything it can."""
+    files = {name: directory / name for name in ("good", "bad", "junit.xml", "report.json")}
+    words = ["nccl-doctor", "preflight", "--hosts", str(lab.hostfile), "--profile", "quick"]
+    words += ["--good-hosts", str(files["good"]), "--bad-hosts", str(files["bad"])]
+    words += ["--report", f"junit={files['junit.xml']}", "--report", f"json={files['report.json']}"]
+    done: subprocess.CompletedProcess[str] = lab.run([*words, *options, *job], timeout=timeout, cwd=directory)
+    assert files["junit.xml"].exists(), done.stderr
+    return Run(
+        done.returncode,
+        done.stdout,
+        done.stderr,
+        files["good"].read_text().split("\n")[:-1],
+        files["bad"].read_text().split("\n")[:-1],
+        ElementTree.parse(files["junit.xml"]).getroot(),
+        json.loads(files["report.json"].read_text()),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault on gpu02, and the finding that JUnit must name there."""
+
+    fault: str
+    id: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.fault
+
+
+CASES = [
+    Case("sshd-down", "host.ssh-refused"),
+    Case("ssh-filtered", "host.ssh-timeout", options=("--connect-timeout", "2")),
+    Case("port-dropped", "net.firewall.dropped"),
+    Case("mtu-black-hole", "net.mtu.black-hole"),
+    Case("own-name-loopback", "net.hostname-resolution.loopback"),
+    Case("wrong-nccl-conf", ""),
+    Case("small-shm", "sys.shm"),
+    Case("disk-full", "sys.disk-full"),
+    Case("no-python", "host.no-python"),
+    Case("other-nccl", "sw.nccl-version-mismatch"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fault_is_no_go_and_its_host_is_kept_out(lab: Lab, tmp_path: Path, case: Case) -> None:
+    missing = faults.all_faults()[case.fault].missing()
+    if missing:
+        pytest.skip("; ".join(missing))
+    ran = tmp_path / "ran"
+    with lab.fault(case.fault, "gpu02", **case.parameters):
+        run = preflight(lab, tmp_path, *case.options, job=("--", "touch", str(ran)))
+    assert (run.code, run.good, run.bad) == (FAULTY, OTHERS, ["gpu02"]), run.out
+    assert not ran.exists() and "NO-GO" in run.out
+    failed = run.cases("failure")
+    assert list(failed) == ["gpu02"] and failed["gpu02"].startswith(case.id), failed
+    assert run.report["decisions"]["gpu02"]["state"] == "bad" and run.report["go"] is False
+
+
+def test_a_clean_lab_runs_the_job_on_its_hosts_and_passes_on_its_exit_code(lab: Lab, tmp_path: Path) -> None:
+    script = (
+        'echo "hosts=$NCCL_DOCTOR_HOSTS n=$NCCL_DOCTOR_NNODES words=$0"; cat "$NCCL_DOCTOR_HOSTFILE"; '
+        'echo "RuntimeError: NCCL error: unhandled system error, CUDA error: out of memory" >&2; exit 7'
+    )
+    run = preflight(lab, tmp_path, job=("--", "sh", "-c", script, "{nnodes}:{hosts}"))
+    assert run.code == 7, run.err
+    assert (run.good, run.bad, run.cases("failure"), run.cases("error")) == (lab.hostnames, [], {}, {})
+    listed = ",".join(lab.hostnames)
+    assert f"hosts={listed} n=4 words=4:{listed}\n" + "\n".join(lab.hostnames) + "\n" in run.out
+    assert run.out.index("GO") < run.out.index("hosts=")
+    assert "the job failed; its output says" in run.err and "unhandled system error" in run.err
+    cases = [(case.get("classname"), case.get("name")) for case in run.junit.iter("testcase")]
+    assert len(set(cases)) == len(cases) and {host for _, host in cases} == set(lab.hostnames)
+
+
+def test_three_of_four_with_a_spare(lab: Lab, tmp_path: Path) -> None:
+    """A bad host and enough good ones: go without it; one good one is kept as a spare."""
+    job = ("--", "sh", "-c", "echo $NCCL_DOCTOR_HOSTS")
+    with lab.fault("own-name-loopback", "gpu03"):
+        run = preflight(lab, tmp_path, "--min-hosts", "2", "--spares", "1", job=job)
+        short = preflight(lab, tmp_path, "--min-hosts", "4", "--spares", "1")
+    assert (run.code, run.good, run.bad) == (GO, ["gpu01", "gpu02", "# spare: gpu04"], ["gpu03"])
+    assert "\ngpu01,gpu02\n" in run.out
+    assert (short.code, short.bad) == (FAULTY, ["gpu03"])
+
+
+def test_a_host_that_vanishes_in_the_middle_is_never_good(lab: Lab, tmp_path: Path) -> None:
+    with lab.fault("host-vanishes", after_s=0.7):
+        run = preflight(lab, tmp_path, "--min-hosts", "3", "--budget", "25s", timeout=45)
+        machine.end(process.pid for process in lab.processes("gpu02"))
+    assert "gpu02" not in run.good and "gpu02" in run.report["decisions"]
+    assert run.report["decisions"]["gpu02"]["state"] in ("bad", "unknown")
+    assert any("gpu02" in line for line in run.bad)
+    assert "gpu02" in {**run.cases("failure"), **run.cases("error")}
+
+
+def test_all_hosts_bad(lab: Lab, tmp_path: Path) -> None:
+    for name in lab.hostnames:
+        lab.apply_fault("sshd-down", name)
+    run = preflight(lab, tmp_path, "--min-hosts", "1", job=("--", "echo", "ran"))
+    lab.clear_faults()
+    assert (run.code, run.good, run.bad) == (NOTHING_CHECKED, [], ["gpu[01-04]"])
+    assert "ran\n" not in run.out
+
+
+def test_what_does_not_fit_the_budget_is_said_and_no_host_passes(lab: Lab, tmp_path: Path) -> None:
+    run = preflight(lab, tmp_path, "--budget", "1s", "--profile", "standard", "--min-hosts", "1")
+    assert run.code == INCOMPLETE and run.good == []
+    assert any("deadline" in gap["why"] for gap in run.report["unknown"])
+    assert set(run.cases("error")) == set(lab.hostnames) and "deadline" in run.out
+
+
+def test_busbw_is_measured_in_the_standard_profile(lab: Lab, tmp_path: Path) -> None:
+    run = preflight(lab, tmp_path, "--profile", "standard", "--require", "min-busbw=10000", "--min-hosts", "1")
+    assert (run.code, run.good) == (FAULTY, []), run.out
+    assert set(run.cases("failure").values()) == {"require.min-busbw"}
+    assert "busbw is below 10000 GB/s" in run.out
