@@ -121,7 +121,6 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     yield from _measured(facts)
 
 
-<<<<<<< HEAD
 def _torchless_machine(fleet: Fleet) -> None:
     """One machine without torch and without a GPU (a laptop, a login node) trains nothing: no collective is missing.
 
@@ -136,7 +135,8 @@ def _torchless_machine(fleet: Fleet) -> None:
     gpu = host.want(GpuFact)
     if gpu is not None and not gpu.has_hardware:
         raise SkipRule("no torch and no NVIDIA GPU on this host; name the job's Python with --python")
-=======
+
+
 class BusBandwidth(msgspec.Struct, frozen=True):
     """One measured size: bytes, ranks, the mean time of an operation in us over all ranks, busbw in GB/s (1e9 B/s)."""
 
@@ -157,7 +157,6 @@ def _bus_bandwidth(event: Mapping[str, Any]) -> BusBandwidth:
 def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
     """What rank 0 measured, in its order."""
     return [_bus_bandwidth(event) for event in _events(facts, "size")]
->>>>>>> gate
 
 
 def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
