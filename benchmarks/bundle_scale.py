@@ -1,8 +1,10 @@
-"""How long a bundle of many hosts takes to read and to judge, beside json.loads of the same text.
+"""How long a bundle of many hosts takes to read, to judge and to render, beside json.loads of the same text.
 
-    python benchmarks/bundle_scale.py [--hosts 100,1000]
+    python benchmarks/bundle_scale.py [--hosts 100,1000,10000] [--faulty] [--mesh-only]
 
-Prints seconds and ratios, all from one run.
+Every host carries all probes of an eight-GPU host, read by the real probes from the tests' stand-in machine. With
+``--faulty`` one host in ten has lost its NVLinks and one in fifty was not reached. Prints seconds and ratios, all
+from one run.
 """
 
 from __future__ import annotations
@@ -14,19 +16,28 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 
+import fleets
+import page_fleet
 from facts_builder import green_probes
 
 from nccl_doctor.collect.mesh_plan import pairs
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.report import html
 from nccl_doctor.rules.judge import judge, to_json
 
 
-def fleet(count: int) -> Bundle:
-    """A green fleet of ``count`` hosts, measured as ``check`` does by default (ring and random pairs)."""
+def fleet(count: int, machine: dict[str, Any], sick: dict[str, Any]) -> Bundle:
+    """A fleet of ``count`` hosts, measured as ``check`` does by default (ring and random pairs).
+
+    ``machine`` are the probes of a GPU host (empty: the mesh's alone), ``sick`` those of every tenth (empty: none).
+    """
     names = [f"node{index:05d}" for index in range(count)]
     address = {name: f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}" for index, name in enumerate(names)}
     peers: dict[str, list[str]] = {}
@@ -34,8 +45,16 @@ def fleet(count: int) -> Bundle:
         peers.setdefault(one, []).append(other)
     sample = green_probes("gpu02")
     hosts = []
-    for name in names:
-        probes = dict(sample)
+    others = page_fleet.host_probes("gpu01", {})
+    others.pop("interfaces")
+    for number, name in enumerate(names):
+        own = sick if sick and number % 10 == 3 else machine
+        probes = {**sample, **own}
+        if own:
+            probes |= {
+                "interfaces": msgspec.to_builtins(fleets.interfaces(f"eth0/{address[name]}/16")),
+                **others,
+            }
         probes["names"] = {
             "host_name": name,
             "own": {"addresses": [address[name]]},
@@ -52,8 +71,11 @@ def fleet(count: int) -> Bundle:
             ]
         }
         results = {probe: ProbeResult(Outcome.OK, data) for probe, data in probes.items()}
-        hosts.append(HostFacts(name, Reach(ReachOutcome.OK), results))
-    return Bundle(1, "benchmark", "2026-01-01T00:00:00+00:00", Plan(("connectivity", "ports"), names[0]), tuple(hosts))
+        lost = bool(sick) and number % 50 == 7
+        reach = Reach(ReachOutcome.TIMED_OUT, "no answer", ("ssh: timed out",)) if lost else Reach(ReachOutcome.OK)
+        hosts.append(HostFacts(name, reach, {} if lost else results))
+    stages = page_fleet.STAGES if machine else ("connectivity", "ports")
+    return Bundle(1, "benchmark", "2026-01-01T00:00:00+00:00", Plan(stages, names[0]), tuple(hosts))
 
 
 def timed(what: str, function: object, *arguments: object) -> tuple[object, float]:
@@ -67,14 +89,21 @@ def timed(what: str, function: object, *arguments: object) -> tuple[object, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", default="100,1000,10000")
-    for count in [int(word) for word in parser.parse_args().hosts.split(",")]:
-        content = bundles.to_bytes(fleet(count))
+    parser.add_argument("--faulty", action="store_true", help="break some hosts")
+    parser.add_argument("--mesh-only", action="store_true", help="the probes of the mesh alone, as without GPUs")
+    options = parser.parse_args()
+    machine = {} if options.mesh_only else page_fleet.hardware()
+    sick = page_fleet.hardware(nvlink_lost={3}) if options.faulty else {}
+    for count in [int(word) for word in options.hosts.split(",")]:
+        content = bundles.to_bytes(fleet(count, machine, sick))
         text = gzip.decompress(content)
         print(f"{count} hosts: {len(content) / 1e6:.1f} MB on disk, {len(text) / 1e6:.1f} MB of JSON")
         _, plain = timed("json.loads (standard library)", json.loads, text)
         bundle, ours = timed("read the bundle (gunzip, msgspec)", bundles.from_bytes, content, "bundle")
         report, judged = timed("judge", judge, bundle)
         timed("report as JSON", to_json, report)
+        page, _ = timed("report as HTML", html.render, report, bundle)
+        print(f"  {report.verdict}, {len(report.findings)} findings; HTML {len(page.encode()) / 1e6:.2f} MB")  # type: ignore[attr-defined]
         print(f"  read / json.loads = {ours / plain:.2f}, judge / json.loads = {judged / plain:.2f}")
 
 

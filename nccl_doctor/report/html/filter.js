@@ -14,6 +14,11 @@
     count.textContent = words.length ? `${shown} of ${items.length} rows` : "";
   };
   box.addEventListener("input", apply);
-  // A printed page shows everything that can be opened.
-  addEventListener("beforeprint", () => document.querySelectorAll("details.finding").forEach((node) => (node.open = true)));
+  // A printed page shows every finding open; afterwards all is as it was.
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details.finding:not([open])")];
+    closed.forEach((node) => (node.open = true));
+  });
+  addEventListener("afterprint", () => closed.forEach((node) => (node.open = false)));
 })();

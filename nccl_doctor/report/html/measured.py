@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.verdict import rate
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Links, PathMtu, Throughput
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.software import Software
@@ -14,12 +19,13 @@ from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.fold import fold
-from nccl_doctor.rules.engine import reached
+from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.localise import Pair
 from nccl_doctor.rules.software import drift_table
 
 SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable nor small; the worst pairs are listed
 WORST_SHOWN = 40
+EVEN_BELOW = 0.1  # shade: all pairs within a factor of 1.26 of the median
 
 
 class Heatmap(msgspec.Struct, frozen=True):
@@ -31,6 +37,7 @@ class Heatmap(msgspec.Struct, frozen=True):
     cells: tuple[tuple[tuple[str, float] | None, ...], ...]
     worst: tuple[tuple[str, str, str], ...]
     summary: str
+    even: bool  # no pair is worse than the median: nothing to look for
 
 
 class DriftLine(msgspec.Struct, frozen=True):
@@ -40,15 +47,24 @@ class DriftLine(msgspec.Struct, frozen=True):
     values: tuple[tuple[str, str, bool], ...]
 
 
+class Chip(msgspec.Struct, frozen=True):
+    """One device: its kind (gpu, nic, nvswitch), the name it goes by, and in small print where it is and how wide."""
+
+    kind: str
+    name: str
+    detail: str
+    narrow: bool  # fewer PCIe lanes than device and slot could have
+
+
 class Box(msgspec.Struct, frozen=True):
-    """A PCIe switch or root port and the devices behind it."""
+    """What hangs below one PCIe bridge (a switch or root port), and the way to it from the root complex down."""
 
     name: str
-    devices: tuple[tuple[str, str], ...]  # (kind, name)
+    devices: tuple[Chip, ...]
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A NUMA node with its switches."""
+    """A NUMA node with its bridges."""
 
     name: str
     boxes: tuple[Box, ...]
@@ -62,6 +78,16 @@ class Topology(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     words: tuple[str, ...]
+    nvlink: str  # one sentence on the GPUs' NVLinks, empty where the matrix was not read
+
+
+class Curves(msgspec.Struct, frozen=True):
+    """One bench run in words: its name, what it was, and (kind, sentence) of its verdicts."""
+
+    label: str
+    run: str
+    verdicts: tuple[tuple[str, str], ...]
+    changes: tuple[tuple[str, str, str, str, str], ...]  # (collective, size, now, baseline, words)
 
 
 def heatmaps(bundle: Bundle) -> list[Heatmap]:
@@ -103,6 +129,7 @@ def _heatmap(
     hosts = tuple(sorted({name for pair in values for name in pair}))
     spread = f"from {_number(ordered[0])} to {_number(ordered[-1])} {unit}, median {_number(usual)} {unit}"
     summary = f"{len(values)} directed pairs: {spread}"
+    even = max(shade.values()) < EVEN_BELOW
     if len(hosts) <= SQUARE_UP_TO:
         cells = tuple(
             tuple(
@@ -111,10 +138,10 @@ def _heatmap(
             )
             for one in hosts
         )
-        return Heatmap(title, unit, hosts, cells, (), summary)
+        return Heatmap(title, unit, hosts, cells, (), summary, even)
     worst = sorted(values, key=lambda pair: (-shade[pair], pair))[:WORST_SHOWN]
     return Heatmap(
-        title, unit, (), (), tuple((one, other, _number(values[(one, other)])) for one, other in worst), summary
+        title, unit, (), (), tuple((one, other, _number(values[(one, other)])) for one, other in worst), summary, even
     )
 
 
@@ -139,18 +166,19 @@ def drift(bundle: Bundle) -> list[DriftLine]:
 
 
 def topologies(bundle: Bundle) -> list[Topology]:
-    """The different topologies of the fleet, each with the hosts that have it."""
-    groups: dict[tuple[str, tuple[PciDevice, ...]], list[str]] = {}
+    """The different topologies of the fleet, each with the hosts that have it; the commonest first."""
+    groups: dict[tuple[str, tuple[PciDevice, ...]], list[Host]] = {}
     for host in reached(bundle):
         fact = host.want(TopologyFact)
         if fact is not None and (fact.matrix.text or fact.devices):
-            groups.setdefault((fact.matrix.text, fact.devices), []).append(host.name)
+            groups.setdefault((fact.matrix.text, fact.devices), []).append(host)
     return [
-        _topology(hosts, text, devices) for (text, devices), hosts in sorted(groups.items(), key=lambda item: item[1])
+        _topology(hosts, text, devices)
+        for (text, devices), hosts in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].name))
     ]
 
 
-def _topology(hosts: list[str], text: str, devices: tuple[PciDevice, ...]) -> Topology:
+def _topology(hosts: list[Host], text: str, devices: tuple[PciDevice, ...]) -> Topology:
     try:
         matrix: Matrix | None = parse(text)
     except TopologyError:
@@ -164,7 +192,8 @@ def _topology(hosts: list[str], text: str, devices: tuple[PciDevice, ...]) -> To
         rows = tuple((a, tuple(_matrix_cell(a, b, kinds.get((a, b), "")) for b in names)) for a in names)
         words = [found.text for found in uneven(matrix)]
         words += [f"{gpu.name} to the network: {to_network(matrix, gpu.name)}" for gpu in matrix.gpus]
-    return Topology(fold(hosts), _nodes(devices), names, rows, tuple(words))
+    told = fold(host.name for host in hosts)
+    return Topology(told, _nodes(devices, _gpu_names(hosts[0])), names, rows, tuple(words), _nvlink(matrix, devices))
 
 
 def _matrix_cell(a: str, b: str, kind: str) -> tuple[str, str]:
@@ -173,18 +202,60 @@ def _matrix_cell(a: str, b: str, kind: str) -> tuple[str, str]:
     return kind or "?", "nv" if kind.startswith("NV") else kind.lower() or "cut"
 
 
-def _nodes(devices: tuple[PciDevice, ...]) -> tuple[Node, ...]:
-    """NUMA node -> first PCI bridge on the way down -> devices behind it."""
-    tree: dict[int, dict[str, list[tuple[str, str]]]] = {}
+def _gpu_names(host: Host) -> dict[str, str]:
+    """PCI address -> the GPU's name as nvidia-smi counts."""
+    fact = host.want(GpuFact)
+    return {gpu.bus_id: f"GPU{gpu.index}" for gpu in fact.gpus if gpu.bus_id} if fact else {}
+
+
+def _nvlink(matrix: Matrix | None, devices: tuple[PciDevice, ...]) -> str:
+    """How the GPUs reach each other: pairs by kind, counted from the cells that were read."""
+    if matrix is None or len(matrix.gpus) < 2:
+        return ""
+    kinds = matrix.kinds()
+    pairs = [(a.name, b.name) for number, a in enumerate(matrix.gpus) for b in matrix.gpus[number + 1 :]]
+    counts = Counter(kinds.get(pair) or "not read" for pair in pairs)
+    switches = sum(device.kind == "nvswitch" for device in devices)
+    told = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    return f"GPU pairs by link: {told}" + (f"; {switches} NVSwitches" if switches else "")
+
+
+def _nodes(devices: tuple[PciDevice, ...], gpus: Mapping[str, str]) -> tuple[Node, ...]:
+    """NUMA node -> the bridge nearest to the devices -> the devices behind it."""
+    tree: dict[int, dict[tuple[str, ...], list[Chip]]] = {}
     for device in devices:
         node = -1 if device.numa_node is None else device.numa_node
-        root = device.path[0] if device.path else device.bus_id
-        name = ", ".join((*device.verbs, *device.netdevs)) or device.bus_id
-        tree.setdefault(node, {}).setdefault(root, []).append((device.kind, name))
+        tree.setdefault(node, {}).setdefault(device.path[:-1], []).append(_chip(device, gpus))
     return tuple(
         Node(
             f"NUMA node {node}" if node >= 0 else "NUMA node unknown",
-            tuple(Box(root, tuple(found)) for root, found in boxes.items()),
+            tuple(Box(" → ".join(way) or "path not read", tuple(found)) for way, found in boxes.items()),
         )
         for node, boxes in sorted(tree.items())
     )
+
+
+def _chip(device: PciDevice, gpus: Mapping[str, str]) -> Chip:
+    known = gpus.get(device.bus_id) or ", ".join((*device.verbs, *device.netdevs))
+    kind = {"gpu": "GPU", "nic": "NIC", "nvswitch": "NVSwitch"}.get(device.kind, device.kind)
+    name = known if known.startswith(kind) else f"{kind} {known}".strip()
+    lanes, possible = device.link_width or "", device.link_width_max or ""
+    narrow = lanes.isdecimal() and possible.isdecimal() and int(lanes) < int(possible)
+    width = f"x{lanes} of x{possible}" if narrow else f"x{lanes}" if lanes.isdecimal() else ""
+    detail = " ".join(part for part in (device.bus_id, width) if part)
+    return Chip(device.kind, name, detail, narrow)
+
+
+def curves(runs: Sequence[tuple[str, Outcome]]) -> list[Curves]:
+    """What the runs amount to, beneath their plot."""
+    return [_curves(label, run) for label, run in runs]
+
+
+def _curves(label: str, run: Outcome) -> Curves:
+    ceiling = f"; ceiling {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
+    told = f"{run.created}, {run.world.size} ranks, {run.world.backend}, {run.path.words}{ceiling}"
+    changes = tuple(
+        (item.collective, format_size(item.size), rate(item.now_gbs), rate(item.before_gbs), item.words)
+        for item in run.changes
+    )
+    return Curves(label, told, tuple((item.kind, item.text) for item in run.verdicts), changes)

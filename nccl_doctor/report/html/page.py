@@ -83,7 +83,8 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         heatmaps=measured.heatmaps(bundle),
         drift=measured.drift(bundle),
         topologies=measured.topologies(bundle),
-        curves=[Markup(svg(list(runs)))] if runs else [],
+        plot=Markup(svg(runs)) if runs else None,
+        curves=measured.curves(runs),
         stage_states=report.stages,
     )
     return text
