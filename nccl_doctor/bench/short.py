@@ -51,7 +51,9 @@ def run_short(
             outcome = answer.outcome if answer.outcome is not Outcome.OK else Outcome.FAILED
             results[name] = ProbeResult(outcome, None, prepared)
         elif prepared.torch_trouble:
-            results[name] = ProbeResult(Outcome.TOOL_MISSING, None, prepared.torch_trouble)
+            results[name] = ProbeResult(
+                Outcome.FAILED if prepared.torch.error else Outcome.TOOL_MISSING, None, prepared.torch_trouble
+            )
         else:
             ready[name] = prepared
     left_s = end - time.monotonic()

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver
+from nccl_doctor.rules.mesh_pairs import pairs, shifts
 
-Pair = tuple[str, str]
+__all__ = ["best_address", "data_address", "link_targets", "pairs", "shifts"]
 
-# Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
-FULL_UP_TO = 12
 MESSAGES = 100  # small paced messages per pair: 0.2 s, and a loss of 5 % is missed once in 170 times per pair
-
-
-def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:
-    """The ordered pairs to measure: all of them, or for a large fleet a ring both ways and two random rings more.
-
-    The random rings are drawn from the host names, so that the same fleet is measured the same way each time.
-    """
-    names = sorted(hosts)
-    if mesh == "full" or len(names) <= FULL_UP_TO:
-        return [(one, other) for one in names for other in names if one != other]
-    chosen: set[Pair] = set()
-    order = list(names)
-    for _ in range(3):
-        for one, other in zip(order, order[1:] + order[:1], strict=True):
-            chosen |= {(one, other), (other, one)}
-        random.Random(",".join(order)).shuffle(order)
-    return sorted(chosen)
-
-
-def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:
-    """Ordered pairs for throughput: in each of ``count`` rounds every host sends to one peer and receives from one."""
-    names = sorted(hosts)
-    steps = range(1, min(count, len(names) - 1) + 1)
-    return [(name, names[(index + step) % len(names)]) for step in steps for index, name in enumerate(names)]
 
 
 def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
+from nccl_doctor.rules.mesh_pairs import unasked, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -96,6 +97,7 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     """
     _alone(fleet)
     seen = fleet.every(Names)
+    unasked(fleet, seen)
     resolver = Resolver(seen)
     for name in resolver.names():
         without = resolver.answers(name).get((), [])
@@ -230,6 +232,17 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------------ MTU
 
 
+def _cut(fleet: Fleet) -> set[Pair]:
+    """Pairs without any connection, where the ports stage says so: nothing more can be measured between them."""
+    if "ports" not in fleet.plan.stages:
+        return set()
+    facts = {host.name: host.want(Links) for host in fleet.hosts}
+    links = [(host, link) for host, fact in facts.items() if fact is not None for link in fact.links]
+    return {(host, link.peer) for host, link in links} - {
+        (host, link.peer) for host, link in links if link.outcome == "ok"
+    }
+
+
 def _paths(fleet: Fleet) -> dict[Pair, PathSize]:
     return {(host, path.peer): path for host, fact in fleet.every(PathMtu).items() for path in fact.paths}
 
@@ -243,8 +256,15 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     """
     _alone(fleet)
     paths = _paths(fleet)
-    for host, gaps in _without_udp(paths).items():
+    cut = _cut(fleet)
+    untried(fleet, cut | set(paths), "path MTU to", "not measured")
+    silent = _without_udp(paths)
+    for host, gaps in silent.items():
         fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+    for (host, peer), path in paths.items():
+        if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
+            why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
+            fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if path.interface_mtu:
@@ -329,7 +349,12 @@ def _black_hole(culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
 
 
 def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
-    return [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links if link.messages]
+    """The links over which messages went to and fro; pairs without any are noted as not measured."""
+    links = [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links]
+    found = [(host, link) for host, link in links if link.messages and link.answered]
+    heard = {(host, link.peer) for host, link in found}
+    untried(fleet, heard | _cut(fleet), "loss and delay to", "no message was answered")
+    return found
 
 
 @fleet_rule("connectivity", "net.packet-loss")
@@ -395,8 +420,9 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
         fastest = link.rtt_p50_ms if link.rtt_min_ms is None else link.rtt_min_ms
         if fastest is not None:
             trips[(host, link.peer)] = fastest
+    untried(fleet, set(trips) | _cut(fleet), "delay to", "no round trip was timed")
     if len(trips) < 3:
-        return
+        raise SkipRule("too few pairs of hosts to compare")
     usual = _good(trips.values())
     bad = {pair: trip > DELAY_MS and trip > DELAY_FACTOR * usual for pair, trip in trips.items()}
     for culprit in plausible(bad):
@@ -425,8 +451,13 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
         for flow in fact.flows:
             if flow.outcome == "ok" and flow.seconds > 0:
                 rates[(host, flow.peer)] = flow.rate
+            else:
+                why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
+                fleet.missing.setdefault((f"throughput to {flow.peer}", why), []).append(host)
+        if not fact.flows:
+            fleet.missing.setdefault(("throughput", "no flow was measured"), []).append(host)
     if len(rates) < 3:
-        return
+        raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)
     bad = {pair: rate < SLOW_SHARE * usual for pair, rate in rates.items()}
     for culprit in plausible(bad):

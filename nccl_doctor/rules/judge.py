@@ -72,7 +72,7 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
         created=bundle.created,
-        verdict=verdict_of(findings, unknown),
+        verdict=verdict_of(findings, unknown) if results and engine.reached(bundle) else _nothing_measured(findings),
         hosts=tuple(facts.name for facts in bundle.hosts),
         reached=tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK),
         findings=findings,
@@ -87,6 +87,11 @@ def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...]) -> s
     """``faulty`` with any failing finding, else ``incomplete`` with any gap, else ``healthy``."""
     failed = any(item.severity is Severity.FAIL for item in findings)
     return "faulty" if failed else "incomplete" if unknown else "healthy"
+
+
+def _nothing_measured(findings: tuple[Finding, ...]) -> str:
+    """The verdict where no rule ran on any host: never ``healthy``."""
+    return "faulty" if any(item.severity is Severity.FAIL for item in findings) else "incomplete"
 
 
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)

@@ -8,6 +8,7 @@ from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame
+from nccl_doctor.rules.mesh_pairs import untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -28,6 +29,9 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
     """
     for host, listening in fleet.every(Listening).items():
         master = listening.master
+        if master is None and host == fleet.plan.master:
+            what = f"master port {fleet.plan.master_port}"
+            fleet.missing.setdefault((what, "nobody tried to listen on it"), []).append(host)
         if master is None or master.outcome == "ok":
             continue
         if master.outcome != "in-use":
@@ -69,6 +73,8 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
         if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
             fleet.missing.setdefault((f"connect to {link.peer}", f"{link.outcome}: {link.detail}"), []).append(host)
     general = _pairs(tried, "ephemeral")
+    untried(fleet, general, "connect to", "not tried")
+    _master_untried(fleet, tried)
     explained: set[Pair] = set()
     for id, outcomes in _by_outcome().items():
         measured = {pair: all(link.outcome in outcomes for link in links) for pair, links in general.items()}
@@ -77,6 +83,19 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             yield _blocked(id, culprit, general, fleet)
     yield from _partly_blocked(general, explained)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
+
+
+def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
+    """Note the hosts that did not try the master port although the master listened on it."""
+    listening = next((host.want(Listening) for host in fleet.hosts if host.name == fleet.plan.master), None)
+    if listening is None or listening.master is None or listening.master.outcome != "ok":
+        return  # the rule of the master port says why nobody could try
+    reached = {host for host, link in tried if link.purpose == "master"}
+    known_gaps = {host for hosts in fleet.missing.values() for host in hosts}
+    for host in fleet.hosts:
+        if host.name not in reached | known_gaps | {fleet.plan.master}:
+            what = f"master port {fleet.plan.master_port} on {fleet.plan.master}"
+            fleet.missing.setdefault((what, "not tried"), []).append(host.name)
 
 
 def _by_outcome() -> dict[str, set[str]]:

@@ -1,0 +1,59 @@
+"""Who measures whom: the same pairs for the same hosts, so that a rule can tell what was left unmeasured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from nccl_doctor.facts.mesh import Names, Resolver
+from nccl_doctor.rules.engine import Fleet
+
+Pair = tuple[str, str]
+
+# Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
+FULL_UP_TO = 12
+
+
+def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:
+    """The ordered pairs to measure: all of them, or for a large fleet a ring both ways and two random rings more.
+
+    The random rings are drawn from the host names, so that the same fleet is measured the same way each time.
+    """
+    names = sorted(hosts)
+    if mesh == "full" or len(names) <= FULL_UP_TO:
+        return [(one, other) for one in names for other in names if one != other]
+    chosen: set[Pair] = set()
+    order = list(names)
+    for _ in range(3):
+        for one, other in zip(order, order[1:] + order[:1], strict=True):
+            chosen |= {(one, other), (other, one)}
+        random.Random(",".join(order)).shuffle(order)
+    return sorted(chosen)
+
+
+def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:
+    """Ordered pairs for throughput: in each of ``count`` rounds every host sends to one peer and receives from one."""
+    names = sorted(hosts)
+    steps = range(1, min(count, len(names) - 1) + 1)
+    return [(name, names[(index + step) % len(names)]) for step in steps for index, name in enumerate(names)]
+
+
+def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
+    """Note every pair that should have been measured and was not: what nobody looked at has not passed.
+
+    Hosts whose fact is missing altogether are noted by ``Fleet.every`` already.
+    """
+    seen = set(tried)
+    known_gaps = {host for hosts in fleet.missing.values() for host in hosts}
+    for source, peer in pairs([host.name for host in fleet.hosts], fleet.plan.mesh):
+        if (source, peer) not in seen and source not in known_gaps:
+            fleet.missing.setdefault((f"{what} {peer}", why), []).append(source)
+
+
+def unasked(fleet: Fleet, seen: dict[str, Names]) -> None:
+    """Note every host of which it is not known what it resolves another reached host's name to."""
+    resolver = Resolver(seen)
+    for name in sorted(host.name for host in fleet.hosts):
+        told = {host for hosts in resolver.answers(name).values() for host in hosts}
+        for host in sorted(set(seen) - told):
+            fleet.missing.setdefault((f"name {name}", "not asked"), []).append(host)

@@ -1,0 +1,463 @@
+"""Promises that hold over all of ``check``: what is missing never passes, exit codes, hostile text, Ctrl-C."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from facts_builder import NAMES, Builder
+from rich.console import Console
+
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, Severity, Unknown, finding, shell_word
+from nccl_doctor.report.console import render
+from nccl_doctor.rules import engine
+from nccl_doctor.rules.judge import Report, judge
+
+Path_ = tuple[Any, ...]
+
+
+# ------------------------------------------------------------------ 10: what was not measured never passes
+
+
+def passes(bundle: Bundle) -> set[tuple[str, str]]:
+    return {(result.rule, host) for result in engine.run(bundle) for host in result.passed}
+
+
+def test_the_mesh_bundle_is_green() -> None:
+    report = judge(Builder().bundle())
+    assert report.verdict == "healthy" and not report.findings
+
+
+@pytest.mark.parametrize("probe", ["names", "listening", "links", "path-mtu", "throughput", "clock"])
+def test_without_a_fact_nobody_is_healthy(probe: str) -> None:
+    builder = Builder()
+    del builder.probes["gpu02"][probe]
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete"
+    assert any("gpu02" in gap.hosts for gap in report.unknown)
+
+
+def leave_out(builder: Builder, probe: str, key: str) -> Iterator[tuple[str, Builder]]:
+    """Each entry of a list or table of gpu02's fact left out, one at a time, then all of them."""
+    entries = builder.probes["gpu02"][probe][key]
+    for number in [*range(len(entries)), None]:
+        spoiled = copy.deepcopy(builder)
+        own = spoiled.probes["gpu02"][probe]
+        if number is None:
+            own[key] = type(entries)()
+        elif isinstance(entries, dict):
+            own[key].pop(list(entries)[number])
+        else:
+            own[key].pop(number)
+        yield f"{probe}.{key}[{number}]", spoiled
+
+
+@pytest.mark.parametrize(
+    ("probe", "key"), [("names", "resolved"), ("path-mtu", "paths"), ("links", "links"), ("listening", "ephemeral")]
+)
+def test_a_pair_that_nobody_measured_is_not_healthy(probe: str, key: str) -> None:
+    builder = Builder()
+    for told, spoiled in leave_out(builder, probe, key):
+        if probe == "links" and "[None]" not in told:
+            # Other ports of the same pair were tried: only the whole pair, or the master port, is a gap.
+            continue
+        if probe == "listening":
+            continue
+        report = judge(spoiled.bundle())
+        assert report.verdict == "incomplete", told
+        assert any("gpu02" in gap.hosts for gap in report.unknown), told
+
+
+@pytest.mark.parametrize("peer", ["gpu01", "gpu03", "gpu04"])
+def test_a_peer_that_was_never_connected_to_is_a_gap(peer: str) -> None:
+    builder = Builder()
+    facts = builder.probes["gpu02"]["links"]
+    facts["links"] = [link for link in facts["links"] if link["peer"] != peer]
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete"
+    assert {"connect to " + peer, "loss and delay to " + peer} <= {gap.what for gap in report.unknown}
+
+
+def test_a_master_port_that_nobody_tried_is_a_gap() -> None:
+    builder = Builder()
+    facts = builder.probes["gpu03"]["links"]
+    facts["links"] = [link for link in facts["links"] if link["purpose"] != "master"]
+    (gap,) = judge(builder.bundle()).unknown
+    assert gap.hosts == ("gpu03",) and "master port 29500" in gap.what
+
+
+def test_a_master_that_did_not_listen_on_its_port_is_a_gap() -> None:
+    builder = Builder()
+    builder.probes["gpu01"]["listening"]["master"] = None
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and any(gap.hosts == ("gpu01",) for gap in report.unknown)
+
+
+@pytest.mark.parametrize("change", [{"messages": 0}, {"answered": 0}, {"rtt_p50_ms": None}])
+def test_messages_that_were_not_answered_are_a_gap(change: dict[str, Any]) -> None:
+    builder = Builder()
+    for link in builder.links("gpu02", "gpu03"):
+        link.update(change)
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and any("gpu02" in gap.hosts for gap in report.unknown)
+
+
+def test_a_blocked_pair_is_told_once_and_not_as_a_gap_too() -> None:
+    builder = Builder()
+    for link in builder.links("gpu02", "gpu03"):
+        link.update(outcome="timed-out", detail="timed out", messages=0, answered=0)
+    report = judge(builder.bundle())
+    assert report.verdict == "faulty" and not report.unknown
+
+
+def test_without_the_ports_stage_a_blocked_pair_is_a_gap() -> None:
+    builder = Builder(stages=("connectivity",))
+    for link in builder.links("gpu02", "gpu03"):
+        link.update(outcome="timed-out", detail="timed out", messages=0, answered=0)
+    assert judge(builder.bundle()).verdict == "incomplete"
+
+
+def test_one_unanswered_udp_path_is_a_gap() -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["path-mtu"]["paths"][0].update(outcome="blocked", largest_passed=0)
+    assert judge(builder.bundle()).verdict == "incomplete"
+
+
+@pytest.mark.parametrize("spoiled", [{"outcome": "failed"}, {"seconds": 0.0}])
+def test_a_transfer_that_was_not_timed_is_a_gap(spoiled: dict[str, Any]) -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["throughput"]["flows"][0].update(spoiled)
+    assert judge(builder.bundle()).verdict == "incomplete"
+
+
+def test_two_hosts_have_nothing_to_compare_speed_with() -> None:
+    results = {item.rule: item for item in engine.run(Builder(("gpu01", "gpu02")).bundle())}
+    for rule in ("connectivity.latency", "connectivity.slow_link"):
+        assert not results[rule].passed and set(results[rule].skipped) == {"gpu01", "gpu02"}
+
+
+@pytest.mark.parametrize("change", [{"hosts": ()}, {"plan": Plan(stages=())}])
+def test_a_bundle_in_which_nothing_was_looked_at_is_not_healthy(change: dict[str, Any]) -> None:
+    report = judge(msgspec.structs.replace(Builder().bundle(), **change))
+    assert report.verdict == "incomplete"
+    assert report.exit_code() in (ExitCode.NOTHING_CHECKED, ExitCode.INCOMPLETE)
+
+
+def test_an_empty_host_passes_no_rule_of_any_stage() -> None:
+    """Reached, and nothing collected: whatever a rule then says, it is not that the host passed."""
+    hosts = tuple(HostFacts(name, Reach(ReachOutcome.OK)) for name in NAMES)
+    bundle = Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(engine.STAGES, master="gpu01"), hosts)
+    assert passes(bundle) == set()
+    report = judge(bundle)
+    assert report.verdict == "incomplete"
+    assert not [stage.name for stage in report.stages if stage.state == "pass"]
+
+
+@pytest.fixture(scope="module")
+def this_machine() -> Bundle:
+    """What ``check`` collects here, all stages but the collectives (which have tests of their own)."""
+    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.inventory.model import HostEntry
+    from nccl_doctor.transport.base import ConnectOptions
+
+    stages = tuple(stage for stage in engine.STAGES if stage != "collectives")
+    options = CheckOptions(plan=Plan(stages, master="here"), connect=ConnectOptions(transport="local"))
+    return collect([HostEntry("here")], options)
+
+
+def test_all_stages_no_rule_passes_more_with_a_fact_less(this_machine: Bundle) -> None:
+    (host,) = this_machine.hosts
+    before = {result.rule for result in engine.run(this_machine) if result.passed}
+    lost_something = False
+    for probe in host.probes:
+        for left in (
+            {name: result for name, result in host.probes.items() if name != probe},
+            {**host.probes, probe: ProbeResult(Outcome.TIMED_OUT, None, "no answer")},
+            {**host.probes, probe: ProbeResult(Outcome.OK, {"garbage": []})},
+        ):
+            spoiled = msgspec.structs.replace(this_machine, hosts=(msgspec.structs.replace(host, probes=left),))
+            results = list(engine.run(spoiled))
+            after = {result.rule for result in results if result.passed}
+            assert not [item for result in results for item in result.findings if item.id == "internal-error"]
+            lost_something |= before - after != set()
+            asked = {gap.what for result in results for gap in result.unknown}
+            assert after <= before, f"{probe}: passes only without it"
+            if before - after:
+                assert probe in asked, f"{probe}: rules stopped passing and do not say why"
+    assert lost_something
+
+
+def fields(data: Any, path: Path_ = (), depth: int = 0) -> Iterator[Path_]:
+    if isinstance(data, dict) and depth < 2:
+        for key, value in data.items():
+            yield (*path, key)
+            yield from fields(value, (*path, key), depth + 1)
+
+
+def test_all_stages_no_field_less_makes_an_internal_error(this_machine: Bundle) -> None:
+    (host,) = this_machine.hosts
+    for probe, result in host.probes.items():
+        for path in fields(result.data):
+            data = copy.deepcopy(result.data)
+            inner = data
+            for key in path[:-1]:
+                inner = inner[key]
+            del inner[path[-1]]
+            left = {**host.probes, probe: ProbeResult(Outcome.OK, data)}
+            spoiled = msgspec.structs.replace(this_machine, hosts=(msgspec.structs.replace(host, probes=left),))
+            found = [item for told in engine.run(spoiled) for item in told.findings]
+            assert not [item for item in found if item.id == "internal-error"], (probe, path)
+
+
+# -------------------------------------------------------------------------------- collectives without torch
+
+
+def torchless(
+    outcome: Outcome = Outcome.TOOL_MISSING, gpus: int = 0, hosts: int = 1, told_gpu: bool = True
+) -> engine.RuleResult:
+    probes = {"collectives": ProbeResult(outcome, None, "no torch in /usr/bin/python3")}
+    if told_gpu:
+        absent = {"outcome": "missing", "detail": "no libnvidia-ml"}
+        pci = [{"bus_id": f"0000:0{number}:00.0"} for number in range(gpus)]
+        probes["gpu"] = ProbeResult(Outcome.OK, {"nvml": absent, "smi": absent, "pci_gpus": pci})
+    bundle = Bundle(
+        1, "test", "2026-01-01T00:00:00+00:00", Plan(("collectives",)),
+        tuple(HostFacts(f"h{number}", Reach(ReachOutcome.OK), probes) for number in range(hosts)),
+    )  # fmt: skip
+    (result,) = [item for item in engine.run(bundle) if item.rule == "collectives.short_run"]
+    assert not result.passed
+    return result
+
+
+def test_one_machine_without_torch_and_gpu_skips_the_collectives() -> None:
+    assert "no torch" in torchless().skipped["h0"]
+
+
+@pytest.mark.parametrize(
+    "case", [{"gpus": 1}, {"hosts": 2}, {"told_gpu": False}, {"outcome": Outcome.FAILED}, {"outcome": Outcome.NOT_RUN}]
+)
+def test_otherwise_missing_collectives_are_unknown(case: dict[str, Any]) -> None:
+    result = torchless(**case)
+    assert not result.skipped and result.unknown
+
+
+# ------------------------------------------------------------------------------------------- 11: exit codes
+
+
+def faulty() -> Builder:
+    builder = Builder()
+    builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    return builder
+
+
+def warned() -> Builder:
+    builder = Builder()
+    builder.probes["gpu02"]["clock"] = {"offset": 30.0, "uncertainty": 0.01}
+    return builder
+
+
+def unmeasured() -> Builder:
+    builder = Builder()
+    del builder.probes["gpu02"]["clock"]
+    return builder
+
+
+def unreached() -> Builder:
+    builder = Builder()
+    builder.reach = {name: Reach(ReachOutcome.TIMED_OUT, "silent") for name in NAMES}
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("builder", "options", "code"),
+    [
+        (Builder(), [], ExitCode.HEALTHY),
+        (Builder(), ["--save", "/dev/null/impossible"], ExitCode.INTERNAL_ERROR),
+        (Builder(), ["--format", "yaml"], ExitCode.USAGE),
+        (unreached(), [], ExitCode.NOTHING_CHECKED),
+        (unmeasured(), [], ExitCode.INCOMPLETE),
+        (warned(), [], ExitCode.HEALTHY),
+        (warned(), ["--strict"], ExitCode.WARNINGS),
+        (faulty(), [], ExitCode.FINDINGS),
+    ],
+)
+def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+    from nccl_doctor.facts import bundle as bundles
+
+    cli._load_commands()
+    bundles.write(builder.bundle(), tmp_path / "b.ndb")
+    result = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), *options])
+    assert result.exit_code == code, result.output
+
+
+def program(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **more,
+    )
+
+
+MISTAKES = [
+    (["chek"], 2, "check"),
+    (["check", "--hosts", "/dev/null"], 2, "names no host"),
+    (["check", "--hosts", "/"], 2, "directory"),
+    (["check", "-H", "a b"], 2, "-H"),
+    (["check", "-H", "a", "--master", "b"], 2, "--master b"),
+    (["check", "--from", __file__], 2, "not a bundle"),
+    (["check", "--stage", "prots"], 2, "ports"),
+    (["check", "-H", "a", "--ssh-config", "/nowhere"], 2, "--ssh-config /nowhere"),
+    (["bench", "allreduc"], 2, "did you mean allreduce"),
+    (["explain", "/nowhere"], 3, "no such file"),
+    (["env", "show", "NCCL_DBUG"], 2, "NCCL_DEBUG"),
+    (["report", __file__], 2, "not a bundle"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "told"), MISTAKES)
+def test_a_mistake_is_told_without_a_traceback(arguments: list[str], code: int, told: str) -> None:
+    done = program(*arguments)
+    assert done.returncode == code and told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check --hosts -", "explain -"])
+def test_closed_standard_input_is_no_traceback(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m nccl_doctor {command} <&-', sys.executable],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (2, 12) and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m nccl_doctor playbook | head -c 1', sys.executable],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout and not done.stderr
+
+
+def test_a_defect_of_ours_is_one_message_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nccl_doctor import cli
+
+    def broken() -> None:
+        raise RuntimeError("bad\x1b[31m luck")
+
+    cli._load_commands()
+    monkeypatch.setattr(cli, "_load_commands", lambda: None)
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.delenv(cli.DEBUG, raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    told = capsys.readouterr().err
+    assert stopped.value.code == ExitCode.INTERNAL_ERROR
+    assert "internal error (test_promises.py:" in told and "report it" in told
+    assert "\x1b" not in told and "Traceback" not in told
+    monkeypatch.setenv(cli.DEBUG, "1")
+    with pytest.raises(RuntimeError):
+        cli.main()
+
+
+def test_ctrl_c_tells_what_was_measured_and_leaves_nothing(tmp_path: Path) -> None:
+    """A host whose agent never answers: interrupted, it is hung up on at once, and told as not run."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 300\n")
+    silent.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nccl_doctor", "check", "--python", str(silent)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    time.sleep(2.0)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "interrupted by Ctrl-C" in told and "Traceback" not in told
+    for _ in range(50):
+        if subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, check=False).returncode:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("something of it still runs")
+
+
+def test_an_interrupted_run_keeps_what_it_knows() -> None:
+    from nccl_doctor.collect.check import INTERRUPTED, CheckOptions, _Run
+    from nccl_doctor.collect.progress import Silent
+    from nccl_doctor.transport.base import ConnectOptions, Deadline
+
+    run = _Run({}, CheckOptions(Plan(("system",)), ConnectOptions()), Deadline(10), Silent())
+    run.results["h"] = {}
+    run.interrupt()
+    run.keep("h", "system", ProbeResult(Outcome.FAILED, None, "connection lost"))
+    run.keep("h", "gpu", ProbeResult(Outcome.OK, {}))
+    assert run.results["h"]["system"] == ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
+    assert run.results["h"]["gpu"].outcome is Outcome.OK
+
+
+# ------------------------------------------------------------------------------- 13: hostile text, consoles
+
+HOSTILE = [
+    "\x1b]52;c;ZXZpbA==\x07", "\x1b[2J\x1b[H", "\x9b31m", "\rall is well", "\u202egnp.exe", "\u2066x", "a\x00b",
+    "line\nHEALTHY", "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", "\u200bhidden", "[red]markup[/red]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_remote_text_cannot_drive_the_console(text: str, verbose: bool) -> None:
+    host = f"gpu{text}"
+    advice = EnvAdvice(f"NCCL_{text}", text, text)
+    items = tuple(
+        finding("net.slow.link", severity, text, Evidence(text, source=text, host=host, rank=1), hosts=(host,),
+                fixes=[Fix(text, text, host)], env=[advice])
+        for severity in Severity
+    )  # fmt: skip
+    report = judge(Builder().bundle())
+    report = Report(
+        report.schema, report.tool, text, "faulty", (host,), (host,), items, (Unknown(text, (host,), text, text),),
+        (advice,), report.stages, 1.0,
+    )  # fmt: skip
+    out = io.StringIO()
+    render(
+        report, Console(file=out, width=100, highlight=False, markup=False, emoji=False), verbose=verbose, saved=text
+    )
+    told = out.getvalue()
+    assert not [char for char in told if (ord(char) < 32 and char != "\n") or 0x7F <= ord(char) < 0xA0]
+    assert not {"\u202e", "\u2066", "\u200b"} & set(told)
+    assert not [line for line in told.splitlines() if line.startswith(("HEALTHY", "all is well"))]
+
+
+@pytest.mark.parametrize("value", ["=eth0", "^docker0", "a b", "it's", "$(id)", "", "eth0,eth1", "~x", "a;b"])
+def test_a_setting_can_be_pasted_into_a_shell(value: str) -> None:
+    line = EnvAdvice("NAME", value, "why").shell
+    done = subprocess.run(["sh", "-c", f'{line}; printf %s "$NAME"'], capture_output=True, text=True, check=True)
+    assert done.stdout == value
+    assert shell_word(value) == value or shell_word(value).startswith("'")
+
+
+def test_zsh_would_expand_a_leading_equals_sign() -> None:
+    assert EnvAdvice("NCCL_SOCKET_IFNAME", "=eth0", "why").shell == "export NCCL_SOCKET_IFNAME='=eth0'"
+    assert EnvAdvice("NCCL_DEBUG", "INFO", "why").shell == "export NCCL_DEBUG=INFO"
+    assert EnvAdvice("NCCL_DEBUG", "", "why", unset=True).shell == "unset NCCL_DEBUG"
