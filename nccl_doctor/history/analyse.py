@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from nccl_doctor.history.model import Run, Value
+from nccl_doctor.history.model import HostState, Run, Seen, Value
 
 HISTORY_SCHEMA = "nccl-doctor/history/1"
 LEAST_VALUES = 5  # below this many, no trend is told
@@ -106,47 +106,39 @@ def analyse(runs: Sequence[Run], host: str = "") -> Analysis:
 _Key = tuple[str, str, str]
 
 
-def _failures(run: Run) -> dict[_Key, set[str]]:
-    """Component -> the ids it failed with in this run. What could be either of two hosts is held against neither."""
-    found: dict[_Key, set[str]] = {}
-    for item in run.findings:
-        if item.severity == "fail" and item.sure and item.host:
-            found.setdefault((item.host, item.gpu, item.nic), set()).add(item.id)
-    return found
+def _failing(run: Run) -> list[Seen]:
+    """What failed and is known to be at this host: what could be either of two is held against neither."""
+    return [item for item in run.findings if item.severity == "fail" and item.sure and item.host]
+
+
+def _place(item: Seen) -> _Key:
+    return item.host, item.gpu, item.nic
 
 
 def components(runs: Sequence[Run]) -> list[Component]:
-    """Everything that failed, the most often failing first; what returned before what failed once and stayed away."""
-    per_run = [_failures(run) for run in runs]
+    """Everything that failed: what returned first, then the most often failing."""
     stages: dict[_Key, set[str]] = {}
     ids: dict[_Key, set[str]] = {}
-    for run, failures in zip(runs, per_run, strict=True):
-        for key, found in failures.items():
-            ids.setdefault(key, set()).update(found)
-            stages.setdefault(key, set()).update(
-                item.stage
-                for item in run.findings
-                if (item.host, item.gpu, item.nic) == key and item.severity == "fail"
-            )
-    found_components = []
-    for key in ids:
-        marked = [(run, _mark(run, key, failures, stages[key])) for run, failures in zip(runs, per_run, strict=True)]
-        told = [(run, mark) for run, mark in marked if mark]
-        found_components.append(_component(key, tuple(sorted(ids[key])), told))
-    return sorted(found_components, key=lambda item: (not item.returns, -item.failed, item.label))
+    for run in runs:
+        for item in _failing(run):
+            ids.setdefault(_place(item), set()).add(item.id)
+            stages.setdefault(_place(item), set()).add(item.stage)
+    told: dict[_Key, list[tuple[Run, str]]] = {key: [] for key in ids}
+    for run in runs:
+        states = {item.host: item for item in run.hosts}
+        failed = {_place(item) for item in _failing(run)}
+        for key, marks in told.items():
+            state = states.get(key[0])
+            if state is not None:
+                marks.append((run, FAILED if key in failed else _unfailed(run, state, stages[key])))
+    found = [_component(key, tuple(sorted(ids[key])), told[key]) for key in ids if told[key]]
+    return sorted(found, key=lambda item: (not item.returns, -item.failed, item.label))
 
 
-def _mark(run: Run, key: _Key, failures: dict[_Key, set[str]], stages: Iterable[str]) -> str:
-    """Whether the component failed, passed, or is not known in a run; empty if its host was not in it.
-
-    It passed only where its host was measured completely, in every stage in which it has ever failed.
-    """
-    state = next((item for item in run.hosts if item.host == key[0]), None)
-    if state is None:
-        return ""
-    if key in failures:
-        return FAILED
-    return PASSED if state.measured and state.state != "unknown" and set(stages) <= {"", *run.stages} else UNKNOWN
+def _unfailed(run: Run, state: HostState, stages: set[str]) -> str:
+    """Passed only where the host was measured completely, in every stage in which the component has ever failed."""
+    measured = state.measured and state.state != "unknown" and stages <= {"", *run.stages}
+    return PASSED if measured else UNKNOWN
 
 
 def _component(key: _Key, ids: tuple[str, ...], told: Sequence[tuple[Run, str]]) -> Component:
@@ -170,7 +162,7 @@ def avoided(runs: Sequence[Run]) -> list[Avoided]:
     failing: dict[str, frozenset[str]] = {}  # host -> the hosts of the run it failed in
     found = []
     for run in runs:
-        bad = {key[0] for key in _failures(run)}
+        bad = {item.host for item in _failing(run)}
         together = run.together
         for item in run.hosts:
             if item.host in bad:

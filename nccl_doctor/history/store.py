@@ -17,7 +17,7 @@ APPLICATION_ID = 0x4E444831  # "NDH1": tells our files from other SQLite files
 BUSY_S = 10.0
 _SUFFIXES = (".sqlite", ".sqlite3", ".db")
 # Write-ahead logging needs memory that all writers share: over a network file system it loses data.
-# https://www.sqlite.org/wal.html, "Overview", disadvantage 2 (2026-11)
+# https://www.sqlite.org/wal.html, section "Overview" (2026-11)
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "afs", "weka", "glusterfs")
 _TABLES = (
     "CREATE TABLE run (id INTEGER PRIMARY KEY, created TEXT NOT NULL, tool TEXT NOT NULL, command TEXT NOT NULL,"

@@ -35,7 +35,8 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
         console.print(_change(change))
     if len(found.changes) > len(shown):
         console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
-    console.print(Text(f"\n  {len(found.compared)} hosts compared   exit {found.exit_code.value}", "dim"))
+    count = f"{len(found.compared)} host{'' if len(found.compared) == 1 else 's'}"
+    console.print(Text(f"\n  {count} compared   exit {found.exit_code.value}", "dim"))
 
 
 def _verdict(found: Comparison) -> Text:
@@ -52,7 +53,7 @@ def _verdict(found: Comparison) -> Text:
         )
     if not found.findings and not found.changes:
         return Text("✓ NO CHANGE", "bold green").append(": nothing that is compared differs.", "bold")
-    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {len(found.changes)} facts differ.", "bold")
+    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {len(found.changes)} differences in facts.", "bold")
 
 
 def _finding(item: FindingChange) -> Text:
