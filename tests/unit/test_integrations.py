@@ -1,0 +1,185 @@
+"""The ready-to-use pieces of docs/integrations: they parse, and the command line takes every line of theirs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from nccl_doctor import cli
+from nccl_doctor.rules import policy, requirements
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PIECES = DOCS / "integrations"
+
+
+def shell_of_launch_page() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", (PIECES / "launch.md").read_text(), re.S)
+
+
+def nested(value: Any) -> list[str]:
+    """Every string of a YAML document."""
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in nested(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in nested(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((PIECES / name).read_text()))
+
+
+def argv(line: str) -> list[str]:
+    """The words of the nccl-doctor command in a shell command; a variable stands for one word."""
+    words = shlex.split(line.replace("\\\n", " "))
+    start = next(number for number, word in enumerate(words) if word.split("/")[-1] == "nccl-doctor")
+    return words[start + 1 :]
+
+
+def lines() -> list[list[str]]:
+    found = [argv(text) for text in shell_of_launch_page()]
+    for name in ("github-actions.yml", "gitlab-ci.yml"):
+        texts = [line for text in nested(documents(name)) for line in text.splitlines()]
+        found += [argv(line) for line in texts if "nccl-doctor preflight" in line]
+    prolog = (PIECES / "slurm-prolog.sh").read_text()
+    command = re.search(r"\$\((nccl-doctor .*?)\)\n", prolog)
+    assert command is not None
+    optional = {'"${policy[@]}"': "--policy x", '"${metrics[@]}"': "--report prometheus=x", "2>&1": ""}
+    text = command.group(1)
+    for old, new in optional.items():
+        assert old in text
+        text = text.replace(old, new)
+    found.append(argv(text))
+    batch = (PIECES / "slurm-sbatch.sh").read_text()
+    found.append(argv(batch[batch.index("nccl-doctor preflight") : batch.index("\nstatus=")]))
+    job = documents("kubernetes.yaml")[1]
+    found.append(job["spec"]["template"]["spec"]["initContainers"][0]["command"][1:])
+    return found
+
+
+@pytest.mark.parametrize("words", lines(), ids=lambda words: " ".join(words)[:60])
+def test_the_command_line_takes_it(words: list[str]) -> None:
+    cli._load_commands()
+    group: Any = typer.main.get_command(cli.app)
+    assert words[0] == "preflight"
+    context = group.commands["preflight"].make_context("preflight", list(words[1:]))
+    parameters = context.params
+    from nccl_doctor.cli import preflight
+
+    assert not parameters["profile"] or parameters["profile"] in preflight.PROFILES
+    assert preflight._seconds(parameters["budget"] or "120s") > 0
+    preflight._outputs(list(parameters["report"] or ()), parameters["format"])
+    for text in parameters["require"] or ():
+        assert all(requirements.parse(part) for part in requirements.split(text))
+    assert parameters["spares"] is None or parameters["min_hosts"]
+    transport = parameters["transport"]
+    assert transport == "ssh" or cli._hosts.connect_options(transport, "", "", 1.0, 1, False)
+    command = parameters["command"] or []
+    assert ("--" in words) == bool(command)
+    if command[:1] == ["srun"]:
+        check_shell(command[-1])
+
+
+def check_shell(text: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_pieces_were_looked_at() -> None:
+    assert len(lines()) >= 11
+    page = (PIECES / "README.md").read_text()
+    assert [path.name for path in PIECES.iterdir() if path.name != "README.md" and path.name not in page] == []
+
+
+@pytest.mark.parametrize("name", ["slurm-prolog.sh", "slurm-sbatch.sh"])
+def test_shell_parses(name: str) -> None:
+    check_shell((PIECES / name).read_text())
+
+
+def test_shell_inside_yaml_parses() -> None:
+    for name in ("github-actions.yml", "gitlab-ci.yml"):
+        for text in nested(documents(name)):
+            if "nccl-doctor" in text:
+                check_shell(text)
+
+
+def stub(directory: Path, name: str, script: str) -> None:
+    path = directory / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("status", "drains"), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (10, 1), (11, 1)])
+def test_the_prolog_drains_for_the_node_and_not_for_the_gate(tmp_path: Path, status: int, drains: int) -> None:
+    stub(tmp_path, "nccl-doctor", f"echo ERROR: said; exit {status}")
+    stub(tmp_path, "logger", f'echo "$@" >> {tmp_path}/log')
+    text = (PIECES / "slurm-prolog.sh").read_text().replace("PATH=/opt/nccl-doctor/bin", f"PATH={tmp_path}")
+    done = subprocess.run(["bash", "-c", text], env={"SLURM_JOB_ID": "7"}, capture_output=True, text=True, check=False)
+    assert done.returncode == drains and done.stderr == ""
+    logged = (tmp_path / "log").read_text() if status else ""
+    assert (f"({status}): ERROR: said" in logged) == (status != 0)
+
+
+def test_the_batch_script_passes_on_the_status_and_names_the_hosts_to_exclude(tmp_path: Path) -> None:
+    stub(tmp_path, "nccl-doctor", "printf 'gpu[02-03]\\nroot@gpu09\\n' > bad.7; exit 11")
+    env = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    words = ["bash", str(PIECES / "slurm-sbatch.sh")]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 11
+    assert "sbatch --exclude=gpu[02-03],root@gpu09 train.sbatch" in done.stderr
+
+
+def test_kubernetes_documents_have_what_the_api_requires() -> None:
+    service, job = documents("kubernetes.yaml")
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service") and service["spec"]["selector"]
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and job["metadata"]["name"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # podFailurePolicy demands it
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    names = [item["name"] for item in (*pod["initContainers"], *pod["containers"])]
+    assert len(names) == len(set(names))
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert container["image"] and all(isinstance(word, str) for word in container["command"])
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        assert rule["action"] == "FailJob" and rule["onExitCodes"]["containerName"] in names
+        assert rule["onExitCodes"]["operator"] == "In" and 0 not in rule["onExitCodes"]["values"]
+    assert job["spec"]["completions"] >= job["spec"]["parallelism"] and job["spec"]["completionMode"] == "Indexed"
+    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["clusterIP"] == "None"
+
+
+def test_ci_documents_have_what_their_services_require() -> None:
+    (github,) = documents("github-actions.yml")
+    assert github[True]["workflow_dispatch"]  # YAML 1.1 reads the key "on" as true
+    for job in github["jobs"].values():
+        assert job["runs-on"] and all(("uses" in step) != ("run" in step) for step in job["steps"])
+        assert not any("${{" in step.get("run", "") for step in job["steps"])  # an input would become shell
+    (gitlab,) = documents("gitlab-ci.yml")
+    stages = gitlab.pop("stages")
+    assert all(job["stage"] in stages and job["script"] for job in gitlab.values())
+    assert set(gitlab["preflight"]["artifacts"]["reports"]) == {"junit", "codequality"}
+
+
+def test_the_policy_of_the_page_is_a_policy_with_every_key(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (DOCS / "preflight.md").read_text(), re.S)
+    (tmp_path / "nccl-doctor.toml").write_text(text)
+    rules = policy.load(tmp_path / "nccl-doctor.toml")
+    for name in policy.Policy.__struct_fields__:
+        assert getattr(rules, name) or name == "strict", name
+        assert name.replace("_", "-") in text
+
+
+def test_the_page_names_every_format_and_requirement() -> None:
+    from nccl_doctor.report import formats
+
+    page = (DOCS / "preflight.md").read_text()
+    assert [name for name in formats.names() if f"`{name}`" not in page] == []
+    assert [name for name in requirements.STAGE_OF if f"`{name}=" not in page] == []

@@ -1,0 +1,141 @@
+"""``nccl-doctor preflight`` as a process, deciding from saved bundles: files, options, exit codes, the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from facts_builder import NAMES, Builder
+
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
+
+
+def saved(directory: Path, *bad: str, slots: int = 0) -> str:
+    """A bundle of four hosts; the bad ones resolve their own name to loopback."""
+    builder = Builder()
+    for host in bad:
+        builder.probes[host]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {host}", "line": 2}
+    return write(directory, builder.bundle(), slots)
+
+
+def write(directory: Path, bundle: Bundle, slots: int = 0) -> str:
+    if slots:
+        hosts = tuple(msgspec.structs.replace(facts, slots=slots) for facts in bundle.hosts)
+        bundle = msgspec.structs.replace(bundle, hosts=hosts)
+    bundles.write(bundle, directory / "bundle")
+    return str(directory / "bundle")
+
+
+def preflight(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "nccl_doctor", "preflight", *options]
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+def test_a_bad_host_is_no_go_and_no_job_runs(tmp_path: Path) -> None:
+    files = ("--good-hosts", "good", "--bad-hosts", "bad", "--report", "junit=out.xml")
+    done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02", slots=8), *files, "--", "touch", "ran")
+    assert done.returncode == 11 and "NO-GO" in done.stdout
+    assert (tmp_path / "good").read_text() == "gpu01 slots=8\ngpu03 slots=8\ngpu04 slots=8\n"
+    assert (tmp_path / "bad").read_text() == "gpu02\n"
+    assert ElementTree.parse(tmp_path / "out.xml").find(".//failure") is not None
+    assert not (tmp_path / "ran").exists()
+
+
+def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
+    script = 'echo "$NCCL_DOCTOR_NNODES $NCCL_DOCTOR_HOSTS"; exit 9'
+    options = ("--min-hosts", "2", "--spares", "1", "--bad-hosts", "bad")
+    done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02"), *options, "--", "sh", "-c", script)
+    assert done.returncode == 9 and "2 gpu01,gpu03\n" in done.stdout
+    assert "the job failed" in done.stderr
+    assert (tmp_path / "bad").read_text() == "gpu02\n"  # gpu04 is the spare, and good
+
+
+def test_a_job_that_cannot_be_run_is_127(tmp_path: Path) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./no-such-program")
+    assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
+
+
+def test_a_job_killed_by_a_signal_is_128_and_the_signal(tmp_path: Path) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "sh", "-c", "kill -KILL $$")
+    assert done.returncode == 137 and "printed nothing" in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_said_first_and_the_result_stands(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    bundle = saved(tmp_path)
+    done = preflight(tmp_path, "--from", bundle, "--report", "junit=nowhere/out.xml", "--report", "json=here")
+    assert done.returncode == 0 and "GO: 4 of 4" in done.stdout
+    assert "nowhere/out.xml: cannot be written (nowhere does not exist)" in done.stderr
+    assert "here: cannot be written (here is a directory)" in done.stderr
+    first = done.stderr.index("cannot be written")
+    assert first < done.stderr.index("nowhere/out.xml: No such file")
+
+
+def test_a_policy_with_a_typo_stops_with_line_and_key(tmp_path: Path) -> None:
+    (tmp_path / "nccl-doctor.toml").write_text("strict = true\nrequires = ['gpus=8']\n")
+    done = preflight(tmp_path, "--from", saved(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    assert "nccl-doctor.toml:2: unknown key 'requires'; did you mean 'require'?" in done.stderr
+
+
+@pytest.mark.parametrize(("until", "code", "word"), [("2020-01-01", 11, "NO-GO"), ("2999-01-01", 0, "GO")])
+def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, word: str) -> None:
+    (tmp_path / "nccl-doctor.toml").write_text(
+        f"[[ignore]]\nid = 'net.hostname-resolution'\nuntil = {until}\nreason = 'ticket 12'\n"
+    )
+    done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02"))
+    assert done.returncode == code and done.stdout.split(" ")[1].startswith(word)
+    assert ("expired on 2020-01-01" in done.stdout) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--hosts", "empty"), "empty"),
+        (("--hosts", "missing"), "missing"),
+        (("--budget", "soon"), "--budget 'soon': expected a time such as 90s"),
+        (("--budget", "0s"), "--budget '0s'"),
+        (("--profile", "slow"), "expected one of quick, standard, full"),
+        (("--require", "gpus=many"), "--require 'gpus=many': expected gpus=N"),
+        (("--report", "junit"), "expected FORMAT=FILE"),
+        (("--report", "pdf=x"), "expected FORMAT=FILE"),
+        (("--report", "json=a", "--report", "json=b"), "json goes to a already"),
+        (("--format", "pdf"), "expected one of console"),
+        (("--spares", "1"), "--spares needs --min-hosts"),
+        (("--master", "gpu9"), "--master gpu9: not among the hosts"),
+        (("--no-such-option",), "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    (tmp_path / "empty").write_text("# nobody\n\n")
+    done = preflight(tmp_path, *options, "--good-hosts", "good")
+    assert done.returncode == 2 and done.stdout == "", done.stdout
+    assert told in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    assert not (tmp_path / "good").exists()
+
+
+def test_more_hosts_needed_than_there_are(tmp_path: Path) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--min-hosts", "5")
+    assert done.returncode == 2 and "there are only 4 hosts" in done.stderr
+
+
+def test_nobody_reached_is_no_verdict_and_all_are_kept_away_from(tmp_path: Path) -> None:
+    builder = Builder()
+    for name in NAMES:
+        builder.reach[name] = Reach(ReachOutcome.REFUSED, "connection refused")
+    options = ("--min-hosts", "1", "--good-hosts", "good", "--bad-hosts", "bad")
+    done = preflight(tmp_path, "--from", write(tmp_path, builder.bundle()), *options, "--", "touch", "ran")
+    assert done.returncode == 3
+    assert ((tmp_path / "good").read_text(), (tmp_path / "bad").read_text()) == ("", "gpu[01-04]\n")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_requirement_that_the_bundle_cannot_answer_is_no_go(tmp_path: Path) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--require", "min-busbw=40", "--min-hosts", "1")
+    assert done.returncode == 4 and "which this run left out" in " ".join(done.stdout.split())
