@@ -102,11 +102,9 @@ def _verdict(report: Report) -> Text:
 def _finding(number: int, items: list[Finding], report: Report, console: Console, verbose: bool) -> None:
     first = items[0]
     hosts = sorted({host for item in items for host in item.hosts})
-    head = Text(f"{number:3}  ")
-    head.append(f"{first.id:<34}", _STYLE[first.severity])
-    head.append(f"  {visible(fold(hosts)):<24}", "bold")
-    head.append(f"  {first.severity.value}, {confidence_word(min(item.confidence for item in items))}", "dim")
-    console.print(head)
+    sure = f"{first.severity.value}, {confidence_word(min(item.confidence for item in items))}"
+    for row in _head(number, first, visible(fold(hosts)), sure, console.width):
+        console.print(row)
 
     def line(text: Text, indent: int = 5) -> None:
         console.print(Padding(text, (0, 0, 0, indent), expand=False))
@@ -140,6 +138,17 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
             {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
         )
         line(Text(f"└ explains {len(effects)} more: {'; '.join(told)}", "dim"))
+
+
+def _head(number: int, first: Finding, where: str, sure: str, width: int) -> list[Text]:
+    """A finding's id, hosts and certainty: in columns where they fit, else close together, else on two lines."""
+    for id_width, where_width in ((34, 24), (0, 0)):
+        row = Text(f"{number:3}  ").append(f"{first.id:<{id_width}}", _STYLE[first.severity])
+        row.append(f"  {where:<{where_width}}", "bold").append(f"  {sure}", "dim")
+        if row.cell_len <= width:
+            return [row]
+    row = Text(f"{number:3}  ").append(first.id, _STYLE[first.severity]).append(f"  {sure}", "dim")
+    return [row, Text(f"     {where}", "bold")] if where else [row]
 
 
 def _fixes(items: list[Finding]) -> list[Fix]:
@@ -186,7 +195,7 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
                 .append(f"   {visible(advice.reason)}", "dim")
             )
     else:
-        yield Text("environment  ", "green").append("nothing needs setting")
+        yield _no_setting(report)
     infos = [item for item in report.causes if item.severity is Severity.INFO]
     if not verbose:
         for item in infos:
@@ -198,6 +207,15 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
         yield text.append(f" (try: {visible(gap.next)})" if gap.next else "")
     tail = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
+
+
+def _no_setting(report: Report) -> Text:
+    """Nothing to set: said only where the interfaces were looked at, since they decide it."""
+    states = {stage.name: stage.state for stage in report.stages}
+    if report.reached and states.get("interfaces") not in (None, "unknown"):
+        return Text("environment  ", "green").append("nothing needs setting")
+    why = "the interfaces stage was not measured" if report.reached else "no host was reached"
+    return Text("environment  ", "yellow").append(f"not known: {why}")
 
 
 def stdout_console() -> Console:

@@ -461,3 +461,36 @@ def test_zsh_would_expand_a_leading_equals_sign() -> None:
     assert EnvAdvice("NCCL_SOCKET_IFNAME", "=eth0", "why").shell == "export NCCL_SOCKET_IFNAME='=eth0'"
     assert EnvAdvice("NCCL_DEBUG", "INFO", "why").shell == "export NCCL_DEBUG=INFO"
     assert EnvAdvice("NCCL_DEBUG", "", "why", unset=True).shell == "unset NCCL_DEBUG"
+
+
+# ------------------------------------------------------------------------------------- the console's lines
+
+
+def printed(report: Report, width: int) -> str:
+    out = io.StringIO()
+    render(report, Console(file=out, width=width, highlight=False, markup=False, emoji=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_head_of_a_finding_does_not_wrap(width: int) -> None:
+    builder = faulty()
+    for name in ("gpu01", "gpu03"):
+        builder.probes[name]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    lines = printed(judge(builder.bundle()), width).splitlines()
+    (head,) = [line for line in lines if line.startswith("  1  ")]
+    assert "net.hostname-resolution.loopback" in head and head.rstrip().endswith("fail, certain")
+    assert any("gpu[01-03]" in line for line in lines)
+
+
+def test_nothing_needs_setting_only_where_that_was_looked_at() -> None:
+    assert "environment  not known: no host was reached" in printed(judge(unreached().bundle()), 120)
+    assert "the interfaces stage was not measured" in printed(judge(Builder().bundle()), 120)
+
+
+def test_an_unreachable_fleet_has_no_gap_without_a_host() -> None:
+    builder = unreached()
+    builder.stages = engine.STAGES
+    report = judge(builder.bundle())
+    assert report.exit_code() is ExitCode.NOTHING_CHECKED and report.unknown
+    assert all(gap.hosts for gap in report.unknown)
