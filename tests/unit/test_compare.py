@@ -114,6 +114,15 @@ def test_what_was_not_measured_again_is_not_gone() -> None:
     assert found.exit_code is ExitCode.INCOMPLETE
 
 
+def test_what_the_first_run_did_not_look_for_may_be_older_and_fails_all_the_same() -> None:
+    before, after = rich_fleet(), rich_fleet()
+    del before.probes["gpu02"]["names"]
+    after.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    found = compare.bundles(before.bundle(), after.bundle())
+    assert [(item.change, item.hosts) for item in found.findings] == [("first-looked", ("gpu02",))]
+    assert found.exit_code is ExitCode.FINDINGS
+
+
 def test_a_second_gpu_of_a_bad_host_is_a_new_problem() -> None:
     def with_bad(*indexes: int) -> Builder:
         builder = rich_fleet()
@@ -162,7 +171,8 @@ def test_a_host_that_is_not_reached_any_more() -> None:
     after.reach["gpu04"] = Reach(ReachOutcome.REFUSED, "refused")
     found = compare.bundles(rich_fleet().bundle(), after.bundle())
     assert ("reach", ("gpu04",), "ok", "refused") in told(found)
-    assert found.findings[0].id == "host.ssh-refused" and found.exit_code is ExitCode.FINDINGS
+    assert (found.findings[0].id, found.findings[0].change) == ("host.ssh-refused", "new")
+    assert found.exit_code is ExitCode.FINDINGS
 
 
 def test_runs_without_a_common_host_compare_nothing() -> None:
