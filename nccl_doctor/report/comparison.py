@@ -8,12 +8,19 @@ from rich.text import Text
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.rules.compare import Comparison, FactChange, FindingChange
+from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 
 ITEMS_SHOWN = 4
 CHANGES_SHOWN = 40
-_STYLE = {"new": "bold red", "worse": "bold red", "not-measured": "bold yellow", "milder": "cyan", "gone": "green"}
-_WORD = {"not-measured": "unmeasured"}
+_STYLE = {
+    "new": "bold red",
+    "worse": "bold red",
+    "first-looked": "bold red",
+    "not-measured": "bold yellow",
+    "milder": "cyan",
+    "gone": "green",
+}
+_WORD = {"not-measured": "unmeasured", "first-looked": "first seen"}
 
 
 def render(found: Comparison, console: Console, *, verbose: bool = False) -> None:
@@ -40,7 +47,7 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
 
 
 def _verdict(found: Comparison) -> Text:
-    failing = [item for item in found.findings if item.change in ("new", "worse") and item.severity is Severity.FAIL]
+    failing = [item for item in found.findings if item.change in NEW and item.severity is Severity.FAIL]
     if failing:
         hosts = sorted({host for item in failing for host in item.hosts})
         where = f" on {visible(fold(hosts))}" if hosts else ""
@@ -62,6 +69,8 @@ def _finding(item: FindingChange) -> Text:
     text.append(f"  {item.severity.value}", "dim")
     if item.where:
         text.append(f"  {visible(_few(item.where))}")
+    if item.change == "first-looked":
+        text.append("  the run before did not look for it: it may be older", "dim")
     return text.append(f"\n             {visible(item.title)}", "not bold")
 
 

@@ -22,6 +22,8 @@ from nccl_doctor.rules.judge import Report, judge
 
 COMPARISON_SCHEMA = "nccl-doctor/comparison/1"
 NOISE_FACTOR = 2.0  # round trips, rates and bandwidths differ by less from run to run without any cause
+# Changes for the worse; what the first run did not look for (first-looked) may be older than it.
+NEW = ("new", "worse", "first-looked")
 # Pairs of hosts are partly drawn by chance: a pair that only one run measured is no change.
 _IN_BOTH = ("link", "path-mtu")
 _MEASURED = "measured"
@@ -37,8 +39,8 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FindingChange(msgspec.Struct, frozen=True):
-    """A finding that is ``new``, ``worse``, ``milder``, ``gone``, or ``not-measured`` (there before, and whether it
-    still is was not measured). ``where`` are its GPUs and NICs."""
+    """A finding that is ``new``, ``worse``, ``milder``, ``gone``, ``first-looked`` (the first run did not measure it:
+    it may be old), or ``not-measured`` (there before, and not looked for again). ``where`` are its GPUs and NICs."""
 
     change: str
     id: str
@@ -82,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> ExitCode:
         """11 if a failing finding is new; 3 if nothing was compared; 4 if b did not measure what a did; else 0."""
-        if any(item.change in ("new", "worse") and item.severity is Severity.FAIL for item in self.findings):
+        if any(item.change in NEW and item.severity is Severity.FAIL for item in self.findings):
             return ExitCode.FINDINGS
         if not self.compared:
             return ExitCode.NOTHING_CHECKED
@@ -109,7 +111,7 @@ def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B")) -> Compar
     hosts_b = {facts.name: Host(facts) for facts in b.hosts}
     both = sorted(set(hosts_a) & set(hosts_b))
     report_a, report_b = judge(a), judge(b)
-    found = _finding_changes(_placed(report_a), _placed(report_b), report_b)
+    found = _finding_changes(_placed(report_a), _placed(report_b), report_a, report_b)
     rows = [row for name in both for row in _host_rows(name, hosts_a[name], hosts_b[name], one_run=False)]
     rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), tuple(both))
     return _comparison(
@@ -133,7 +135,7 @@ def hosts(bundle: Bundle, names: Sequence[str]) -> Comparison:
     found: list[FindingChange] = []
     rows: list[_Row] = []
     for other in others:
-        found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report)
+        found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report)
         rows += _host_rows(other, known[reference], known[other], one_run=True)
     times = (bundle.created, bundle.created)
     return _comparison((reference, ", ".join(others)), times, others, found, rows, (), ())
@@ -163,13 +165,13 @@ def _on(placed: Mapping[_Place, Finding], host: str, called: str) -> dict[_Place
 
 
 def _finding_changes(
-    before: Mapping[_Place, Finding], after: Mapping[_Place, Finding], report_b: Report
+    before: Mapping[_Place, Finding], after: Mapping[_Place, Finding], report_a: Report, report_b: Report
 ) -> list[FindingChange]:
     changes: dict[tuple[str, str, Severity], list[_Place]] = {}
     titles: dict[tuple[str, str, Severity], str] = {}
     for key in sorted(set(before) | set(after)):
         old, new = before.get(key), after.get(key)
-        word = _change(key, old, new, report_b)
+        word = _change(key, old, new, report_a, report_b)
         item = new or old
         if word and item is not None:
             changes.setdefault((word, item.id, item.severity), []).append(key)
@@ -187,24 +189,33 @@ def _finding_changes(
     ]
 
 
-def _change(key: _Place, old: Finding | None, new: Finding | None, report_b: Report) -> str:
+def _change(key: _Place, old: Finding | None, new: Finding | None, report_a: Report, report_b: Report) -> str:
     if old is None:
-        return "new"
+        return "new" if new is None or _looked_for(new, key[1], report_a, report_b) else "first-looked"
     if new is None:
-        return "gone" if _measured_again(old, key[1], report_b) else "not-measured"
+        return "gone" if _looked_for(old, key[1], report_b, report_a) else "not-measured"
     ranks = _SEVERITY_RANK[new.severity] - _SEVERITY_RANK[old.severity]
     return "worse" if ranks > 0 else "milder" if ranks < 0 else ""
 
 
-def _measured_again(old: Finding, host: str, report_b: Report) -> bool:
-    """Whether the second run looked where the finding was: the host reached, the stage run, nothing of it left open."""
-    stages = {stage.name for stage in report_b.stages}
-    if (host and host not in report_b.reached) or (old.stage and old.stage not in stages):
+def _looked_for(item: Finding, host: str, report: Report, other: Report) -> bool:
+    """Whether a run looked where the other found something: the host reached, the stage run, and in that stage
+    nothing left open that the other run has measured (a gap that both have cannot hide the difference)."""
+    if item.id.startswith("host."):  # how a host is reached is looked at in every run it is part of
+        return not host or host in report.hosts
+    stages = {stage.name for stage in report.stages}
+    if (host and host not in report.reached) or (item.stage and item.stage not in stages):
         return False
-    return not any(
-        (not host or host in gap.hosts) and (not gap.stages or not old.stage or old.stage in gap.stages)
-        for gap in report_b.unknown
-    )
+    return not _gaps(report, host, item.stage) - _gaps(other, host, item.stage)
+
+
+def _gaps(report: Report, host: str, stage: str) -> set[str]:
+    """What was not measured of a stage on a host (empty: on any)."""
+    return {
+        gap.what
+        for gap in report.unknown
+        if (not host or host in gap.hosts) and (not gap.stages or not stage or stage in gap.stages)
+    }
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -325,14 +336,14 @@ def _folded(rows: Iterable[_Row], found: Sequence[FindingChange]) -> list[FactCh
 def _new_finding(about: Subject, names: tuple[str, ...], found: Sequence[FindingChange]) -> str:
     """The id of a new failure or warning, on one of these hosts, that this subject is about."""
     for item in found:
-        touched = item.change in ("new", "worse") and bool(set(item.hosts) & set(names))
+        touched = item.change in NEW and bool(set(item.hosts) & set(names))
         touched = touched and item.severity is not Severity.INFO
         if touched and any(_beneath(item.id, id) for id in about.ids):
             return item.id
     return ""
 
 
-_CHANGES = ("new", "worse", "not-measured", "milder", "gone")
+_CHANGES = (*NEW, "not-measured", "milder", "gone")
 
 
 def _comparison(

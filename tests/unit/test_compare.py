@@ -114,6 +114,15 @@ def test_what_was_not_measured_again_is_not_gone() -> None:
     assert found.exit_code is ExitCode.INCOMPLETE
 
 
+def test_what_the_first_run_did_not_look_for_may_be_older_and_fails_all_the_same() -> None:
+    before, after = rich_fleet(), rich_fleet()
+    del before.probes["gpu02"]["names"]
+    after.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    found = compare.bundles(before.bundle(), after.bundle())
+    assert [(item.change, item.hosts) for item in found.findings] == [("first-looked", ("gpu02",))]
+    assert found.exit_code is ExitCode.FINDINGS
+
+
 def test_a_second_gpu_of_a_bad_host_is_a_new_problem() -> None:
     def with_bad(*indexes: int) -> Builder:
         builder = rich_fleet()
@@ -162,7 +171,8 @@ def test_a_host_that_is_not_reached_any_more() -> None:
     after.reach["gpu04"] = Reach(ReachOutcome.REFUSED, "refused")
     found = compare.bundles(rich_fleet().bundle(), after.bundle())
     assert ("reach", ("gpu04",), "ok", "refused") in told(found)
-    assert found.findings[0].id == "host.ssh-refused" and found.exit_code is ExitCode.FINDINGS
+    assert (found.findings[0].id, found.findings[0].change) == ("host.ssh-refused", "new")
+    assert found.exit_code is ExitCode.FINDINGS
 
 
 def test_runs_without_a_common_host_compare_nothing() -> None:
@@ -236,3 +246,76 @@ def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) 
     files = {"a": saved(tmp_path, "a.ndb", Builder()), "missing": tmp_path / "no.ndb", "text": tmp_path / "text"}
     run = CliRunner().invoke(cli.app, ["diff", *(word.format(**files) for word in arguments)])
     assert run.exit_code == 2 and message in run.output
+
+
+def test_a_round_trip_is_told_beyond_a_factor_of_two() -> None:
+    """The border: 1.9 times is noise, 2.1 times is told, with both numbers and their unit."""
+
+    def with_time(seconds: float) -> Builder:
+        builder = rich_fleet()
+        for link in builder.probes["gpu01"]["links"]["links"]:
+            if link["rtt_p50_ms"] is not None:
+                link["rtt_p50_ms"] = seconds
+        return builder
+
+    assert told(compare.bundles(rich_fleet().bundle(), with_time(0.19).bundle())) == []
+    assert told(compare.bundles(rich_fleet().bundle(), with_time(0.21).bundle())) == [
+        ("metric.round-trip", ("gpu01",), "0.1 ms", "0.21 ms")
+    ]
+
+
+def test_a_new_xid_and_a_changed_topology_cell_are_told() -> None:
+    def with_log(*lines: str, cell: str) -> Builder:
+        builder = rich_fleet()
+        builder.probes["gpu01"]["kernel_log"] = {"source": "kmsg", "lines": [{"text": line} for line in lines]}
+        text = f"\tGPU0\tGPU1\nGPU0\t X \t{cell}\nGPU1\t{cell}\t X \n\nLegend:\n  X    = Self\n"
+        builder.probes["gpu01"]["topology"] = {"matrix": {"outcome": "ok", "text": text}}
+        return builder
+
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python, GPU has fallen off the bus."
+    found = compare.bundles(with_log(cell="NV18").bundle(), with_log(line, line, cell="SYS").bundle())
+    assert [(item.subject, item.items, item.before, item.after) for item in found.changes] == [
+        ("xid", ("Xid 79 at 0000:3b:00.0",), "", "in the log"),
+        ("topology", ("GPU0-GPU1",), "NV18", "SYS"),
+    ]
+
+
+def test_a_dead_port_and_new_firmware_are_told() -> None:
+    def with_port(state: str, firmware: str) -> Builder:
+        builder = rich_fleet()
+        builder.probes["gpu02"]["infiniband"] = {
+            "devices": [
+                {
+                    "name": "mlx5_0",
+                    "fw_ver": firmware,
+                    "ports": [
+                        {"port": 1, "state": state, "rate": "400 Gb/sec (4X NDR)", "counters": {"port_rcv_data": 5}}
+                    ],
+                }
+            ]
+        }
+        return builder
+
+    found = compare.bundles(with_port("4: ACTIVE", "28.1").bundle(), with_port("1: DOWN", "28.2").bundle())
+    assert told(found) == [
+        ("ib.state", ("gpu02",), "4: ACTIVE", "1: DOWN"),
+        ("ib.firmware", ("gpu02",), "28.1", "28.2"),
+    ]
+
+
+def test_collective_bandwidth_is_compared_over_equal_hosts_only() -> None:
+    def measured(time_us: float, names: tuple[str, ...] = NAMES) -> Builder:
+        builder = Builder(names)
+        event = {"event": "size", "collective": "allreduce", "size": 1 << 20, "rank_means_us": [time_us] * 4}
+        builder.probes["gpu01"]["collectives"] = {"host": "gpu01", "events": [event]}
+        return builder
+
+    (change,) = compare.bundles(measured(1000).bundle(), measured(3000).bundle()).changes
+    assert (change.subject, change.items, change.before, change.after) == (
+        "metric.busbw",
+        ("allreduce",),
+        "1.57 GB/s",
+        "0.524 GB/s",
+    )
+    fewer = compare.bundles(measured(1000).bundle(), measured(3000, NAMES[:3]).bundle())
+    assert not any(item.subject == "metric.busbw" for item in fewer.changes)

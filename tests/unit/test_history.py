@@ -65,6 +65,20 @@ def test_a_run_is_kept_whole_and_read_back(tmp_path: Path) -> None:
     assert rates == dict.fromkeys(NAMES, 1.0)
 
 
+@pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")])
+def test_write_ahead_logging_only_on_local_file_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
+) -> None:
+    mounts = f"/dev/sda1 / xfs rw 0 0\nserver:/x {tmp_path.resolve()} {kind} rw 0 0\n"
+    real = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **how: mounts if str(path) == "/proc/self/mounts" else real(path, **how)
+    )
+    store.append(tmp_path, run(0))
+    with sqlite3.connect(tmp_path / store.FILE_NAME) as base:
+        assert base.execute("PRAGMA journal_mode").fetchone() == (mode,)
+
+
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.append(tmp_path, run(number)), range(24)))
