@@ -15,6 +15,7 @@ import pytest
 from . import machine
 from .lab import Lab
 
+PROLOG = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "slurm-prolog.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 CONF = """
 ClusterName=lab
@@ -36,6 +37,8 @@ MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
 SelectType=select/linear
+Prolog={directory}/prolog.sh
+PrologFlags=Alloc
 {nodes}
 PartitionName=all Nodes={names} Default=YES MaxTime=10 State=UP
 """
@@ -66,6 +69,13 @@ def start(lab: Lab, directory: Path) -> list[int]:
     (directory / "state").mkdir()
     for name in lab.hostnames:
         (directory / f"spool-{name}").mkdir()
+    # The published prolog; its nccl-doctor is replaced by one that finds what the test says.
+    (directory / "prolog.sh").write_text(PROLOG.read_text().replace("PATH=/opt/nccl-doctor/bin", f"PATH={directory}"))
+    (directory / "prolog.sh").chmod(0o755)
+    (directory / "nccl-doctor").write_text(
+        f"#!/bin/sh\n[ ! -e {directory}/unfit-$(hostname) ] || exit $(cat {directory}/unfit-$(hostname))\n"
+    )
+    (directory / "nccl-doctor").chmod(0o755)
     nodes = "\n".join(f"NodeName={name} NodeAddr={lab.address(name)} CPUs=1 State=UNKNOWN" for name in lab.hostnames)
     conf = CONF.format(
         controller=lab.address("controller"), directory=directory, nodes=nodes, names=",".join(lab.hostnames)
@@ -115,3 +125,22 @@ def test_a_bad_node_of_the_allocation_is_named_in_the_words_of_exclude(lab: Lab,
     exclude = (directory / "bad").read_text().strip()
     again = command(lab, directory, "srun", "--nodes=3", f"--exclude={exclude}", "hostname")
     assert sorted(again.stdout.split()) == ["gpu01", "gpu03", "gpu04"], again.stderr
+
+
+def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str]) -> None:
+    directory = Path(slurm["LAB_SLURM"])
+    (directory / "unfit-gpu02").write_text("11")
+    (directory / "unfit-gpu03").write_text("2")  # the gate's own trouble: not the node's
+    command(lab, directory, "timeout", "5", "srun", "--nodes=4", "touch", f"{directory}/ran")
+
+    def drained() -> bool:
+        done = command(lab, directory, "sinfo", "--noheader", "--Node", "--format=%N %t")
+        states = dict(line.split() for line in done.stdout.splitlines())
+        return states["gpu02"] in ("drain", "drng") and {states[name] for name in ("gpu01", "gpu03", "gpu04")} == {
+            "idle"
+        }
+
+    wait_for(drained, "drained gpu02", directory)
+    assert not (directory / "ran").exists()
+    rest = command(lab, directory, "srun", "--nodes=3", "hostname")
+    assert sorted(rest.stdout.split()) == ["gpu01", "gpu03", "gpu04"], rest.stderr
