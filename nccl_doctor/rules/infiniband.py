@@ -57,7 +57,7 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     Down ports of another kind of card than the rails (Ethernet management NICs) are not called rails. INIT with a
     physical link means that no subnet manager has configured the port.
     """
-    fact = with_devices(host)
+    with_devices(host)
     ports = host.once(own_rails, plan)
     down = [rail for rail in ports if not rail.port.active]
     if ports and len(down) == len(ports):
@@ -114,7 +114,7 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
 @host_rule("infiniband", "ib.rate.degraded")
 def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
     """All active rails run at the same rate: a link that trained at fewer lanes or a lower speed halves its rail."""
-    fact = with_devices(host)
+    with_devices(host)
     active = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not active:
         raise SkipRule("no active rail")
@@ -156,7 +156,7 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     The index is the one NCCL's own walk over the table ends on (2.21.5 and later). A NCCL_IB_GID_INDEX of the job is
     judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port.
     """
-    fact = with_devices(host)
+    with_devices(host)
     ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
     if not ports:
         raise SkipRule("no active RoCE port")
