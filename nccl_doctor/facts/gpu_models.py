@@ -40,6 +40,7 @@ def models() -> tuple[GpuModel, ...]:
     return msgspec.convert(load("gpu_models.yaml")["models"], tuple[GpuModel, ...])
 
 
+@functools.lru_cache(maxsize=256)
 def find(name: str | None) -> GpuModel | None:
     """The model behind a name as NVML gives it (``NVIDIA H100 80GB HBM3``); None if the catalogue has none."""
     bare = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()

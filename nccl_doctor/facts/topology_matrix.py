@@ -7,7 +7,11 @@ there is reported as truncated and never filled in: every link in the result is 
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -58,7 +62,7 @@ class Link(msgspec.Struct, frozen=True):
     kind: str
 
 
-class Matrix(msgspec.Struct, frozen=True):
+class Matrix(msgspec.Struct, frozen=True, dict=True):
     """A parsed matrix: a graph of GPUs and NICs. ``p2p`` holds the cells of a ``-p2p`` matrix in the same text.
 
     ``rows`` are the names whose rows are complete. ``truncated`` is set where rows, cells or legend lines that belong
@@ -73,11 +77,20 @@ class Matrix(msgspec.Struct, frozen=True):
     p2p: tuple[Link, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def kinds(self) -> dict[tuple[str, str], str]:
+    def kinds(self) -> Mapping[tuple[str, str], str]:
         """(a, b) -> kind for both directions; where only one row was read, it answers for both."""
+        return self._kinds
+
+    @functools.cached_property
+    def derived(self) -> dict[str, Any]:
+        """What was computed from this matrix, by name, for those who compute it; no part of its value."""
+        return {}
+
+    @functools.cached_property
+    def _kinds(self) -> Mapping[tuple[str, str], str]:
         found = {(link.b, link.a): link.kind for link in self.links}
         found.update({(link.a, link.b): link.kind for link in self.links})
-        return found
+        return MappingProxyType(found)
 
 
 class _Section:
@@ -95,6 +108,8 @@ class _Section:
         return {cell for cells in self.rows.values() for cell in cells} - {"X"}
 
 
+# The hosts of a fleet have few different matrices between them.
+@functools.lru_cache(maxsize=64)
 def parse(text: str) -> Matrix:
     """The matrix in the text; ``TopologyError`` if there is none. Linear in the length of the text."""
     lines = [_clean(line) for line in text[:TEXT_LIMIT].splitlines()]

@@ -7,12 +7,32 @@ beside the NIC.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from nccl_doctor.facts.topology_matrix import Matrix
 
 NEAR = ("PIX", "PXB")  # within NCCL's default level for P2P and for GPUDirect RDMA
 _ORDER = {kind: index for index, kind in enumerate(("PIX", "PXB", "PHB", "NODE", "SYS", "SOC"))}
+
+
+T = TypeVar("T")
+
+
+def _per_matrix(function: Callable[[Matrix], T]) -> Callable[[Matrix], T]:
+    """Computed once per parsed matrix: the hosts of a fleet share theirs (see ``parse``). Results are not changed."""
+
+    @functools.wraps(function)
+    def told(matrix: Matrix) -> T:
+        derived: dict[str, T] = matrix.derived
+        if function.__name__ not in derived:
+            derived[function.__name__] = function(matrix)
+        return derived[function.__name__]
+
+    return told
 
 
 class NearNic(msgspec.Struct, frozen=True):
@@ -35,6 +55,7 @@ def nvlinks(kind: str) -> int:
     return int(kind[2:]) if kind.startswith("NV") and kind[2:].isdecimal() else 0
 
 
+@_per_matrix
 def near_nics(matrix: Matrix) -> dict[str, NearNic]:
     """GPU -> its nearest NICs, for every GPU of which a cell to a NIC was read."""
     kinds = matrix.kinds()
@@ -58,6 +79,7 @@ def nvlink_totals(matrix: Matrix) -> dict[str, int]:
     return {a: sum(1 for b in names if nvlinks(kinds.get((a, b), ""))) for a in names}
 
 
+@_per_matrix
 def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     """GPUs without any NVLink on a machine where all other GPUs (two or more) reach each other over NVLink."""
     kinds = matrix.kinds()
@@ -68,6 +90,7 @@ def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     return tuple(without) if len(rest) >= 3 and meshed and len(without) < len(rest) else ()
 
 
+@_per_matrix
 def fewer_nvlinks(matrix: Matrix) -> dict[str, int]:
     """On an all-NVLink machine with one usual width: GPUs all of whose pairs are narrower -> their width."""
     kinds = matrix.kinds()
@@ -112,6 +135,7 @@ def to_network(matrix: Matrix, gpu: str) -> str:
     return f"no GPUDirect RDMA: nearest NIC {names} is {own.kind}, beyond NCCL's default PXB; through host memory"
 
 
+@_per_matrix
 def uneven(matrix: Matrix) -> list[Uneven]:
     """What is uneven about this machine, in words; empty if nothing is."""
     found: list[Uneven] = []

@@ -35,7 +35,7 @@ def load(name: str) -> Any:
     import yaml
 
     text = importlib.resources.files("nccl_doctor.facts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @functools.cache

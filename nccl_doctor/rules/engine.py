@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, Reac
 from nccl_doctor.findings.model import Evidence, Finding, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
+T = TypeVar("T")
 
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
 STAGES = (
@@ -50,6 +51,7 @@ class Host:
         self.facts = facts
         self.name = facts.name
         self._decoded: dict[type[Fact], Fact] = {}
+        self._derived: dict[Callable[..., Any], Any] = {}
 
     def need(self, kind: type[F]) -> F:
         """The fact of this kind; ``MissingFact`` if its probe did not end with complete, readable data."""
@@ -76,6 +78,12 @@ class Host:
             return self.need(kind)
         except MissingFact:
             return None
+
+    def once(self, derive: Callable[[Host, Plan], T], plan: Plan) -> T:
+        """``derive(host, plan)``, computed once for all rules of a run; the plan of a run never changes."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self, plan)
+        return cast(T, self._derived[derive])
 
 
 class Fleet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.gpu_models import find
@@ -124,11 +124,15 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if gpu.nvlinks is None:
             continue
         active = sum(link.active for link in gpu.nvlinks)
-        peers = [sum(link.active for link in other.nvlinks or ()) for other in gpus if other.name == gpu.name]
-        expected = (model.nvlinks if model and model.nvlinks else 0) or max(peers, default=0)
+        expected = (model.nvlinks if model and model.nvlinks else 0) or _most_among(gpus, gpu.name)
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
+
+
+def _most_among(gpus: Iterable[GpuDevice], name: str | None) -> int:
+    """The most active NVLinks of the GPUs of this name."""
+    return max((sum(link.active for link in gpu.nvlinks or ()) for gpu in gpus if gpu.name == name), default=0)
 
 
 def _links_down(host: Host, gpu: GpuDevice, active: int, expected: int) -> Finding:
@@ -159,14 +163,15 @@ def _links_down(host: Host, gpu: GpuDevice, active: int, expected: int) -> Findi
 
 def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
     proofs = []
+    limits = (
+        ("replays", "replay", value("gpu.nvlink.replay.warn")),
+        ("recoveries", "recovery", value("gpu.nvlink.recovery.warn")),
+        ("CRC flit errors", "crc_flit", value("gpu.nvlink.crc.warn")),
+        ("CRC data errors", "crc_data", value("gpu.nvlink.crc.warn")),
+    )
     for link in gpu.nvlinks or ():
-        counts = {
-            "replays": (link.replay, "gpu.nvlink.replay.warn"),
-            "recoveries": (link.recovery, "gpu.nvlink.recovery.warn"),
-            "CRC flit errors": (link.crc_flit, "gpu.nvlink.crc.warn"),
-            "CRC data errors": (link.crc_data, "gpu.nvlink.crc.warn"),
-        }
-        high = [f"{count} {name}" for name, (count, id) in counts.items() if count is not None and count >= value(id)]
+        counts = [(name, getattr(link, field), limit) for name, field, limit in limits]
+        high = [f"{count} {name}" for name, count, limit in counts if count is not None and count >= limit]
         if high:
             proofs.append(proof(host, gpu, f"NVLink {link.link}: {', '.join(high)}"))
     if proofs:

@@ -28,6 +28,11 @@ def with_devices(host: Host) -> InfinibandFact:
     return fact
 
 
+def own_rails(host: Host, plan: Plan) -> list[Rail]:
+    """The host's rails by its own ports alone; use ``host.once(own_rails, plan)``: many rules look at them."""
+    return rails(host.need(InfinibandFact), plan)
+
+
 def sysfs(host: Host, rail: Rail, text: str, file: str = "") -> Evidence:
     """A quoted value of a port's sysfs directory."""
     path = f"/sys/class/infiniband/{rail.device.name}/ports/{rail.port.port}"
@@ -52,8 +57,8 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     Down ports of another kind of card than the rails (Ethernet management NICs) are not called rails. INIT with a
     physical link means that no subnet manager has configured the port.
     """
-    fact = with_devices(host)
-    ports = rails(fact, plan)
+    with_devices(host)
+    ports = host.once(own_rails, plan)
     down = [rail for rail in ports if not rail.port.active]
     if ports and len(down) == len(ports):
         yield finding(
@@ -109,8 +114,8 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
 @host_rule("infiniband", "ib.rate.degraded")
 def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
     """All active rails run at the same rate: a link that trained at fewer lanes or a lower speed halves its rail."""
-    fact = with_devices(host)
-    active = [rail for rail in rails(fact, plan) if rail.port.active]
+    with_devices(host)
+    active = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not active:
         raise SkipRule("no active rail")
     unread = [rail for rail in active if rail.port.gbps is None]
@@ -151,8 +156,8 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     The index is the one NCCL's own walk over the table ends on (2.21.5 and later). A NCCL_IB_GID_INDEX of the job is
     judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port.
     """
-    fact = with_devices(host)
-    ports = [rail for rail in rails(fact, plan) if rail.roce and rail.port.active and not rail.efa]
+    with_devices(host)
+    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
     if not ports:
         raise SkipRule("no active RoCE port")
     given = plan.env.get("NCCL_IB_GID_INDEX", "")
@@ -226,7 +231,7 @@ def _judge_gid(host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: 
 def mtu(host: Host, plan: Plan) -> Iterator[Finding]:
     """RoCE rails have jumbo frames: with an Ethernet MTU of 1500 the RDMA MTU is 1024, which costs bandwidth."""
     fact = with_devices(host)
-    ports = [rail for rail in rails(fact, plan) if rail.roce and rail.port.active and not rail.efa]
+    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
     if not ports:
         raise SkipRule("no active RoCE port")
     active = _active_mtus(fact)
@@ -291,7 +296,7 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     are never reset by themselves, so a bad day long ago is a warning, not a fault.
     """
     fact = with_devices(host)
-    ports = rails(fact, plan)
+    ports = host.once(own_rails, plan)
     if not any(rail.port.counters for rail in ports):
         raise MissingFact("port counters", "the device has none in sysfs")
     for rail in ports:
@@ -338,9 +343,10 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     port = rail.port
     interval = port.counters_interval_s or 1.0
     rising = []
+    limit = value("ib.errors.rate")
     for name, words in {**_ERRORS, **_DISCARDS}.items():
         rise = _rise(port, name)
-        if rise / interval >= value("ib.errors.rate"):
+        if rise / interval >= limit:
             rising.append(sysfs(host, rail, f"{words}: +{rise} in {interval:.1f} s", f"counters/{name}"))
     if rising:
         yield finding(
@@ -420,7 +426,7 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("collectives",),
         )
     text = plan.env.get("NCCL_IB_HCA")
-    if text and not rails(fact, plan):
+    if text and not host.once(own_rails, plan):
         names = ", ".join(sorted(device.name for device in fact.devices))
         yield finding(
             "ib.device-not-found.hca-filter",
@@ -449,7 +455,7 @@ def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("ibv_devinfo is not installed")
     if tool.outcome not in ("ok", "failed"):
         raise MissingFact("ibv_devinfo", tool.detail or tool.outcome)
-    active = {rail.device.name for rail in rails(fact, plan) if rail.port.active}
+    active = {rail.device.name for rail in host.once(own_rails, plan) if rail.port.active}
     try:
         opened = {device.name for device in parse_ibv_devinfo(tool.text).devices}
     except ToolTextError:
@@ -488,7 +494,8 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     gpu = host.need(GpuFact)
     if not gpu.has_hardware:
         raise SkipRule("no NVIDIA GPU on this host")
-    ports = [rail for rail in rails(with_devices(host), plan) if rail.port.active]
+    with_devices(host)
+    ports = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not ports or all(rail.efa for rail in ports):
         raise SkipRule("no active InfiniBand or RoCE rail")
     topology = host.need(TopologyFact)

@@ -121,7 +121,7 @@ def views(fleet: Fleet) -> dict[str, View]:
     found = {}
     for host in fleet.hosts:
         try:
-            found[host.name] = view(host, fleet.plan)
+            found[host.name] = host.once(view, fleet.plan)
         except MissingFact as gap:
             fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
     return found
@@ -165,7 +165,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
 
     It is a list of prefixes, or with ``=`` of exact names; blanks and quotes are part of the names, case counts.
     """
-    here = view(host, plan)
+    here = host.once(view, plan)
     setting = here.settings.get(IFNAME)
     if setting is None or "NCCL_COMM_ID" in here.settings or not here.bootstrap.failure:
         return
@@ -292,7 +292,7 @@ def configuration_lines(host: Host, plan: Plan) -> Iterator[Finding]:
 @host_rule("interfaces", "net.wrong-interface.ifname-syntax", "net.wrong-interface.prefix")
 def interface_syntax(host: Host, plan: Plan) -> Iterator[Finding]:
     """NCCL_SOCKET_IFNAME means what its author meant: no blanks, ``^`` and ``=`` only in front, no prefix too wide."""
-    here = view(host, plan)
+    here = host.once(view, plan)
     setting = here.settings.get(IFNAME)
     if setting is None or here.bootstrap.failure:
         return
@@ -745,4 +745,4 @@ def _names(hosts: list[str]) -> str:
 
 def handed_out(host: Host, plan: Plan) -> tuple[Address, ...]:
     """For the connection tests: the addresses NCCL would hand out on this host, the bootstrap's first."""
-    return view(host, plan).used
+    return host.once(view, plan).used

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
@@ -245,7 +245,7 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
             )
 
 
-def _kinds(host: Host) -> dict[tuple[str, str], str]:
+def _kinds(host: Host) -> Mapping[tuple[str, str], str]:
     try:
         return matrix_of(host).kinds()
     except (MissingFact, SkipRule):

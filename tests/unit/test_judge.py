@@ -149,3 +149,16 @@ def test_blame_a_single_bad_pair_accuses_no_single_host() -> None:
     measured = {pair: pair == ("a", "b") for pair in mesh("a", "b", "c")}
     (found,) = blame(measured)
     assert found.direction == "pair" and found.hosts == ("a", "b")
+
+
+def test_judging_leaves_the_garbage_collector_as_it_was() -> None:
+    import gc
+
+    was = gc.isenabled()
+    try:
+        for running in (True, False):
+            (gc.enable if running else gc.disable)()
+            judge(Builder().bundle())
+            assert gc.isenabled() is running
+    finally:
+        (gc.enable if was else gc.disable)()
