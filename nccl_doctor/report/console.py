@@ -195,7 +195,7 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
                 .append(f"   {visible(advice.reason)}", "dim")
             )
     else:
-        yield _no_setting(report)
+        yield Text("environment  ", "green").append(no_setting(report))
     infos = [item for item in report.causes if item.severity is Severity.INFO]
     if not verbose:
         for item in infos:
@@ -209,13 +209,13 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
     yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
 
 
-def _no_setting(report: Report) -> Text:
-    """Nothing to set: said only where the interfaces were looked at, since they decide it."""
+def no_setting(report: Report) -> str:
+    """What to say without advice: "nothing needs setting" only where the interfaces, which decide it, were looked at."""
     states = {stage.name: stage.state for stage in report.stages}
     if report.reached and states.get("interfaces") not in (None, "unknown"):
-        return Text("environment  ", "green").append("nothing needs setting")
+        return "nothing needs setting"
     why = "the interfaces stage was not measured" if report.reached else "no host was reached"
-    return Text("environment  ", "yellow").append(f"not known: {why}")
+    return f"not known: {why}"
 
 
 def stdout_console() -> Console:

@@ -494,3 +494,20 @@ def test_an_unreachable_fleet_has_no_gap_without_a_host() -> None:
     report = judge(builder.bundle())
     assert report.exit_code() is ExitCode.NOTHING_CHECKED and report.unknown
     assert all(gap.hosts for gap in report.unknown)
+
+
+def test_the_ssh_config_option_reaches_the_transport(tmp_path: Path) -> None:
+    from nccl_doctor.cli import _hosts
+
+    config = tmp_path / "ssh_config"
+    config.write_text("Host *\n  Port 2222\n")
+    made = _hosts.connect_options("ssh", "", "", 10.0, 64, False, config)
+    assert made.ssh_config == str(config)
+
+
+@pytest.mark.parametrize("command", ["check", "preflight", "topo", "bench", "env lint", "env recommend"])
+def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
+    done = program(
+        *command.split(), *(["allreduce"] if command == "bench" else []), "-H", "a", "--ssh-config", "/nowhere"
+    )
+    assert done.returncode == 2 and "--ssh-config /nowhere: No such file" in done.stderr

@@ -17,7 +17,7 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
-from nccl_doctor.report.console import alike, confidence_word
+from nccl_doctor.report.console import alike, confidence_word, no_setting
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
@@ -86,6 +86,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         plot=Markup(svg(runs)) if runs else None,
         curves=measured.curves(runs),
         stage_states=report.stages,
+        no_setting=no_setting(report).capitalize() + ".",
     )
     return text
 
