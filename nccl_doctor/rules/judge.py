@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Finding, Severity, Unknown
@@ -80,7 +81,7 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
         findings=findings,
         unknown=unknown,
         env=tuple(env[name] for name in sorted(env)),
-        stages=tuple(_stage(name, bundle, results, findings) for name in bundle.plan.stages),
+        stages=tuple(_stage(name, bundle, results, findings, unknown) for name in bundle.plan.stages),
         seconds=bundle.seconds,
     )
 
@@ -172,14 +173,32 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
         if stage not in bundle.plan.stages:
             why = f"it needs the stage {stage}, which this run left out" if stage else "no rule knows this requirement"
             note(need, why, [facts.name for facts in bundle.hosts], [stage] if stage else ())
+    return _by_peer(gaps, {facts.name for facts in bundle.hosts})
+
+
+def _by_peer(gaps: Mapping[tuple[str, str], tuple[set[str], set[str]]], names: set[str]) -> tuple[Unknown, ...]:
+    """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands."""
+    grouped: dict[tuple[str, str], tuple[set[str], set[str], set[str]]] = {}
+    for (what, why), (hosts, stages) in gaps.items():
+        head, _, last = what.rpartition(" ")
+        peer = last if head and last in names else ""
+        found = grouped.setdefault((head if peer else what, why), (set(), set(), set()))
+        for known, more in zip(found, (hosts, stages, {peer} if peer else set()), strict=True):
+            known.update(more)
     return tuple(
-        Unknown(what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages)))
-        for (what, why), (hosts, stages) in sorted(gaps.items())
+        Unknown(
+            f"{what} {fold_names(peers)}" if peers else what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages))
+        )
+        for (what, why), (hosts, stages, peers) in sorted(grouped.items())
     )
 
 
 def _stage(
-    name: str, bundle: Bundle, results: tuple[engine.RuleResult, ...], findings: tuple[Finding, ...]
+    name: str,
+    bundle: Bundle,
+    results: tuple[engine.RuleResult, ...],
+    findings: tuple[Finding, ...],
+    unknown: tuple[Unknown, ...],
 ) -> StageResult:
     hosts = tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK)
     mine = [result for result in results if result.stage == name]
@@ -194,7 +213,7 @@ def _stage(
     elif not mine or not hosts:
         state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
     elif any(result.unknown for result in mine):
-        state, reason = "unknown", "; ".join(sorted({gap.what for result in mine for gap in result.unknown}))
+        state, reason = "unknown", "; ".join(sorted({gap.what for gap in unknown if name in gap.stages}))
     elif all(set(item) == set(hosts) for item in skipped):
         state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
