@@ -13,6 +13,7 @@ from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem
 from nccl_doctor.env.lint import Devices, Remark, remark
 from nccl_doctor.facts.environment import Environment
+from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
 from nccl_doctor.facts.software import Software
@@ -59,8 +60,8 @@ def fact(host: HostFacts, kind: type[F]) -> F | None:
     if result is None or result.outcome is not Outcome.OK:
         return None
     try:
-        return msgspec.convert(result.data, kind)
-    except msgspec.ValidationError:
+        return result.fact(kind)
+    except msgspec.DecodeError:
         return None
 
 
@@ -127,12 +128,8 @@ def devices_of(host: HostFacts) -> Devices:
     """The names NCCL's filters are matched against, in kernel order; empty where they were not collected."""
     interfaces = fact(host, Interfaces)
     names = dict.fromkeys(address.name for address in interfaces.addresses) if interfaces else {}
-    result = host.probes.get("infiniband")
-    hcas: list[str] = []
-    if result is not None and result.outcome is Outcome.OK and isinstance(result.data, dict):
-        found = result.data.get("devices")
-        hcas = [str(item["name"]) for item in found or () if isinstance(item, dict) and item.get("name")]
-    return Devices(tuple(names), tuple(hcas))
+    fabric = fact(host, InfinibandFact)
+    return Devices(tuple(names), tuple(device.name for device in fabric.devices) if fabric else ())
 
 
 def layers_of(
