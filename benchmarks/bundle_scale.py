@@ -96,9 +96,9 @@ def individual(gpu: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def timed(what: str, function: object, *arguments: object) -> tuple[object, float]:
-    started = time.perf_counter()
+    started = time.process_time()
     result = function(*arguments)  # type: ignore[operator]
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     print(f"  {what:<34}{seconds:8.2f} s")
     return result, seconds
 

@@ -85,7 +85,7 @@ class _ReadProbe(ProbeResult, frozen=True, omit_defaults=True):
 
 
 class _ReadHost(HostFacts, frozen=True, omit_defaults=True):
-    probes: dict[str, _ReadProbe] = {}  # type: ignore[assignment]
+    probes: dict[str, _ReadProbe] = msgspec.field(default_factory=dict)  # type: ignore[assignment]
 
 
 class _Read(Bundle, frozen=True, omit_defaults=True):
