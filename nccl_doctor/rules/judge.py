@@ -16,6 +16,7 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
+MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -65,7 +66,11 @@ class Report(msgspec.Struct, frozen=True):
 def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
     """The report of a bundle, by the given thresholds or the default ones."""
     with thresholds.using(rows), _no_collector():
-        results = tuple(engine.run(bundle))
+        return _judge(bundle)
+
+
+def _judge(bundle: Bundle) -> Report:
+    results = tuple(engine.run(bundle))
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings]
     findings = folded_and_sorted(found)
@@ -90,13 +95,17 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
 def _no_collector() -> Iterator[None]:
     """Without the cyclic garbage collector: facts hold no cycles, and looking for some takes longer than the rules do.
 
-    A bundle of 1,000 GPU hosts is millions of objects, which it would walk again and again.
+    A bundle of 1,000 GPU hosts is millions of objects, which it would walk again and again. What the rules left of a
+    large one is out of its sight afterwards, too: reference counting frees it.
     """
     running = gc.isenabled()
+    before = gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
+        if gc.get_count()[0] - before > MANY_OBJECTS:
+            gc.freeze()
         if running:
             gc.enable()
 

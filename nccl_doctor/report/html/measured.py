@@ -138,7 +138,9 @@ def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heat
     for title, rates in measured:
         made = _heatmap(title, "GB/s", rates, lambda value, usual: usual / value, both_ways=True)
         if made is not None:
-            found.append(msgspec.structs.replace(made, ways="Both send and receive at the same time; the rate of one way"))
+            found.append(
+                msgspec.structs.replace(made, ways="Both send and receive at the same time; the rate of one way")
+            )
     return found
 
 
