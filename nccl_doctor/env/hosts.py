@@ -60,8 +60,8 @@ def fact(host: HostFacts, kind: type[F]) -> F | None:
     if result is None or result.outcome is not Outcome.OK:
         return None
     try:
-        return msgspec.convert(result.data, kind)
-    except msgspec.ValidationError:
+        return result.fact(kind)
+    except msgspec.DecodeError:
         return None
 
 

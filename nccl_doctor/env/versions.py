@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 Version = tuple[int, ...]
@@ -9,6 +10,7 @@ Version = tuple[int, ...]
 _TEXT = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
+@functools.lru_cache(1024)  # a fleet has few versions, and each is compared with those of all variables on each host
 def parse(text: str) -> Version:
     """``2.21.5``, ``v2.21.5-1``, ``2.21.5+cuda12.4``, ``2.21`` or NCCL's integer ``22105`` -> (2, 21, 5).
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+
+_PLAIN_CHARACTERS = frozenset(":[]@,!&^%* ")  # of addresses, or with a meaning in a node set
 
 
 def fold(hosts: Iterable[str]) -> str:
     """Node-set notation for host names; names that are no node-set material (addresses) are listed as they are."""
+    return _folded(tuple(sorted(set(hosts))))
+
+
+@functools.lru_cache(64)  # the same thousand hosts are told in many places, and folding them takes 45 ms
+def _folded(names: tuple[str, ...]) -> str:
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
-    names = sorted(set(hosts))
-    plain = [name for name in names if any(character in name for character in ":[]@,!&^%* ")]
+    plain = [name for name in names if not _PLAIN_CHARACTERS.isdisjoint(name)]
     try:
-        folded = str(NodeSet.fromlist([name for name in names if name not in plain]))
+        folded = str(NodeSet.fromlist([name for name in names if _PLAIN_CHARACTERS.isdisjoint(name)]))
     except NodeSetException:
         return ", ".join(names)
     return ", ".join(part for part in (folded, *plain) if part)

@@ -29,6 +29,15 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     master: str | None = None
 
 
+@functools.lru_cache(256)
+def _gbps(rate: str) -> float | None:
+    """The first word of sysfs's ``400 Gb/sec (4X NDR)``; a fleet has a handful of rates, and asks for them often."""
+    try:
+        return float(rate.split()[0])
+    except (IndexError, ValueError):
+        return None
+
+
 class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     """One port, in sysfs's words: ``state`` is ``4: ACTIVE``, ``rate`` is ``400 Gb/sec (4X NDR)``.
 
@@ -56,16 +65,7 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def gbps(self) -> float | None:
         """The active rate in Gb/s, or None."""
-        return _rate(self.rate or "")
-
-
-@functools.lru_cache(maxsize=256)
-def _rate(text: str) -> float | None:
-    """The number in ``400 Gb/sec (4X NDR)``; rules ask for it again and again."""
-    try:
-        return float(text.split(maxsplit=1)[0])
-    except (IndexError, ValueError):
-        return None
+        return _gbps(self.rate or "")
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):

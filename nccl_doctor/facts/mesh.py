@@ -177,6 +177,16 @@ class Resolver:
         """Every name that any host was asked for, sorted."""
         return sorted(self._own)
 
+    def untold(self) -> dict[str, list[str]]:
+        """Reference hosts whose table is missing -> the hosts that share it, and of which nothing is known therefore."""
+        return {reference: hosts for reference, hosts in self._sharers.items() if reference not in self._seen}
+
+    def silent(self, name: str) -> list[str]:
+        """The hosts that were not asked for this name, those of :meth:`untold` aside."""
+        own = self._own.get(name, {})
+        asked = (reference for reference in self._sharers if reference in self._seen and reference not in own)
+        return [host for reference in asked for host in self._sharers[reference] if host not in own]
+
     def answers(self, name: str) -> dict[tuple[str, ...], list[str]]:
         """The different address lists of a name (empty: it does not resolve) -> the hosts that give them, sorted."""
         own = self._own.get(name, {})

@@ -8,7 +8,7 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 
@@ -62,13 +62,34 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
 
-class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One probe on one host: how it ended, its data as plain JSON, and where it did not end well, why."""
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of the typed facts. ``PROBE`` is the probe's name: the key in :attr:`HostFacts.probes`."""
+
+    PROBE: ClassVar[str]
+
+
+F = TypeVar("F", bound=Fact)
+
+
+class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
+    """One probe on one host: how it ended, its data as plain JSON, and where it did not end well, why.
+
+    In a bundle that was read from a file, ``data`` is the JSON text itself (``msgspec.Raw``): rules look at it through
+    :meth:`fact`.
+    """
 
     outcome: Outcome
     data: Any = None
     detail: str = ""
     seconds: float = 0.0
+
+    def fact(self, kind: type[F]) -> F:
+        """The data as this typed fact, decoded once for all who ask; ``msgspec.DecodeError`` if it does not fit."""
+        known: dict[type[Fact], Fact] = self.__dict__.setdefault("facts", {})
+        if kind not in known:
+            raw = isinstance(self.data, msgspec.Raw)
+            known[kind] = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
+        return cast(F, known[kind])
 
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,9 +128,3 @@ class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
     hosts: tuple[HostFacts, ...]
     seconds: float = 0.0
     interrupted: bool = False
-
-
-class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of the typed facts. ``PROBE`` is the probe's name: the key in :attr:`HostFacts.probes`."""
-
-    PROBE: ClassVar[str]

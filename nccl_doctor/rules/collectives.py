@@ -471,12 +471,17 @@ def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
         )
 
 
+def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]:
+    """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
+    return {
+        (host_of(facts, event["first"]), host_of(facts, event["second"])): event["size"] / event["seconds"] / 1e9
+        for event in _events(facts, "link")
+    }
+
+
 def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     """Hosts whose every pair is far slower than the pairs of the others."""
-    rates: dict[tuple[str, str], float] = {}
-    for event in _events(facts, "link"):
-        pair = (host_of(facts, event["first"]), host_of(facts, event["second"]))
-        rates[pair] = event["size"] / event["seconds"] / 1e9
+    rates = pair_rates(facts)
     hosts = sorted({host for pair in rates for host in pair})
     if len(hosts) < 3:
         return  # with two hosts nobody can say which end is slow, or what would be normal

@@ -55,9 +55,10 @@ class Host:
 
     def need(self, kind: type[F]) -> F:
         """The fact of this kind; ``MissingFact`` if its probe did not end with complete, readable data."""
-        if kind not in self._decoded:
-            self._decoded[kind] = self._decode(kind)
-        return cast(F, self._decoded[kind])
+        known = self._decoded.get(kind)
+        if known is None:
+            known = self._decoded[kind] = self._decode(kind)
+        return cast(F, known)
 
     def _decode(self, kind: type[F]) -> F:
         result = self.facts.probes.get(kind.PROBE)
@@ -68,8 +69,8 @@ class Host:
                 kind.PROBE, f"{result.outcome.value}: {result.detail}" if result.detail else result.outcome.value
             )
         try:
-            return msgspec.convert(result.data, kind)
-        except msgspec.ValidationError as error:
+            return result.fact(kind)
+        except msgspec.DecodeError as error:
             raise MissingFact(kind.PROBE, f"unreadable: {error}") from error
 
     def want(self, kind: type[F]) -> F | None:
@@ -89,10 +90,18 @@ class Host:
 class Fleet:
     """All reached hosts, as fleet rules see them."""
 
-    def __init__(self, hosts: tuple[Host, ...], plan: Plan) -> None:
+    def __init__(self, hosts: tuple[Host, ...], plan: Plan, derived: dict[Any, Any] | None = None) -> None:
         self.hosts = hosts
         self.plan = plan
         self.missing: dict[tuple[str, str], list[str]] = {}
+        self._derived = {} if derived is None else derived
+
+    def once(self, derive: Callable[[tuple[Host, ...], Plan], T]) -> T:
+        """``derive(hosts, plan)``, computed once for all rules of a run. What it lacks it leaves out: a rule that must
+        know who is missing asks :meth:`every` as well."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self.hosts, self.plan)
+        return cast(T, self._derived[derive])
 
     def every(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for all hosts that have it; the others become unknown in this rule's result."""
@@ -210,9 +219,9 @@ def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
 
-def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult:
+def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dict[Any, Any]) -> RuleResult:
     assert rule.per_fleet is not None
-    fleet = Fleet(hosts, plan)
+    fleet = Fleet(hosts, plan, derived)
     names = tuple(host.name for host in hosts)
     findings: tuple[Finding, ...] = ()
     skipped: dict[str, str] = {}
@@ -227,7 +236,8 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResul
         fleet.missing.setdefault((rule.name, "internal error"), []).extend(names)
     blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
     absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
-    passed = tuple(name for name in names if name not in blamed | absent | set(skipped))
+    not_passed = blamed | absent | set(skipped)
+    passed = tuple(name for name in names if name not in not_passed)
     return RuleResult(rule.name, rule.stage, findings, passed, _unknowns(fleet.missing), skipped)
 
 
@@ -241,13 +251,14 @@ def run(
 ) -> Iterator[RuleResult]:
     """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order."""
     hosts = reached(bundle) if hosts is None else hosts
+    derived: dict[Any, Any] = {}
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue
         if rule.per_host is not None:
             result = _run_per_host(rule, hosts, bundle.plan)
         else:
-            result = _run_per_fleet(rule, hosts, bundle.plan)
+            result = _run_per_fleet(rule, hosts, bundle.plan, derived)
         yield _with_stage(result)
 
 

@@ -25,8 +25,10 @@ def quoted(drift: DriftRow) -> Evidence:
 
 def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:
     """The values of a host's GPUs, folded: ``8 x NVIDIA H100 80GB HBM3``; empty where no GPU tells."""
-    told = [tell(gpu) for gpu in devices(fact)]
-    counts = Counter(str(item) for item in told if item is not None)
+    told = [str(item) for gpu in devices(fact) if (item := tell(gpu)) is not None]
+    if len(set(told)) == 1:
+        return told[0]  # all alike: nothing to count
+    counts = Counter(told)
     return ", ".join(text if len(counts) == 1 else f"{count} x {text}" for text, count in sorted(counts.items()))
 
 

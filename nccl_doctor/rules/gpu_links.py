@@ -23,10 +23,14 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus = devices(answered(host))
     for field in ("pcie_width", "pcie_gen"):
         need_field(gpus, field, "PCIe link state")
+    alike: dict[str | None, list[GpuDevice]] = {}
     for gpu in gpus:
-        peers = [other for other in gpus if other.name == gpu.name and other is not gpu]
-        yield from _width(host, gpu, peers)
-        yield from _generation(host, gpu, peers)
+        alike.setdefault(gpu.name, []).append(gpu)
+    widest = {name: max(gpu.pcie_width_max or 0 for gpu in same) for name, same in alike.items()}
+    newest = {name: max(gpu.pcie_gen_max or 0 for gpu in same) for name, same in alike.items()}
+    for gpu in gpus:
+        yield from _width(host, gpu, widest[gpu.name])
+        yield from _generation(host, gpu, newest[gpu.name], alike[gpu.name])
         replays = gpu.pcie_replays or 0
         if replays >= value("gpu.pcie.replays.warn"):
             yield _link(
@@ -39,11 +43,10 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
             )
 
 
-def _width(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[Finding]:
+def _width(host: Host, gpu: GpuDevice, best: int) -> Iterator[Finding]:
     now, most = gpu.pcie_width, gpu.pcie_width_max
     if now is None or most is None:
         return
-    best = max([most, *(peer.pcie_width_max or 0 for peer in peers)])
     if now < best:
         yield _link(
             host,
@@ -64,14 +67,12 @@ def _width(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[Findi
         )
 
 
-def _generation(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[Finding]:
+def _generation(host: Host, gpu: GpuDevice, best: int, alike: list[GpuDevice]) -> Iterator[Finding]:
     now, most, own = gpu.pcie_gen, gpu.pcie_gen_max, gpu.pcie_gen_gpu_max
     if now is None or most is None:
         return
-    best = max([most, *(peer.pcie_gen_max or 0 for peer in peers)])
     idle = bool((gpu.throttle_reasons or 0) & 1) or (gpu.performance_state or 0) > 2
-    faster = any((peer.pcie_gen or 0) > now and peer.performance_state == gpu.performance_state for peer in peers)
-    if most < best or (now < most and (not idle or faster)):
+    if most < best or (now < most and (not idle or _faster(gpu, now, alike))):
         yield _link(
             host,
             gpu,
@@ -89,6 +90,11 @@ def _generation(host: Host, gpu: GpuDevice, peers: list[GpuDevice]) -> Iterator[
             f"slot or BIOS limits GPU {gpu.label} to PCIe generation {most}; it can do {own}",
             f"PCIe generation: maximum with this slot {most}, GPU alone {own}",
         )
+
+
+def _faster(gpu: GpuDevice, now: int, alike: list[GpuDevice]) -> bool:
+    """Whether another GPU of this model, as idle as this one, runs at a higher generation."""
+    return any((peer.pcie_gen or 0) > now and peer.performance_state == gpu.performance_state for peer in alike)
 
 
 def _link(host: Host, gpu: GpuDevice, id: str, severity: Severity, title: str, quote: str) -> Finding:
@@ -163,15 +169,18 @@ def _links_down(host: Host, gpu: GpuDevice, active: int, expected: int) -> Findi
 
 def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
     proofs = []
-    limits = (
-        ("replays", "replay", value("gpu.nvlink.replay.warn")),
-        ("recoveries", "recovery", value("gpu.nvlink.recovery.warn")),
-        ("CRC flit errors", "crc_flit", value("gpu.nvlink.crc.warn")),
-        ("CRC data errors", "crc_data", value("gpu.nvlink.crc.warn")),
-    )
+    replays, recoveries = value("gpu.nvlink.replay.warn"), value("gpu.nvlink.recovery.warn")
+    crc = value("gpu.nvlink.crc.warn")
     for link in gpu.nvlinks or ():
-        counts = [(name, getattr(link, field), limit) for name, field, limit in limits]
-        high = [f"{count} {name}" for name, count, limit in counts if count is not None and count >= limit]
+        if not (link.replay or link.recovery or link.crc_flit or link.crc_data):
+            continue  # a host has 144 of them, and nearly all are without any error
+        counts = (
+            ("replays", link.replay, replays),
+            ("recoveries", link.recovery, recoveries),
+            ("CRC flit errors", link.crc_flit, crc),
+            ("CRC data errors", link.crc_data, crc),
+        )
+        high = [f"{count} {name}" for name, count, limit in counts if count and count >= limit]
         if high:
             proofs.append(proof(host, gpu, f"NVLink {link.link}: {', '.join(high)}"))
     if proofs:

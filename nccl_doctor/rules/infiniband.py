@@ -286,6 +286,7 @@ _ERRORS = {
     "link_error_recovery": "link recoveries",
 }
 _DISCARDS = {"port_xmit_discards": "discarded packets"}
+_COUNTED = {**_ERRORS, **_DISCARDS}
 
 
 @host_rule("infiniband", "ib.link-flapping", "ib.link-flapping.past", "ib.errors.rising", "ib.errors")
@@ -344,7 +345,10 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     interval = port.counters_interval_s or 1.0
     rising = []
     limit = value("ib.errors.rate")
-    for name, words in {**_ERRORS, **_DISCARDS}.items():
+    told = {name: words for name, words in _COUNTED.items() if port.counters.get(name)}
+    if not told:
+        return  # not one error since boot
+    for name, words in told.items():
         rise = _rise(port, name)
         if rise / interval >= limit:
             rising.append(sysfs(host, rail, f"{words}: +{rise} in {interval:.1f} s", f"counters/{name}"))

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, row
-from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.gpu_fleet import quoted
 from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
 from nccl_doctor.rules.infiniband import NO_DEVICE
@@ -24,8 +25,13 @@ def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
         raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
+    return fleet.once(_rails_of)
+
+
+def _rails_of(hosts: tuple[Host, ...], plan: Plan) -> dict[str, list[Rail]]:
+    facts = {host.name: fact for host in hosts if (fact := host.want(InfinibandFact)) is not None}
     kinds = kinds_of_rails(fact for fact in facts.values() if fact.devices)
-    return {host: rails(fact, fleet.plan, kinds) for host, fact in facts.items()}
+    return {host: rails(fact, plan, kinds) for host, fact in facts.items()}
 
 
 @fleet_rule("infiniband", "ib.device-not-found.fewer-than-peers", "ib.device-not-found.none-here")

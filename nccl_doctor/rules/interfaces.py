@@ -54,9 +54,12 @@ class View(msgspec.Struct, frozen=True):
 def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
     """The connections between hosts that were really tried. With ``required`` hosts without them become unknown."""
     if required:
-        every = fleet.every(Links)
-    else:
-        every = {host.name: links for host in fleet.hosts if (links := host.want(Links)) is not None}
+        fleet.every(Links)
+    return fleet.once(_attempts)
+
+
+def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
+    every = {host.name: links for host in hosts if (links := host.want(Links)) is not None}
     return tuple(
         Attempt(
             source,

@@ -17,6 +17,7 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
+MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -66,10 +67,14 @@ class Report(msgspec.Struct, frozen=True):
 
 def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
     """The report of a bundle, by the given thresholds or the default ones."""
-    hosts = engine.reached(bundle)
     with thresholds.using(rows), _no_collector():
-        results = tuple(engine.run(bundle, hosts=hosts))
-        advice, broken = _advice(hosts, bundle)
+        return _judge(bundle)
+
+
+def _judge(bundle: Bundle) -> Report:
+    hosts = engine.reached(bundle)
+    results = tuple(engine.run(bundle, hosts=hosts))
+    advice, broken = _advice(hosts, bundle)
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
@@ -102,13 +107,17 @@ def _advice(hosts: tuple[engine.Host, ...], bundle: Bundle) -> tuple[Advice | No
 def _no_collector() -> Iterator[None]:
     """Without the cyclic garbage collector: facts hold no cycles, and looking for some takes longer than the rules do.
 
-    A bundle of 1,000 GPU hosts is millions of objects, which it would walk again and again.
+    A bundle of 1,000 GPU hosts is millions of objects, which it would walk again and again. What the rules left of a
+    large one is out of its sight afterwards, too: reference counting frees it.
     """
     running = gc.isenabled()
+    before = gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
+        if gc.get_count()[0] - before > MANY_OBJECTS:
+            gc.freeze()
         if running:
             gc.enable()
 
@@ -132,18 +141,32 @@ def _order(item: Finding) -> tuple[bool, int, int, str, tuple[str, ...], str]:
     return (bool(item.folded_under), _SEVERITIES.index(item.severity), stage, item.id, item.hosts, item.title)
 
 
-def _beneath(id: str, parent: str) -> bool:
-    return id == parent or id.startswith(parent + ".")
+class _Causes:
+    """Who explains whom, by finding id and host: a large fleet has thousands of both."""
 
+    def __init__(self, findings: list[Finding]) -> None:
+        self._findings = findings
+        self._by_id: dict[str, set[int]] = {}
+        self._by_host: dict[tuple[str, str], set[int]] = {}
+        for number, cause in enumerate(findings):
+            for id in cause.explains if cause.severity is Severity.FAIL else ():
+                self._by_id.setdefault(id, set()).add(number)
+                for host in cause.hosts:
+                    self._by_host.setdefault((id, host), set()).add(number)
 
-def _explains(cause: Finding, effect: Finding) -> bool:
-    if cause is effect or cause.severity is not Severity.FAIL:
-        return False
-    if not any(_beneath(effect.id, id) for id in cause.explains):
-        return False
-    # A collective that hangs is everybody's; other consequences must touch the host at fault.
-    touched = set(effect.hosts) | {place.peer for place in effect.places}
-    return effect.stage == "collectives" or not touched or bool(touched & set(cause.hosts))
+    def of(self, number: int) -> set[int]:
+        """The numbers of the failing findings that explain this one."""
+        effect = self._findings[number]
+        parts = effect.id.split(".")
+        parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        touched = set(effect.hosts) | {place.peer for place in effect.places}
+        # A collective that hangs is everybody's; other consequences must touch the host at fault.
+        if effect.stage == "collectives" or not touched:
+            found = [self._by_id.get(parent, set()) for parent in parents]
+        else:
+            known = [parent for parent in parents if parent in self._by_id]
+            found = [self._by_host.get((parent, host), set()) for parent in known for host in touched]
+        return set().union(*found) - {number}
 
 
 def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -153,11 +176,14 @@ def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def fold(findings: list[Finding]) -> list[Finding]:
     """Mark each finding that another one explains; a cause that is itself explained folds no others away."""
+    causes = _Causes(findings)
+    explained = [causes.of(number) for number in range(len(findings))]
+    order = [(_order(item), number) for number, item in enumerate(findings)]
     folded: list[Finding] = []
-    for item in findings:
-        causes = [other for other in findings if _explains(other, item) and not _explains(item, other)]
-        roots = [cause for cause in causes if not any(_explains(other, cause) for other in findings)] or causes
-        under = min(roots, key=_order).id if roots else ""
+    for number, item in enumerate(findings):
+        above = {other for other in explained[number] if number not in explained[other]}
+        roots = {other for other in above if not explained[other]} or above
+        under = findings[min(roots, key=order.__getitem__)].id if roots else ""
         folded.append(msgspec.structs.replace(item, folded_under=under))
     return folded
 

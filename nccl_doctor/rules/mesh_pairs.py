@@ -53,7 +53,8 @@ def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
 def unasked(fleet: Fleet, seen: dict[str, Names]) -> None:
     """Note every host of which it is not known what it resolves another reached host's name to."""
     resolver = Resolver(seen)
+    for reference, sharers in resolver.untold().items():
+        fleet.missing.setdefault((f"names told by {reference}", "not collected"), []).extend(sharers)
     for name in sorted(host.name for host in fleet.hosts):
-        told = {host for hosts in resolver.answers(name).values() for host in hosts}
-        for host in sorted(set(seen) - told):
+        for host in resolver.silent(name):
             fleet.missing.setdefault((f"name {name}", "not asked"), []).append(host)

@@ -90,10 +90,10 @@ def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     listening = next((host.want(Listening) for host in fleet.hosts if host.name == fleet.plan.master), None)
     if listening is None or listening.master is None or listening.master.outcome != "ok":
         return  # the rule of the master port says why nobody could try
-    reached = {host for host, link in tried if link.purpose == "master"}
-    known_gaps = {host for hosts in fleet.missing.values() for host in hosts}
+    accounted = {host for host, link in tried if link.purpose == "master"} | {fleet.plan.master}
+    accounted.update(host for hosts in fleet.missing.values() for host in hosts)
     for host in fleet.hosts:
-        if host.name not in reached | known_gaps | {fleet.plan.master}:
+        if host.name not in accounted:
             what = f"master port {fleet.plan.master_port} on {fleet.plan.master}"
             fleet.missing.setdefault((what, "not tried"), []).append(host.name)
 

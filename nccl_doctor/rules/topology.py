@@ -313,10 +313,18 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
+    others = set(models.differing)
+    known: dict[int, str] = {}  # alike hosts share one matrix: what is parsed is kept by its text
+
+    def of_matrix(matrix: Matrix) -> str:
+        if id(matrix) not in known:
+            known[id(matrix)] = signature(matrix)
+        return known[id(matrix)]
+
     signatures = {
-        host: signature(matrix)
+        host: of_matrix(matrix)
         for host, matrix in matrices.items()
-        if host not in models.differing  # another GPU model has another topology: its own finding says so
+        if host not in others  # another GPU model has another topology: its own finding says so
     }
     drift = row("topology", signatures)
     if not drift.differing:

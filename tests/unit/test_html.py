@@ -15,10 +15,12 @@ import browser as browsers
 import msgspec
 import page_fleet
 import pytest
-from facts_builder import Builder
+from facts_builder import NAMES, Builder
 
+from nccl_doctor.bench.model import Link, RankRecord
 from nccl_doctor.facts.model import Bundle, HostFacts
 from nccl_doctor.report.html import render
+from nccl_doctor.report.html.measured import heatmaps
 from nccl_doctor.report.html.page import matrix
 from nccl_doctor.rules.gate import decide
 from nccl_doctor.rules.judge import judge
@@ -127,6 +129,44 @@ def test_the_uneven_heatmap_is_open_and_the_even_ones_are_folded(broken: str) ->
         (False, "Largest packet that passes (B)"),
     ]
     assert re.search(r'<td class="h9">4.2</td>', broken)
+
+
+def exchange(slow: str, hosts: tuple[str, ...] = NAMES) -> list[dict[str, Any]]:
+    """What rank 0 tells of its pairs of hosts, one of which is slow with everybody."""
+    pairs = [(a, b) for a in range(len(hosts)) for b in range(a + 1, len(hosts))]
+    took = {pair: 0.04 if slow in (hosts[pair[0]], hosts[pair[1]]) else 0.002 for pair in pairs}
+    return [{"event": "link", "first": a, "second": b, "size": 2 << 20, "seconds": took[a, b]} for a, b in pairs]
+
+
+def test_pairs_of_the_collectives_are_a_map() -> None:
+    made = Builder(NAMES)
+    made.stages = ("collectives",)
+    for rank, name in enumerate(NAMES):
+        made.probes[name]["collectives"] = {
+            "host": name,
+            "backend": "gloo",
+            "world": len(NAMES),
+            "ranks": [{"rank": rank, "finished": True}],
+            "events": [] if rank else exchange("gpu03"),
+        }
+    bundle = made.bundle()
+    (found,) = [map for map in heatmaps(bundle) if "Exchange" in map.title]
+    assert (found.title, found.unit, found.even) == ("Exchange of host pairs over gloo", "GB/s", False)
+    assert found.summary.startswith("6 pairs: from 0.0524 to 1.05 GB/s")
+    assert found.cells[0][2] == found.cells[2][0] == ("0.0524", 1.0) and found.cells[0][1] == ("1.05", 0.0)
+    assert all(found.cells[index][index] is None for index in range(4))
+    text = render(judge(bundle), bundle)
+    assert "Both send and receive at the same time" in text and 'class="h9">0.0524' in text
+
+
+def test_pairs_of_a_bench_run_are_a_map() -> None:
+    (label, run), _ = page_fleet.runs()
+    ranks = tuple(RankRecord(rank, name) for rank, name in enumerate(NAMES))
+    links = (Link(0, 1, 8 << 20, 40.0), Link(2, 3, 8 << 20, 4.0), Link(0, 9, 8 << 20, 1.0))
+    run = msgspec.structs.replace(run, results=msgspec.structs.replace(run.results, ranks=ranks, links=links))
+    (found,) = heatmaps(Builder(NAMES).bundle(), [(label, run)])[-1:]
+    assert found.title == "Exchange of host pairs over nccl, today"
+    assert found.cells[2][3] == ("4", 1.0) and found.cells[0][3] is None  # measured, and not measured
 
 
 @needs_gcc

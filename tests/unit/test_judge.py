@@ -146,9 +146,69 @@ def test_a_cut_a_newer_and_a_foreign_bundle_are_refused() -> None:
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 
-    monkeypatch.setattr(bundles, "LIMIT_BYTES", 1 << 20)
-    with pytest.raises(bundles.BundleError, match="refused"):
+    monkeypatch.setattr(bundles, "SMALL_BYTES", 1 << 20)
+    with pytest.raises(bundles.BundleError, match="larger than 1 MiB unpacked: refused"):
         bundles.from_bytes(gzip.compress(b"0" * (4 << 20)), "name.ndb")
+
+
+def test_a_large_file_may_unpack_to_more_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bundles.to_bytes(Builder().bundle())
+    unpacked = 4 * len(content)
+    monkeypatch.setattr(bundles, "SMALL_BYTES", 16)
+    assert bundles.from_bytes(content, "b").hosts
+    monkeypatch.setattr(bundles, "LIMIT_RATIO", 1)
+    with pytest.raises(bundles.BundleError, match="refused"):
+        bundles.from_bytes(content, "b")
+    monkeypatch.setattr(bundles, "LIMIT_RATIO", 40)
+    monkeypatch.setattr(bundles, "LIMIT_BYTES", unpacked // 4)
+    with pytest.raises(bundles.BundleError, match="refused"):
+        bundles.from_bytes(content, "b")
+
+
+def test_probe_data_that_does_not_fit_leaves_the_bundle_readable() -> None:
+    made = Builder()
+    made.probes["gpu02"]["listening"] = {"sockets": "none"}
+    bundle = bundles.from_bytes(bundles.to_bytes(made.bundle()), "b")
+    again = judge(bundle)
+    assert to_json(again) == to_json(judge(made.bundle()))
+    assert any("unreadable" in gap.why and "gpu02" in gap.hosts for gap in again.unknown)
+
+
+def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
+    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common."""
+    import random
+
+    from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, finding
+    from nccl_doctor.rules.judge import fold
+
+    def explains(cause: Finding, effect: Finding) -> bool:
+        beneath = any(effect.id == id or effect.id.startswith(id + ".") for id in cause.explains)
+        touched = {*effect.hosts, *(place.peer for place in effect.places)}
+        everybody = effect.stage == "collectives" or not touched
+        failing = cause.severity is Severity.FAIL and cause is not effect
+        return failing and beneath and (everybody or bool(touched & set(cause.hosts)))
+
+    draw = random.Random(7)
+    ids = ("net", "net.mtu", "net.mtu.black-hole", "gpu.lost", "collectives.stuck", "network")
+    for _ in range(300):
+        found = [
+            msgspec.structs.replace(
+                finding(
+                    draw.choice(ids), draw.choice(list(Severity)), str(number), Evidence("proof"),
+                    hosts=draw.sample(("a", "b", "c"), draw.randint(0, 2)),
+                    places=[Place(host="a", peer=draw.choice(("b", "c", "")))] * draw.randint(0, 1),
+                    explains=tuple(draw.sample(ids, draw.randint(0, 3))),
+                ),
+                stage=draw.choice(("connectivity", "collectives")),
+            )
+            for number in range(draw.randint(1, 7))
+        ]  # fmt: skip
+        for item in fold(found):
+            effect = next(one for one in found if one.title == item.title)
+            causes = [one for one in found if explains(one, effect) and not explains(effect, one)]
+            roots = [one for one in causes if not any(explains(other, one) for other in found)] or causes
+            assert bool(item.folded_under) == bool(roots)
+            assert not roots or item.folded_under in {one.id for one in roots}
 
 
 def mesh(*hosts: str) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import msgspec
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Links, PathMtu, Throughput
 from nccl_doctor.facts.model import Bundle
@@ -19,6 +20,7 @@ from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.fold import fold
+from nccl_doctor.rules.collectives import pair_rates
 from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.localise import Pair
 from nccl_doctor.rules.software import drift_table
@@ -29,7 +31,10 @@ EVEN_BELOW = 0.1  # shade: all pairs within a factor of 1.26 of the median
 
 
 class Heatmap(msgspec.Struct, frozen=True):
-    """One quantity between hosts. ``cells`` (row by row: text, shade 0..1 of how bad) or, for many hosts, ``worst``."""
+    """One quantity between hosts. ``cells`` (row by row: text, shade 0..1 of how bad) or, for many hosts, ``worst``.
+
+    ``ways`` says what rows and columns are.
+    """
 
     title: str
     unit: str
@@ -38,6 +43,7 @@ class Heatmap(msgspec.Struct, frozen=True):
     worst: tuple[tuple[str, str, str], ...]
     summary: str
     even: bool  # no pair is worse than the median: nothing to look for
+    ways: str = "Rows send, columns receive"
 
 
 class DriftLine(msgspec.Struct, frozen=True):
@@ -90,8 +96,8 @@ class Curves(msgspec.Struct, frozen=True):
     changes: tuple[tuple[str, str, str, str, str], ...]  # (collective, size, now, baseline, words)
 
 
-def heatmaps(bundle: Bundle) -> list[Heatmap]:
-    """Round trip, TCP throughput and path MTU between hosts, as far as they were measured."""
+def heatmaps(bundle: Bundle, runs: Sequence[tuple[str, Outcome]] = ()) -> list[Heatmap]:
+    """Round trip, TCP throughput, path MTU and the collectives' exchange between hosts, as far as they were measured."""
     trips: dict[Pair, float] = {}
     rates: dict[Pair, float] = {}
     sizes: dict[Pair, float] = {}
@@ -106,7 +112,7 @@ def heatmaps(bundle: Bundle) -> list[Heatmap]:
         for path in paths.paths if paths else ():
             if path.largest_passed:
                 sizes[(host.name, path.peer)] = float(path.largest_passed)
-    return [
+    plain = [
         made
         for made in (
             _heatmap("Round trip of small messages, median", "ms", trips, lambda value, usual: value / usual),
@@ -115,22 +121,51 @@ def heatmaps(bundle: Bundle) -> list[Heatmap]:
         )
         if made is not None
     ]
+    return plain + _exchanges(bundle, runs)
+
+
+def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heatmap]:
+    """What pairs of hosts exchanged within the collectives: over NCCL's network where the ranks used NCCL, else Gloo's."""
+    facts = {host.name: fact for host in reached(bundle) if (fact := host.want(Collectives)) is not None}
+    backend = next((fact.backend for fact in facts.values() if fact.backend), "")
+    measured = [(f"Exchange of host pairs over {backend or 'the collectives'}", pair_rates(facts))]
+    for label, run in runs:
+        host_of = {rank.rank: rank.host for rank in run.results.ranks}
+        known = [link for link in run.results.links if {link.first, link.second} <= set(host_of)]
+        rates = {(host_of[link.first], host_of[link.second]): link.gbs for link in known}
+        measured.append((f"Exchange of host pairs over {run.world.backend}, {label}", rates))
+    found = []
+    for title, rates in measured:
+        made = _heatmap(title, "GB/s", rates, lambda value, usual: usual / value, both_ways=True)
+        if made is not None:
+            found.append(
+                msgspec.structs.replace(made, ways="Both send and receive at the same time; the rate of one way")
+            )
+    return found
 
 
 def _heatmap(
-    title: str, unit: str, values: Mapping[Pair, float], badness: Callable[[float, float], float]
+    title: str,
+    unit: str,
+    values: Mapping[Pair, float],
+    badness: Callable[[float, float], float],
+    both_ways: bool = False,
 ) -> Heatmap | None:
     if not values:
         return None
+    count = f"{len(values)} {'pairs' if both_ways else 'directed pairs'}"
     ordered = sorted(values.values())
     usual = ordered[len(ordered) // 2]
     # Equal to the median is 0; ten times as bad, and worse, is 1.
     shade = {pair: min(1.0, max(0.0, math.log10(max(badness(value, usual), 1e-9)))) for pair, value in values.items()}
     hosts = tuple(sorted({name for pair in values for name in pair}))
     spread = f"from {_number(ordered[0])} to {_number(ordered[-1])} {unit}, median {_number(usual)} {unit}"
-    summary = f"{len(values)} directed pairs: {spread}"
+    summary = f"{count}: {spread}"
     even = max(shade.values()) < EVEN_BELOW
     if len(hosts) <= SQUARE_UP_TO:
+        if both_ways:
+            values = {**values, **{(other, one): value for (one, other), value in values.items()}}
+            shade |= {(other, one): bad for (one, other), bad in shade.items()}
         cells = tuple(
             tuple(
                 (_number(values[(one, other)]), round(shade[(one, other)], 2)) if (one, other) in values else None
