@@ -95,6 +95,11 @@ def plan() -> _Plan:
     return _plan[0]
 
 
+def all_anchors() -> tuple[bytes, ...]:
+    """Every literal that is searched for in every line."""
+    return _Plan(all_signatures()).anchors
+
+
 class _Open:
     """A traceback whose exception line has not come yet."""
 
