@@ -32,6 +32,10 @@ class Engine(Protocol):
         """Occurrences in ``block``, sorted. Of one anchor in one line, at least one is reported."""
         ...
 
+    def prepare(self) -> None:
+        """Build now what would be built when first needed: processes that fork later share it."""
+        ...
+
 
 @functools.cache
 def factors() -> dict[bytes, bytes]:
@@ -73,7 +77,6 @@ class HyperscanEngine:
         return _database(self._anchors)
 
     def prepare(self) -> None:
-        """Build all of it now, before the process forks."""
         _ = self._all
 
     def find(self, block: bytes) -> list[Found]:
@@ -112,6 +115,9 @@ class PlainEngine:
 
     def __init__(self, anchors: tuple[bytes, ...]) -> None:
         self._anchors = anchors
+
+    def prepare(self) -> None:
+        """Nothing to build."""
 
     def find(self, block: bytes) -> list[Found]:
         found: list[Found] = []

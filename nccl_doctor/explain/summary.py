@@ -13,7 +13,8 @@ from nccl_doctor.explain.snapshots import Proof
 # Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
 KEEP_PER_FILE = 400
 KEEP_IN_ALL = 20_000
-TAIL_LINES = 30
+TAIL_LINES = 30  # the last lines that are looked at for signs of progress or of a good end
+LAST_LINES = 12  # of these, the ones that are kept
 KEEP_TRACEBACKS = 400
 
 
@@ -35,7 +36,7 @@ class Summary(msgspec.Struct):
     groups: dict[str, HitGroup] = msgspec.field(default_factory=dict)
     tracebacks: list[Traceback] = msgspec.field(default_factory=list)
     tails: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
-    heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # probes (ping) among the first lines
     before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it

@@ -17,7 +17,7 @@ import msgspec
 
 from nccl_doctor.explain.model import InputProblem, LogSource
 
-PIECE = 1 << 20
+PIECE = 256 << 10  # stays in a core's cache between reading and searching
 MAX_FILES = 200_000
 MAX_DEPTH = 32
 # A compressed file may grow this much, and to this size; beyond, it is a bomb and is read no further.

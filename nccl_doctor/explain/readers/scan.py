@@ -13,11 +13,12 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LINES, HitGroup, Summary
+from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Summary
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
 BEFORE_LINES = 40
+SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all, where they name a rank)
 HEAD_LINES = 40
 # Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
 # tail, and one line of each step between.
@@ -38,6 +39,7 @@ _STANDALONE = re.compile(
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+_DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
@@ -79,8 +81,6 @@ class _Plan:
         self.searched = _Wakes(item for item in signatures.values() if not item.sampled)
         self.sampled = _Wakes(item for item in signatures.values() if item.sampled)
         self.anchors = tuple(sorted({*self.searched.anchors, *_GENERIC}))
-        words = sorted((re.escape(anchor.decode()) for anchor in self.sampled.anchors), key=len, reverse=True)
-        self.sampled_words = re.compile("|".join(words))
         self.progress = signatures["progress"]
 
 
@@ -91,7 +91,8 @@ def plan() -> _Plan:
     """The plan for all signatures, built once per process."""
     if not _plan:
         _plan.append(_Plan(all_signatures()))
-        matcher.engine(_plan[0].anchors)
+        for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
+            matcher.engine(anchors).prepare()
     return _plan[0]
 
 
@@ -123,6 +124,7 @@ class Scanner:
         self._anchors = self._plan.anchors
         self._fast = fast
         self._engine = matcher.engine(self._anchors, fast)
+        self._sampler = matcher.engine(self._plan.sampled.anchors, fast)
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._seen: dict[str, set[tuple[object, ...]]] = {}
@@ -131,6 +133,7 @@ class Scanner:
         self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
         self._before_kept = False
         self._sampled = 0
+        self._unsampled = 0
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
@@ -159,7 +162,7 @@ class Scanner:
             if self._look(self._piece(block, start, end, found[first][0] if held else start), line_number, held):
                 self._keep_before(block, start, line_number)
         if self._line < HEAD_LINES:
-            self._keep_head(block)
+            self._keep_commands(block)
         self._sample(block)
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
@@ -182,20 +185,31 @@ class Scanner:
             self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
         else:
             self._partly_sampled = True
-        for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
-            start = block.find(b"\n", at) + 1
-            if start and self._plan.progress.match(_decode(block[start : start + 300])) is not None:
+        self._unsampled += len(block)
+        if self._unsampled >= SAMPLE_STEP:
+            self._unsampled = 0
+            start = block.rfind(b"\n", 0, len(block) - 1) + 1
+            if self._plan.progress.match(_decode(block[start : start + 300])) is not None:
                 self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
         """Show these lines to the sampled signatures; ``number`` is the first one's."""
-        for offset, raw in enumerate(piece.split(b"\n")):
-            if not raw:
-                continue
-            text = _decode(raw[:LINE_LIMIT])
-            held = {word.encode() for word in self._plan.sampled_words.findall(text)}
-            for signature, groups in self._plan.sampled.matches(held, text):
-                self._add(signature, groups, number + offset, prefix.parse(text), text)
+        anchors = self._plan.sampled.anchors
+        found = self._sampler.find(piece)
+        at = 0
+        while at < len(found):
+            start = piece.rfind(b"\n", 0, found[at][0]) + 1
+            end = piece.find(b"\n", start)
+            end = len(piece) if end < 0 else end
+            held = set()
+            while at < len(found) and found[at][0] <= end:
+                held.add(anchors[found[at][1]])
+                at += 1
+            text = _decode(piece[start : min(end, start + LINE_LIMIT)])
+            matches = self._plan.sampled.matches(held, text)
+            line = prefix.parse(text) if matches else None
+            for signature, groups in matches:
+                self._add(signature, groups, number + piece.count(b"\n", 0, start), line, text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -210,18 +224,23 @@ class Scanner:
         number = last - len(lines) + 1 - max(0, blank - 1)
         if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
+        keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
             for index, text in enumerate(_decode(raw) for raw in lines)
-            if text.strip()
+            if text.strip() and (index >= keep or "ping " in text)
         ]
         return self.summary
 
-    def _keep_head(self, block: bytes) -> None:
-        head = self.summary.heads.setdefault(self.source.name, [])
-        for raw in block[: 64 * 1024].split(b"\n")[: HEAD_LINES - len(head)]:
-            text = _decode(raw)
-            head.append(self._hit("head", len(head) + 1, prefix.Line(text), text))
+    def _keep_commands(self, block: bytes) -> None:
+        """Probes that somebody typed at the top of a log: their command lines."""
+        head = block[: 64 * 1024]
+        if b"ping " in head:
+            lines = enumerate(head.split(b"\n")[: HEAD_LINES - self._line], self._line + 1)
+            texts = [(number, _decode(raw)) for number, raw in lines if b"ping " in raw]
+            self.summary.heads.setdefault(self.source.name, []).extend(
+                self._hit("head", number, prefix.Line(text), text) for number, text in texts
+            )
 
     # one line ----------------------------------------------------------------------------------------------------
 
@@ -264,10 +283,14 @@ class Scanner:
         self._before_kept = True
         kept = []
         lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
-        for index, raw in enumerate(lines, number - len(lines)):
+        later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
+        for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             text = _decode(raw[:LINE_LIMIT])
-            if text.strip() and b"NCCL INFO" not in raw:
+            shape = raw[:LINE_LIMIT].translate(None, _DIGIT_BYTES)
+            later[shape] = later.get(shape, 0) + 1
+            if text.strip() and b"NCCL INFO" not in raw and (later[shape] <= SAME_SHAPE or b"ank" in raw):
                 kept.append(self._hit("before", index, prefix.parse(text), text))
+        kept.reverse()
         self.summary.before[self.source.name] = kept
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
