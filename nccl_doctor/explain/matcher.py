@@ -28,8 +28,15 @@ STRIDE = b"\x01\x02\x03"
 class Engine(Protocol):
     """Looks for a fixed set of literals."""
 
-    def find(self, block: bytes) -> list[Found]:
-        """Occurrences in ``block``, sorted. Of one anchor in one line, at least one is reported."""
+    def first(self, block: bytes | memoryview) -> list[int]:
+        """Where in ``block`` a closer look is needed; nowhere: it holds no literal of the set."""
+        ...
+
+    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
+        """Occurrences in ``block``, sorted. Of one anchor in one line, at least one is reported.
+
+        ``places`` is what :meth:`first` said of the same block, where that is known.
+        """
         ...
 
     def prepare(self) -> None:
@@ -57,7 +64,9 @@ def _database(literals: tuple[bytes, ...]) -> Any:
 
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     count = len(literals)
-    database.compile(expressions=list(literals), ids=list(range(count)), elements=count, flags=[0] * count, literal=True)
+    database.compile(
+        expressions=list(literals), ids=list(range(count)), elements=count, flags=[0] * count, literal=True
+    )
     return database
 
 
@@ -79,13 +88,14 @@ class HyperscanEngine:
     def prepare(self) -> None:
         _ = self._all
 
-    def find(self, block: bytes) -> list[Found]:
-        ends: list[int] = []
-        self._first.scan(block, match_event_handler=lambda _id, _from, to, _flags, _context: ends.append(to))
-        if not ends:
-            return []
+    def first(self, block: bytes | memoryview) -> list[int]:
+        places: list[int] = []
+        self._first.scan(block, match_event_handler=lambda _id, _from, to, _flags, _context: places.append(to))
+        return places
+
+    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
         found: list[Found] = []
-        for start, end in _ranges(block, ends):
+        for start, end in _ranges(block, self.first(block) if places is None else places):
             self._all.scan(
                 memoryview(block)[start:end],
                 match_event_handler=lambda id, _from, to, _flags, base: found.append((base + to, id)),
@@ -95,11 +105,10 @@ class HyperscanEngine:
         return found
 
 
-def _ranges(block: bytes, ends: list[int]) -> Iterator[tuple[int, int]]:
+def _ranges(block: bytes, places: list[int]) -> Iterator[tuple[int, int]]:
     """The stretches of whole lines that hold these places."""
-    ends.sort()
     start = stop = -1
-    for at in ends:
+    for at in sorted(places):
         if at <= stop:
             continue
         if stop < 0 or at > stop + NEAR:
@@ -107,7 +116,8 @@ def _ranges(block: bytes, ends: list[int]) -> Iterator[tuple[int, int]]:
                 yield start, stop
             start = block.rfind(b"\n", max(stop, 0), at) + 1 or max(stop, 0)
         stop = block.find(b"\n", at) + 1 or len(block)
-    yield start, stop
+    if stop >= 0:
+        yield start, stop
 
 
 class PlainEngine:
@@ -119,7 +129,10 @@ class PlainEngine:
     def prepare(self) -> None:
         """Nothing to build."""
 
-    def find(self, block: bytes) -> list[Found]:
+    def first(self, block: bytes | memoryview) -> list[int]:
+        return [end for end, _ in self.find(bytes(block))]
+
+    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
         found: list[Found] = []
         for index, anchor in enumerate(self._anchors):
             at = block.find(anchor)

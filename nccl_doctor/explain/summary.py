@@ -27,6 +27,14 @@ class HitGroup(msgspec.Struct):
     at_least: bool = False
 
 
+class Skip(msgspec.Struct):
+    """A stretch of a file whose lines were not counted: each byte counts as one, until the numbers are wanted."""
+
+    line: int  # lines before it, so counted
+    offset: int
+    size: int
+
+
 class Summary(msgspec.Struct):
     """What one or several sources hold."""
 
@@ -41,6 +49,7 @@ class Summary(msgspec.Struct):
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
     hosts: dict[str, int] = msgspec.field(default_factory=dict)
+    skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
     proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
@@ -65,6 +74,7 @@ class Summary(msgspec.Struct):
             self.ranks[rank] = self.ranks.get(rank, 0) + count
         for host, count in other.hosts.items():
             self.hosts[host] = self.hosts.get(host, 0) + count
+        self.skipped.update(other.skipped)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
         self.proofs.extend(other.proofs)

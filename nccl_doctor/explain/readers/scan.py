@@ -6,6 +6,7 @@ and shown to the signatures. While a traceback is open every line is looked at: 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,11 +14,14 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Summary
+from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
+PIECE = 256 << 10  # read at once: stays in a core's cache until it was searched
+TAIL = 64 << 10
 BEFORE_LINES = 40
+BEFORE = 32 << 10  # bytes
 SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all, where they name a rank)
 HEAD_LINES = 40
 # Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
@@ -137,11 +141,11 @@ class Scanner:
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
-    def feed(self, block: bytes) -> None:
-        """Take a block that ends at a line's end (or at the log's end)."""
+    def feed(self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[int] | None = None) -> None:
+        """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
         anchors = self._anchors
-        found = self._engine.find(block)
+        found = self._engine.find(block, places)
         at = next_found = 0
         line_at, line_number = 0, self._line + 1
         while at < len(block):
@@ -160,12 +164,34 @@ class Scanner:
             at = end + 1
             held = {anchors[index] for _, index in found[first:next_found]}
             if self._look(self._piece(block, start, end, found[first][0] if held else start), line_number, held):
-                self._keep_before(block, start, line_number)
+                self._keep_before(block, start, line_number, earlier)
         if self._line < HEAD_LINES:
             self._keep_commands(block)
         self._sample(block)
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
+
+    def places(self, block: memoryview) -> list[int] | None:
+        """Where the block needs a closer look; None: nowhere, and it can be passed over."""
+        places = self._engine.first(block)
+        calm = self._line >= HEAD_LINES and self._sampled >= SAMPLE_ALL and not self._open and not self._pending
+        return None if calm and not places else places
+
+    def pass_over(self, size: int, offset: int, last_line: bytes) -> None:
+        """Go on behind a block that holds nothing, without counting its lines.
+
+        Until somebody wants to know (:func:`nccl_doctor.explain.files.number_lines`), each of its bytes counts as a line:
+        numbers keep their order, and those of lines near each other their distance.
+        """
+        skips = self.summary.skipped.setdefault(self.source.name, [])
+        if skips and skips[-1].line + skips[-1].size == self._line:
+            skips[-1].size += size
+        else:
+            skips.append(Skip(self._line, offset, size))
+        self._line += size
+        self.summary.bytes += size
+        self.summary.lines = self._line
+        self._sample_one(last_line, size)
 
     @staticmethod
     def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
@@ -185,11 +211,14 @@ class Scanner:
             self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
         else:
             self._partly_sampled = True
-        self._unsampled += len(block)
+        start = block.rfind(b"\n", 0, len(block) - 1) + 1
+        self._sample_one(block[start : start + 300], len(block))
+
+    def _sample_one(self, raw: bytes, size: int) -> None:
+        self._unsampled += size
         if self._unsampled >= SAMPLE_STEP:
             self._unsampled = 0
-            start = block.rfind(b"\n", 0, len(block) - 1) + 1
-            if self._plan.progress.match(_decode(block[start : start + 300])) is not None:
+            if self._plan.progress.match(_decode(raw)) is not None:
                 self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
@@ -276,13 +305,16 @@ class Scanner:
         self._tracebacks(line, text, number, known)
         return trouble
 
-    def _keep_before(self, block: bytes, at: int, number: int) -> None:
+    def _keep_before(self, block: bytes, at: int, number: int, earlier: Callable[[], bytes]) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""
         if self._before_kept:
             return
         self._before_kept = True
         kept = []
-        lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
+        text_before = block[max(0, at - BEFORE) : at]
+        if at < BEFORE:
+            text_before = earlier()[at - BEFORE :] + text_before
+        lines = text_before.removesuffix(b"\n").split(b"\n")[-BEFORE_LINES:]
         later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
         for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             text = _decode(raw[:LINE_LIMIT])
@@ -498,8 +530,54 @@ def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] |
     scanner = Scanner(source, fast)
     tail = b""
     for block in whole_lines(pieces_of(source)):
-        scanner.feed(block)
-        tail = (tail + block)[-64 * 1024 :] if len(block) < 64 * 1024 else block[-64 * 1024 :]
+        scanner.feed(block, lambda before=tail: before)
+        tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
         if progress:
             progress(len(block))
     return scanner.finish(tail)
+
+
+def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Summary:
+    """Read a plain file that is open at its beginning: the same as :func:`scan`, without copying what holds nothing."""
+    scanner = Scanner(source, fast)
+    buffer = bytearray(PIECE)
+    held = offset = 0  # bytes at the buffer's beginning that were read before, and where they stand in the file
+    skipping = False
+
+    def earlier() -> bytes:
+        size = min(BEFORE, offset)
+        return os.pread(descriptor, size, offset - size)
+
+    while got := os.readv(descriptor, [memoryview(buffer)[held:]]):
+        end = held + got
+        if skipping:  # the rest of a line that was cut
+            rest = buffer.find(b"\n", 0, end)
+            offset += end if rest < 0 else rest
+            held = 0 if rest < 0 else end - rest
+            buffer[:held] = buffer[end - held : end]
+            skipping = rest < 0
+            continue
+        cut = buffer.rfind(b"\n", 0, end) + 1
+        if not cut and end > BLOCK:
+            scanner.feed(bytes(buffer[:LINE_LIMIT]), earlier)
+            skipping, held, offset = True, 0, offset + end
+            continue
+        if not cut:
+            held = end
+            if end == len(buffer):
+                buffer.extend(bytes(PIECE))
+            continue
+        with memoryview(buffer)[:cut] as block:
+            places = scanner.places(block)
+            if places is None:
+                last = buffer.rfind(b"\n", 0, cut - 1) + 1
+                scanner.pass_over(cut, offset, bytes(block[last : last + 300]))
+            else:
+                scanner.feed(bytes(block), earlier, places)
+        held = end - cut
+        buffer[:held] = buffer[cut:end]
+        offset += cut
+    if held:
+        scanner.feed(bytes(buffer[:held]), earlier)
+    size = offset + held
+    return scanner.finish(os.pread(descriptor, TAIL, max(0, size - TAIL)))
