@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from nccl_doctor.explain.matcher import FACTORS, factors
-from nccl_doctor.explain.readers.scan import all_anchors
+from nccl_doctor.explain.matcher import FACTORS, factors  # noqa: E402
+from nccl_doctor.explain.readers.scan import all_anchors  # noqa: E402
 
 SHORTEST, LONGEST = 6, 8
 # What most lines of a large log look like. A factor should share as few letters in a row with them as can be.

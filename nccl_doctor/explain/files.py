@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from nccl_doctor.explain import snapshots
-from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.readers import inputs
 from nccl_doctor.explain.readers.scan import plan, scan, scan_descriptor
@@ -72,6 +71,14 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
     return summary
 
 
+def reasoning() -> Callable[[Summary], Explanation]:
+    """The function that explains a summary. What it needs takes as long to import as a gigabyte takes to read."""
+    from nccl_doctor.explain import api, case
+
+    case.all_diagnoses()
+    return api.explain
+
+
 def _encoded(file: inputs.LogFile) -> bytes:
     return msgspec.msgpack.encode(_without_surrogates(read_file(file)))
 
@@ -112,7 +119,9 @@ def read_all(
     plan()  # built once, before the processes part
     chunk = max(1, min(16, len(files) // (count * 8)))
     with context.Pool(count) as pool:
-        for file, data in zip(files, pool.imap(_encoded, files, chunksize=chunk), strict=True):
+        summaries = pool.imap(_encoded, files, chunksize=chunk)
+        reasoning()  # while the others read
+        for file, data in zip(files, summaries, strict=True):
             total.merge(msgspec.msgpack.decode(data, type=Summary))
             if progress:
                 progress(file.size)
@@ -130,7 +139,7 @@ def explain_paths(
         summary.merge(scan(inputs.stdin_source()))
     summary.proofs, refused = snapshots.read(summary.dumps)
     summary.problems = [*problems, *summary.problems, *refused]
-    explanation = explain(summary)
+    explanation = reasoning()(summary)
     return number_lines(explanation, summary.skipped) if summary.skipped else explanation
 
 

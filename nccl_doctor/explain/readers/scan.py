@@ -6,6 +6,7 @@ and shown to the signatures. While a traceback is open every line is looked at: 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -225,7 +226,8 @@ class Scanner:
         """Show these lines to the sampled signatures; ``number`` is the first one's."""
         anchors = self._plan.sampled.anchors
         found = self._sampler.find(piece)
-        at = 0
+        at = steps = 0
+        step: tuple[int, str] | None = None
         while at < len(found):
             start = piece.rfind(b"\n", 0, found[at][0]) + 1
             end = piece.find(b"\n", start)
@@ -236,9 +238,23 @@ class Scanner:
                 at += 1
             text = _decode(piece[start : min(end, start + LINE_LIMIT)])
             matches = self._plan.sampled.matches(held, text)
-            line = prefix.parse(text) if matches else None
-            for signature, groups in matches:
-                self._add(signature, groups, number + piece.count(b"\n", 0, start), line, text)
+            if not matches:
+                continue
+            line_number = number + piece.count(b"\n", 0, start)
+            if len(matches) == 1 and matches[0][0] is self._plan.progress:
+                steps += 1
+                if steps > SAME_SHAPE:
+                    step = (line_number, text)
+                    continue
+            self._add_all(matches, line_number, text)
+        if step:  # of the steps after the first ones, the last says it all
+            self._add_all([(self._plan.progress, {})], *step)
+            self.summary.groups["progress"].count += steps - SAME_SHAPE - 1
+
+    def _add_all(self, matches: list[tuple[Signature, dict[str, str]]], number: int, text: str) -> None:
+        line = prefix.parse(text)
+        for signature, groups in matches:
+            self._add(signature, groups, number, line, text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -530,7 +546,7 @@ def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] |
     scanner = Scanner(source, fast)
     tail = b""
     for block in whole_lines(pieces_of(source)):
-        scanner.feed(block, lambda before=tail: before)
+        scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
         if progress:
             progress(len(block))
