@@ -140,11 +140,13 @@ def explain_paths(
     summary.proofs, refused = snapshots.read(summary.dumps)
     summary.problems = [*problems, *summary.problems, *refused]
     explanation = reasoning()(summary)
-    return number_lines(explanation, summary.skipped) if summary.skipped else explanation
+    return number_lines(explanation, summary.skipped)
 
 
 def number_lines(explanation: Explanation, skipped: dict[str, list[Skip]]) -> Explanation:
     """The same with the true line numbers: the lines that were passed over are counted in the files that are quoted."""
+    if not skipped:
+        return explanation
     counted: dict[str, list[tuple[int, int]]] = {}
 
     def true_line(name: str, line: int) -> int | None:
