@@ -19,6 +19,8 @@ SMALL = 8 << 20  # less than this in all is read in this process
 
 def read_file(file: inputs.LogFile) -> Summary:
     """One file's summary; what went wrong with it is in ``problems``."""
+    if file.name.endswith(inputs.BUNDLE):
+        return Summary(files=1, bytes=file.size, bundles=[file.path])
     source = LogSource(file.name, b"", file.rank, file.host)
     try:
         with inputs.opened(file.path) as raw:
@@ -71,6 +73,10 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
     return summary
 
 
+def _nothing() -> None:
+    pass
+
+
 def reasoning() -> Callable[[Summary], Explanation]:
     """The function that explains a summary. What it needs takes as long to import as a gigabyte takes to read."""
     from nccl_doctor.explain import api, case
@@ -103,7 +109,7 @@ def _clean(value: object) -> object:
 
 
 def read_all(
-    files: list[inputs.LogFile], workers: int | None = None, progress: Callable[[int], None] | None = None
+    files: list[inputs.LogFile], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
 ) -> Summary:
     """All files' summaries, merged in the order of ``files`` whatever process finished first."""
     total = Summary()
@@ -112,34 +118,32 @@ def read_all(
     if size < SMALL or count <= 1:
         for file in files:
             total.merge(read_file(file))
-            if progress:
-                progress(file.size)
         return total
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     plan()  # built once, before the processes part
     chunk = max(1, min(16, len(files) // (count * 8)))
     with context.Pool(count) as pool:
         summaries = pool.imap(_encoded, files, chunksize=chunk)
-        reasoning()  # while the others read
-        for file, data in zip(files, summaries, strict=True):
+        reasoning()  # imported while the others read
+        meanwhile()
+        for data in summaries:
             total.merge(msgspec.msgpack.decode(data, type=Summary))
-            if progress:
-                progress(file.size)
     return total
 
 
 def explain_paths(
-    names: list[str], workers: int | None = None, progress: Callable[[int], None] | None = None
+    names: list[str], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
 ) -> Explanation:
-    """Explain files, directories and globs; ``-`` is standard input."""
+    """Explain files, directories and globs; ``-`` is standard input. ``meanwhile`` is called while processes read."""
     wanted = [name for name in names if name != "-"]
     files, problems = inputs.find(wanted)
-    summary = read_all(files, workers, progress)
+    summary = read_all(files, workers, meanwhile)
     if "-" in names:
         summary.merge(scan(inputs.stdin_source()))
     summary.proofs, refused = snapshots.read(summary.dumps)
     summary.problems = [*problems, *summary.problems, *refused]
     explanation = reasoning()(summary)
+    explanation = msgspec.structs.replace(explanation, saved_runs=tuple(summary.bundles))
     return number_lines(explanation, summary.skipped)
 
 

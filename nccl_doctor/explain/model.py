@@ -157,3 +157,4 @@ class Explanation(msgspec.Struct, frozen=True):
     problems: tuple[InputProblem, ...] = ()
     read: InputCount = InputCount()
     world: dict[str, int] = {}
+    saved_runs: tuple[str, ...] = ()  # bundles among the inputs: whoever can judge them tells them (saved_runs.tell)

@@ -52,6 +52,7 @@ class Summary(msgspec.Struct):
     skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
+    bundles: list[str] = msgspec.field(default_factory=list)  # files that are saved runs of check
     proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
 
     def merge(self, other: Summary) -> None:
@@ -77,4 +78,5 @@ class Summary(msgspec.Struct):
         self.skipped.update(other.skipped)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
+        self.bundles.extend(other.bundles)
         self.proofs.extend(other.proofs)

@@ -28,6 +28,7 @@ MAX_DEPTH = 32
 MAX_RATIO = 1000
 MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
+BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock)$",
     re.IGNORECASE,
@@ -88,9 +89,6 @@ def _add(
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
     if not named and _SKIP.search(name):
-        return
-    if name.endswith(".ndb"):
-        problems.append(InputProblem(name, f"is a bundle, not a log: nccl-doctor check --from {name}"))
         return
     if len(files) >= MAX_FILES:
         if len(files) == MAX_FILES:
