@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from nccl_doctor.cli import app
 from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.bench.outcome import Outcome
+    from nccl_doctor.explain.model import Explanation
 
 
 class _Format(str, enum.Enum):
@@ -21,7 +28,8 @@ def explain(
     logs: Annotated[
         list[str],
         typer.Argument(
-            help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too."
+            help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too, and what "
+            "check or bench saved."
         ),
     ],
     format: Annotated[_Format, typer.Option(help="console, or json for programs.")] = _Format.console,
@@ -33,20 +41,86 @@ def explain(
     import time
 
     from nccl_doctor.explain.files import explain_paths
-    from nccl_doctor.report import explanation as report
-    from nccl_doctor.report.console import stdout_console
 
     started = time.monotonic()
-    found = explain_paths(logs, workers or None)
+    names, benches = _bench_runs(logs)
+    found = explain_paths(names, workers or None, meanwhile=_report)
+    report = _report()
+    code = report.exit_code(found)
+    if found.saved_runs or benches:
+        found, code = _with_saved_runs(found, benches)
+    why = ""
+    if code is ExitCode.NOTHING_CHECKED:
+        why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
+        found = msgspec.structs.replace(found, sentence=why, next=())
     if format is _Format.json:
         typer.echo(report.to_json(found))
-    else:
-        report.print_explanation(found, stdout_console(), time.monotonic() - started)
-    code = report.exit_code(found)
-    if code is ExitCode.NOTHING_CHECKED:
-        for problem in found.problems or ():
-            from nccl_doctor.report.safe_text import visible
+    elif not why:
+        from nccl_doctor.report.console import stdout_console
 
+        report.print_explanation(found, stdout_console(), time.monotonic() - started)
+    if why:
+        from nccl_doctor.report.safe_text import visible
+
+        for problem in found.problems:
             typer.echo(f"{visible(problem.name)}: {visible(problem.problem)}", err=True)
-        typer.echo("nothing could be read: there is no verdict", err=True)
+        typer.echo(why, err=True)
     raise typer.Exit(code)
+
+
+def _report() -> ModuleType:
+    """How an explanation is told. Imported while other processes read the logs."""
+    from nccl_doctor.report import explanation
+
+    return explanation
+
+
+def _bench_runs(names: list[str]) -> tuple[list[str], list[Outcome]]:
+    """The files that ``bench --save`` wrote, read, and the other names."""
+    if not any(name.endswith(".json") for name in names):
+        return names, []
+    from nccl_doctor.bench import outcome
+
+    others, runs = [], []
+    for name in names:
+        try:
+            runs.append(outcome.read(Path(name)) if name.endswith(".json") else None)
+        except outcome.BaselineError:
+            runs.append(None)  # some other JSON: a flight-recorder dump, a RAS report
+        if runs[-1] is None:
+            others.append(name)
+    return others, [run for run in runs if run is not None]
+
+
+def _with_saved_runs(found: Explanation, benches: list[Outcome]) -> tuple[Explanation, ExitCode]:
+    """The explanation with what saved runs found, and the exit code of both."""
+    from nccl_doctor.explain import saved_runs
+    from nccl_doctor.explain.model import InputProblem, Verdict
+    from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.rules.judge import judge
+
+    runs = []
+    problems = list(found.problems)
+    for name in found.saved_runs:
+        try:
+            judged = judge(bundles.read(Path(name)))
+        except bundles.BundleError as error:
+            problems.append(InputProblem(name, str(error).removeprefix(f"{name}: ")))
+            continue
+        left = tuple(f"{item.what}: {item.why}" for item in judged.unknown)
+        steps = tuple(item.next for item in judged.unknown if item.next)
+        runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
+    for run in benches:
+        left = tuple(f"{item.kind}: {item.text}" for item in run.verdicts if item.kind == "cannot-judge")
+        left = left if run.complete else (*left, "not every rank finished")
+        runs.append(saved_runs.SavedRun(f"bench of {run.created}", run.findings, len(run.world.shares), left))
+    logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
+    problems += [InputProblem(run.name, f"not measured: {item}") for run in runs for item in run.open]
+    found = msgspec.structs.replace(found, problems=tuple(problems))
+    if not runs or not (logs or any(run.hosts for run in runs)):
+        return found, ExitCode.NOTHING_CHECKED
+    told = saved_runs.tell(found, runs, logs)
+    code = _report().exit_code(told)
+    if not logs and told.verdict is Verdict.UNDECIDED:
+        code = ExitCode.INCOMPLETE  # nothing failed, not all was measured
+    return told, code

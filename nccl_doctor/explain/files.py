@@ -9,20 +9,55 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from nccl_doctor.explain import snapshots
-from nccl_doctor.explain.api import explain
-from nccl_doctor.explain.model import Explanation, InputProblem
+from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import plan, scan
-from nccl_doctor.explain.summary import Summary
+from nccl_doctor.explain.readers.scan import plan, scan, scan_descriptor
+from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
 
 
 def read_file(file: inputs.LogFile) -> Summary:
     """One file's summary; what went wrong with it is in ``problems``."""
-    state = snapshots.kind(file.path)
-    if state == "dump":
-        return Summary(files=1, bytes=file.size, dumps=[file.path])
+    if file.name.endswith(inputs.BUNDLE):
+        return Summary(files=1, bytes=file.size, bundles=[file.path])
+    source = LogSource(file.name, b"", file.rank, file.host)
+    try:
+        with inputs.opened(file.path) as raw:
+            head = raw.read(inputs.HEAD)
+            packed = bool(inputs.compression(head))
+            if packed:
+                head = _unpacked_head(file.path)
+            state = snapshots.kind(head)
+            if state == "dump":
+                return Summary(files=1, bytes=file.size, dumps=[file.path])
+            codec = inputs.utf16(head)
+            if not codec and inputs.binary(head):
+                raise inputs.InputError("is no text: not read as a log")
+            if codec or packed:
+                summary = _read_pieces(file, source)
+            else:
+                raw.seek(0)
+                summary = scan_descriptor(source, raw.fileno())
+    except (inputs.InputError, OSError) as error:
+        return Summary(problems=[InputProblem(file.name, str(error))])
+    if state:  # a RAS report is text, and may stand in the middle of a job's output
+        summary.dumps.append(file.path)
+    if summary.bytes and not summary.groups and not any(summary.tails.values()):
+        summary.bytes = 0
+        summary.problems.append(InputProblem(file.name, "holds nothing but blanks or NULs"))
+    return summary
+
+
+def _unpacked_head(path: str) -> bytes:
+    try:
+        return inputs.content(path, inputs.HEAD)
+    except inputs.InputError:
+        return b""  # it is told when the file is read
+
+
+def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
+    """A file that has to be unpacked or decoded; what can be read of a damaged one is used."""
     problems: list[InputProblem] = []
 
     def guarded() -> Iterator[bytes]:
@@ -31,14 +66,23 @@ def read_file(file: inputs.LogFile) -> Summary:
         except inputs.InputError as error:
             problems.append(InputProblem(file.name, str(error)))
 
-    source = msgspec.structs.replace(inputs.open_source(file), lines=guarded())
-    summary = scan(source)
+    summary = scan(msgspec.structs.replace(source, lines=inputs.text_pieces(guarded())))
     summary.problems.extend(problems)
-    if state:  # a RAS report is text, and may stand in the middle of a job's output
-        summary.dumps.append(file.path)
     if problems and not summary.bytes:
         summary.files = 0
     return summary
+
+
+def _nothing() -> None:
+    pass
+
+
+def reasoning() -> Callable[[Summary], Explanation]:
+    """The function that explains a summary. What it needs takes as long to import as a gigabyte takes to read."""
+    from nccl_doctor.explain import api, case
+
+    case.all_diagnoses()
+    return api.explain
 
 
 def _encoded(file: inputs.LogFile) -> bytes:
@@ -65,7 +109,7 @@ def _clean(value: object) -> object:
 
 
 def read_all(
-    files: list[inputs.LogFile], workers: int | None = None, progress: Callable[[int], None] | None = None
+    files: list[inputs.LogFile], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
 ) -> Summary:
     """All files' summaries, merged in the order of ``files`` whatever process finished first."""
     total = Summary()
@@ -74,29 +118,79 @@ def read_all(
     if size < SMALL or count <= 1:
         for file in files:
             total.merge(read_file(file))
-            if progress:
-                progress(file.size)
         return total
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     plan()  # built once, before the processes part
     chunk = max(1, min(16, len(files) // (count * 8)))
     with context.Pool(count) as pool:
-        for file, data in zip(files, pool.imap(_encoded, files, chunksize=chunk), strict=True):
+        summaries = pool.imap(_encoded, files, chunksize=chunk)
+        reasoning()  # imported while the others read
+        meanwhile()
+        for data in summaries:
             total.merge(msgspec.msgpack.decode(data, type=Summary))
-            if progress:
-                progress(file.size)
     return total
 
 
 def explain_paths(
-    names: list[str], workers: int | None = None, progress: Callable[[int], None] | None = None
+    names: list[str], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
 ) -> Explanation:
-    """Explain files, directories and globs; ``-`` is standard input."""
+    """Explain files, directories and globs; ``-`` is standard input. ``meanwhile`` is called while processes read."""
     wanted = [name for name in names if name != "-"]
     files, problems = inputs.find(wanted)
-    summary = read_all(files, workers, progress)
+    summary = read_all(files, workers, meanwhile)
     if "-" in names:
         summary.merge(scan(inputs.stdin_source()))
     summary.proofs, refused = snapshots.read(summary.dumps)
     summary.problems = [*problems, *summary.problems, *refused]
-    return explain(summary)
+    explanation = reasoning()(summary)
+    explanation = msgspec.structs.replace(explanation, saved_runs=tuple(summary.bundles))
+    return number_lines(explanation, summary.skipped)
+
+
+def number_lines(explanation: Explanation, skipped: dict[str, list[Skip]]) -> Explanation:
+    """The same with the true line numbers: the lines that were passed over are counted in the files that are quoted."""
+    if not skipped:
+        return explanation
+    counted: dict[str, list[tuple[int, int]]] = {}
+
+    def true_line(name: str, line: int) -> int | None:
+        if name not in counted:
+            counted[name] = _surplus(name, skipped[name])
+        found = counted[name]
+        if not found:
+            return None  # the file is gone, or shorter than it was
+        return line - sum(surplus for start, surplus in found if line > start)
+
+    def walk(value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return [walk(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        new = {key: walk(item) for key, item in value.items()}
+        name = new.get("source") or new.get("file")
+        if new.get("line") and name in skipped:
+            new["line"] = true_line(str(name), int(str(new["line"])))
+        return new
+
+    plain = walk(msgspec.to_builtins(explanation))
+    numbered = msgspec.convert(plain, Explanation)
+    return msgspec.structs.replace(numbered, read=msgspec.structs.replace(numbered.read, lines=None))
+
+
+def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
+    """After which line, as numbered so far, numbers are too high, and by how much. Empty if the file cannot be read."""
+    found = []
+    try:
+        with inputs.opened(name) as raw:
+            for skip in skips:
+                raw.seek(skip.offset)
+                lines = 0
+                for left in range(skip.size, 0, -inputs.PIECE):
+                    piece = raw.read(min(left, inputs.PIECE))
+                    if len(piece) < min(left, inputs.PIECE):
+                        return []
+                    lines += piece.count(b"\n")
+                found.append((skip.line, skip.size - lines))
+    except (inputs.InputError, OSError):
+        return []
+    return found

@@ -135,11 +135,11 @@ class InputProblem(msgspec.Struct, frozen=True):
 
 
 class InputCount(msgspec.Struct, frozen=True):
-    """How much was read."""
+    """How much was read. ``lines`` is None where not all were counted (large logs, most of which say nothing)."""
 
     files: int = 0
     bytes: int = 0
-    lines: int = 0
+    lines: int | None = 0
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -157,3 +157,4 @@ class Explanation(msgspec.Struct, frozen=True):
     problems: tuple[InputProblem, ...] = ()
     read: InputCount = InputCount()
     world: dict[str, int] = {}
+    saved_runs: tuple[str, ...] = ()  # bundles among the inputs: whoever can judge them tells them (saved_runs.tell)

@@ -14,9 +14,12 @@ import msgspec
 
 from nccl_doctor.explain import flight_recorder, plain_pickle, ras
 from nccl_doctor.explain.model import InputProblem
+from nccl_doctor.explain.readers import inputs
 from nccl_doctor.findings.model import Evidence
 
-_HEAD = 64 << 10
+# At most one byte more than is ever read, so that the readers can refuse what is too large.
+LIMIT = max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1
+HEAD = 64 << 10  # enough of a file to know its kind
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -35,13 +38,8 @@ class Proof(msgspec.Struct, frozen=True):
     source: str  # "flight-recorder" or "ras"
 
 
-def kind(path: str) -> str:
+def kind(head: bytes) -> str:
     """``dump``, ``ras`` or empty, by the first bytes. Any pickle is a ``dump``: no log, and perhaps refused."""
-    try:
-        with Path(path).open("rb") as handle:
-            head = handle.read(_HEAD)
-    except OSError:
-        return ""
     if (len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5) or flight_recorder.looks_like_dump(head):
         return "dump"
     return "ras" if ras.looks_like_report(head) else ""
@@ -50,21 +48,24 @@ def kind(path: str) -> str:
 def read(paths: Sequence[str]) -> tuple[list[Proof], list[InputProblem]]:
     """All proofs that these files give together, and the files that could not be used."""
     problems: list[InputProblem] = []
-    kinds = {path: kind(path) for path in paths}
-    proofs = [*_dumps([path for path in paths if kinds[path] == "dump"], problems)]
-    proofs += _reports([path for path in paths if kinds[path] == "ras"], problems)
+    kinds = {path: kind(head) for path, head in _contents(paths, HEAD, problems)}
+    proofs = [*_dumps([path for path in kinds if kinds[path] == "dump"], problems)]
+    proofs += _reports([path for path in kinds if kinds[path] == "ras"], problems)
     return proofs, problems
 
 
-def _content(path: str) -> bytes:
-    """At most one byte more than is ever read, so that the readers can refuse what is too large."""
-    with Path(path).open("rb") as handle:
-        return handle.read(max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1)
+def _contents(paths: Iterable[str], limit: int, problems: list[InputProblem]) -> Iterator[tuple[str, bytes]]:
+    """The first bytes of each file, decompressed; one after the other, so that only one is in memory."""
+    for path in paths:
+        try:
+            yield path, inputs.content(path, limit)
+        except inputs.InputError as error:
+            problems.append(InputProblem(path, str(error)))
 
 
 def _dumps(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
     for group in _jobs(paths):
-        dumps, refused = flight_recorder.collect((path, _content(path)) for path in group)
+        dumps, refused = flight_recorder.collect(_contents(group, LIMIT, problems))
         problems.extend(InputProblem(error.source, error.reason) for error in refused)
         for found in flight_recorder.compare(dumps):
             yield Proof(
@@ -99,9 +100,9 @@ def _jobs(paths: Iterable[str]) -> list[list[str]]:
 
 def _reports(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
     reports = []
-    for path in paths:
+    for path, content in _contents(paths, LIMIT, problems):
         try:
-            reports.extend(ras.read(_content(path), path))
+            reports.extend(ras.read(content, path))
         except ValueError as error:
             problems.append(InputProblem(path, str(error)))
     for found in ras.conclude(sorted(reports, key=lambda report: report.timestamp)):

@@ -13,7 +13,8 @@ from nccl_doctor.explain.snapshots import Proof
 # Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
 KEEP_PER_FILE = 400
 KEEP_IN_ALL = 20_000
-TAIL_LINES = 30
+TAIL_LINES = 30  # the last lines that are looked at for signs of progress or of a good end
+LAST_LINES = 12  # of these, the ones that are kept
 KEEP_TRACEBACKS = 400
 
 
@@ -26,6 +27,14 @@ class HitGroup(msgspec.Struct):
     at_least: bool = False
 
 
+class Skip(msgspec.Struct):
+    """A stretch of a file whose lines were not counted: each byte counts as one, until the numbers are wanted."""
+
+    line: int  # lines before it, so counted
+    offset: int
+    size: int
+
+
 class Summary(msgspec.Struct):
     """What one or several sources hold."""
 
@@ -35,13 +44,15 @@ class Summary(msgspec.Struct):
     groups: dict[str, HitGroup] = msgspec.field(default_factory=dict)
     tracebacks: list[Traceback] = msgspec.field(default_factory=list)
     tails: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
-    heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)
+    heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # probes (ping) among the first lines
     before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
     hosts: dict[str, int] = msgspec.field(default_factory=dict)
+    skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
+    bundles: list[str] = msgspec.field(default_factory=list)  # files that are saved runs of check
     proofs: list[Proof] = msgspec.field(default_factory=list)  # what these files prove together
 
     def merge(self, other: Summary) -> None:
@@ -64,6 +75,8 @@ class Summary(msgspec.Struct):
             self.ranks[rank] = self.ranks.get(rank, 0) + count
         for host, count in other.hosts.items():
             self.hosts[host] = self.hosts.get(host, 0) + count
+        self.skipped.update(other.skipped)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
+        self.bundles.extend(other.bundles)
         self.proofs.extend(other.proofs)

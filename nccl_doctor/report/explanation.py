@@ -30,7 +30,7 @@ _MARK = {
 
 def exit_code(explanation: Explanation) -> ExitCode:
     """The published exit code for an explanation."""
-    if explanation.read.files == 0 or (explanation.read.bytes == 0 and explanation.problems):
+    if explanation.read.files == 0 or explanation.read.bytes == 0:
         return ExitCode.NOTHING_CHECKED
     if explanation.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
         return ExitCode.FINDINGS
@@ -128,9 +128,13 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     for cause in shown[:3]:
         _print_cause(cause, console)
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
-    if others:
-        listed = ", ".join(f"{item.id} ({item.confidence:.2f})" for item in others)
-        console.print(_row("less likely", listed))
+    best = shown[0].confidence if shown else 0.0
+    for label, items in (
+        ("also found", [item for item in others if item.confidence > best]),  # measured by a saved run, not by this log
+        ("less likely", [item for item in others if item.confidence <= best]),
+    ):
+        if items:
+            console.print(_row(label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items)))
     if explanation.consequences:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
         console.print(_row("consequences", folded))

@@ -404,10 +404,11 @@ def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def large_packets_lost(case: Case) -> Iterable[Candidate]:
     """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
-    big = [hit for hit in case.tail if re.search(r"ping .*-s (\d{4,5})", hit.text)]
-    for hit in [h for hits in case.summary.heads.values() for h in hits] + case.tail:
-        found = re.search(r"ping .*(?:-M do|-s) ", hit.text)
-        if found and case.has("ping-loss"):
+    probes = [hit for hits in case.summary.heads.values() for hit in hits] if case.has("ping-loss") else []
+    probes += [hit for hit in case.tail if "ping " in hit.text] if case.has("ping-loss") else []
+    big = [hit for hit in probes if re.search(r"ping .*-s (\d{4,5})", hit.text)]
+    for hit in probes:
+        if re.search(r"ping .*(?:-M do|-s) ", hit.text):
             yield Candidate(
                 "net.mtu",
                 0.85,

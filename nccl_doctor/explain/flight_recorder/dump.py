@@ -140,7 +140,7 @@ def looks_like_dump(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and any(mark in head for mark in _JSON_MARKS)
 
 
-_TRAILING_RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl|pt|bin|dump))?$")
+_TRAILING_RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl|pt|bin|dump))?(?:\.(?:gz|xz|zst|bz2))?$")
 
 
 def rank_of_file(path: str) -> int | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import codecs
+import contextlib
 import glob
 import gzip
+import itertools
 import lzma
 import os
 import re
@@ -18,12 +21,14 @@ import msgspec
 from nccl_doctor.explain.model import InputProblem, LogSource
 
 PIECE = 1 << 20
+HEAD = 64 << 10  # enough of a file to know its kind
 MAX_FILES = 200_000
 MAX_DEPTH = 32
 # A compressed file may grow this much, and to this size; beyond, it is a bomb and is read no further.
 MAX_RATIO = 1000
 MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
+BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock)$",
     re.IGNORECASE,
@@ -85,9 +90,6 @@ def _add(
         return
     if not named and _SKIP.search(name):
         return
-    if name.endswith(".ndb"):
-        problems.append(InputProblem(name, f"is a bundle, not a log: nccl-doctor check --from {name}"))
-        return
     if len(files) >= MAX_FILES:
         if len(files) == MAX_FILES:
             problems.append(InputProblem(name, f"more than {MAX_FILES} files: the rest is left out"))
@@ -145,27 +147,87 @@ def identity(name: str) -> tuple[int | None, str]:
     return rank, host.group(1) if host else ""
 
 
-def pieces(path: str) -> Iterator[bytes]:
-    """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; a pipe that took its place is refused, not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise InputError(_why(error)) from error
-    with os.fdopen(descriptor, "rb") as raw:
+    with os.fdopen(descriptor, "rb", buffering=0) as raw:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InputError("is not a regular file any more")
-        head = raw.read(8)
+        yield raw
+
+
+def compression(head: bytes) -> str:
+    """The compression that a file's first bytes name; empty: none."""
+    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
+
+
+def pieces(path: str) -> Iterator[bytes]:
+    """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
+    with opened(path) as raw:
+        kind = compression(raw.read(8))
         raw.seek(0)
-        kind = next((name for magic, name in _MAGIC if head.startswith(magic)), "")
         try:
-            if not kind:
-                while piece := raw.read(PIECE):
-                    # Pieces that end at a line's end are passed on without another copy.
-                    yield piece if piece.endswith(b"\n") else piece + raw.readline(PIECE)
+            if kind:
+                yield from _inflate(raw, kind, os.fstat(raw.fileno()).st_size)
             else:
-                yield from _inflate(raw, kind, os.fstat(descriptor).st_size)
+                while piece := raw.read(PIECE):
+                    yield piece
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise InputError(f"broken off: {error}") from error
+
+
+def content(path: str, limit: int) -> bytes:
+    """The first ``limit`` bytes of a file, decompressed."""
+    found = b""
+    for piece in pieces(path):
+        found += piece
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def utf16(head: bytes) -> str:
+    """The codec of a text in UTF-16, which Windows' tools write; empty: it is none."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    even, odd = head[:HEAD:2].count(0), head[1:HEAD:2].count(0)
+    half = min(len(head), HEAD) // 2
+    if half >= 8 and max(even, odd) > half * 0.7 and min(even, odd) < half * 0.05:
+        return "utf-16-le" if odd > even else "utf-16-be"
+    return ""
+
+
+def binary(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is no text. NULs do not count: a log that was cut while it was written
+    begins with a hole."""
+    text = head[:HEAD].replace(b"\x00", b"")
+    strange = len(text.translate(None, _TEXT_BYTES))
+    invalid = text.decode("utf-8", "replace").count("\ufffd")
+    return len(text) >= 64 and strange + invalid > len(text) * 0.2
+
+
+_TEXT_BYTES = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 127), *range(128, 256)})
+
+
+def as_utf8(pieces: Iterable[bytes], codec: str) -> Iterator[bytes]:
+    """A text of another encoding as UTF-8; what cannot be decoded becomes a replacement character."""
+    decoder = codecs.getincrementaldecoder(codec)(errors="replace")
+    for piece in pieces:
+        yield decoder.decode(piece).encode("utf-8", "replace")
+    yield decoder.decode(b"", True).encode("utf-8", "replace")
+
+
+def text_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of a log as they are, unless the first says that it is UTF-16."""
+    stream = iter(pieces)
+    first = next(stream, b"")
+    codec = utf16(first)
+    together = itertools.chain([first], stream)
+    return as_utf8(together, codec) if codec else together
 
 
 def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
@@ -207,9 +269,4 @@ def stdin_source() -> LogSource:
         while piece := os.read(sys.stdin.fileno(), PIECE):
             yield piece
 
-    return LogSource("stdin", read())
-
-
-def open_source(file: LogFile) -> LogSource:
-    """A file as a source (read lazily)."""
-    return LogSource(file.name, pieces(file.path), file.rank, file.host)
+    return LogSource("stdin", text_pieces(read()))

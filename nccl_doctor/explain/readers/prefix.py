@@ -201,12 +201,12 @@ def parse(text: str) -> Line:
         at, key = step
         label += key
     line.body = text[at:]
-    found = _NCCL.search(line.body, 0, 160)
+    found = _NCCL.search(line.body, 0, 160) if " NCCL " in line.body else None
     if found and " NCCL " in line.body[found.end() - 1 : found.end() + 120]:
         line.host, line.pid = found.group("host"), found.group("pid")
         label += f"p{line.pid}"
     elif line.rank is None:
-        tagged = _PG_RANK.search(line.body, 0, 240)
+        tagged = _PG_RANK.search(line.body, 0, 240) if "Rank " in line.body else None
         if tagged:
             line.rank = int(tagged.group("rank"))
     line.key = label

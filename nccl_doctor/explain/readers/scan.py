@@ -6,6 +6,8 @@ and shown to the signatures. While a traceback is open every line is looked at: 
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,11 +15,15 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LINES, HitGroup, Summary
+from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
+PIECE = 256 << 10  # read at once: stays in a core's cache until it was searched
+TAIL = 64 << 10
 BEFORE_LINES = 40
+BEFORE = 32 << 10  # bytes
+SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all, where they name a rank)
 HEAD_LINES = 40
 # Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
 # tail, and one line of each step between.
@@ -38,6 +44,7 @@ _STANDALONE = re.compile(
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+_DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
@@ -79,8 +86,6 @@ class _Plan:
         self.searched = _Wakes(item for item in signatures.values() if not item.sampled)
         self.sampled = _Wakes(item for item in signatures.values() if item.sampled)
         self.anchors = tuple(sorted({*self.searched.anchors, *_GENERIC}))
-        words = sorted((re.escape(anchor.decode()) for anchor in self.sampled.anchors), key=len, reverse=True)
-        self.sampled_words = re.compile("|".join(words))
         self.progress = signatures["progress"]
 
 
@@ -91,8 +96,14 @@ def plan() -> _Plan:
     """The plan for all signatures, built once per process."""
     if not _plan:
         _plan.append(_Plan(all_signatures()))
-        matcher.engine(_plan[0].anchors)
+        for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
+            matcher.engine(anchors).prepare()
     return _plan[0]
+
+
+def all_anchors() -> tuple[bytes, ...]:
+    """Every literal that is searched for in every line."""
+    return _Plan(all_signatures()).anchors
 
 
 class _Open:
@@ -118,6 +129,7 @@ class Scanner:
         self._anchors = self._plan.anchors
         self._fast = fast
         self._engine = matcher.engine(self._anchors, fast)
+        self._sampler = matcher.engine(self._plan.sampled.anchors, fast)
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._seen: dict[str, set[tuple[object, ...]]] = {}
@@ -126,14 +138,15 @@ class Scanner:
         self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
         self._before_kept = False
         self._sampled = 0
+        self._unsampled = 0
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
-    def feed(self, block: bytes) -> None:
-        """Take a block that ends at a line's end (or at the log's end)."""
+    def feed(self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[int] | None = None) -> None:
+        """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
         anchors = self._anchors
-        found = self._engine.find(block)
+        found = self._engine.find(block, places)
         at = next_found = 0
         line_at, line_number = 0, self._line + 1
         while at < len(block):
@@ -152,12 +165,34 @@ class Scanner:
             at = end + 1
             held = {anchors[index] for _, index in found[first:next_found]}
             if self._look(self._piece(block, start, end, found[first][0] if held else start), line_number, held):
-                self._keep_before(block, start, line_number)
+                self._keep_before(block, start, line_number, earlier)
         if self._line < HEAD_LINES:
-            self._keep_head(block)
+            self._keep_commands(block)
         self._sample(block)
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
+
+    def places(self, block: memoryview) -> list[int] | None:
+        """Where the block needs a closer look; None: nowhere, and it can be passed over."""
+        places = self._engine.first(block)
+        calm = self._line >= HEAD_LINES and self._sampled >= SAMPLE_ALL and not self._open and not self._pending
+        return None if calm and not places else places
+
+    def pass_over(self, size: int, offset: int, last_line: bytes) -> None:
+        """Go on behind a block that holds nothing, without counting its lines.
+
+        Until somebody wants to know (:func:`nccl_doctor.explain.files.number_lines`), each of its bytes counts as a line:
+        numbers keep their order, and those of lines near each other their distance.
+        """
+        skips = self.summary.skipped.setdefault(self.source.name, [])
+        if skips and skips[-1].line + skips[-1].size == self._line:
+            skips[-1].size += size
+        else:
+            skips.append(Skip(self._line, offset, size))
+        self._line += size
+        self.summary.bytes += size
+        self.summary.lines = self._line
+        self._sample_one(last_line, size)
 
     @staticmethod
     def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
@@ -177,20 +212,49 @@ class Scanner:
             self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
         else:
             self._partly_sampled = True
-        for at in range(SAMPLE_STEP, len(block) - 1, SAMPLE_STEP):
-            start = block.find(b"\n", at) + 1
-            if start and self._plan.progress.match(_decode(block[start : start + 300])) is not None:
+        start = block.rfind(b"\n", 0, len(block) - 1) + 1
+        self._sample_one(block[start : start + 300], len(block))
+
+    def _sample_one(self, raw: bytes, size: int) -> None:
+        self._unsampled += size
+        if self._unsampled >= SAMPLE_STEP:
+            self._unsampled = 0
+            if self._plan.progress.match(_decode(raw)) is not None:
                 self.summary.groups.setdefault("progress", HitGroup()).count += 1
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
         """Show these lines to the sampled signatures; ``number`` is the first one's."""
-        for offset, raw in enumerate(piece.split(b"\n")):
-            if not raw:
+        anchors = self._plan.sampled.anchors
+        found = self._sampler.find(piece)
+        at = steps = 0
+        step: tuple[int, str] | None = None
+        while at < len(found):
+            start = piece.rfind(b"\n", 0, found[at][0]) + 1
+            end = piece.find(b"\n", start)
+            end = len(piece) if end < 0 else end
+            held = set()
+            while at < len(found) and found[at][0] <= end:
+                held.add(anchors[found[at][1]])
+                at += 1
+            text = _decode(piece[start : min(end, start + LINE_LIMIT)])
+            matches = self._plan.sampled.matches(held, text)
+            if not matches:
                 continue
-            text = _decode(raw[:LINE_LIMIT])
-            held = {word.encode() for word in self._plan.sampled_words.findall(text)}
-            for signature, groups in self._plan.sampled.matches(held, text):
-                self._add(signature, groups, number + offset, prefix.parse(text), text)
+            line_number = number + piece.count(b"\n", 0, start)
+            if len(matches) == 1 and matches[0][0] is self._plan.progress:
+                steps += 1
+                if steps > SAME_SHAPE:
+                    step = (line_number, text)
+                    continue
+            self._add_all(matches, line_number, text)
+        if step:  # of the steps after the first ones, the last says it all
+            self._add_all([(self._plan.progress, {})], *step)
+            self.summary.groups["progress"].count += steps - SAME_SHAPE - 1
+
+    def _add_all(self, matches: list[tuple[Signature, dict[str, str]]], number: int, text: str) -> None:
+        line = prefix.parse(text)
+        for signature, groups in matches:
+            self._add(signature, groups, number, line, text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -205,18 +269,23 @@ class Scanner:
         number = last - len(lines) + 1 - max(0, blank - 1)
         if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
+        keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
             for index, text in enumerate(_decode(raw) for raw in lines)
-            if text.strip()
+            if text.strip() and (index >= keep or "ping " in text)
         ]
         return self.summary
 
-    def _keep_head(self, block: bytes) -> None:
-        head = self.summary.heads.setdefault(self.source.name, [])
-        for raw in block[: 64 * 1024].split(b"\n")[: HEAD_LINES - len(head)]:
-            text = _decode(raw)
-            head.append(self._hit("head", len(head) + 1, prefix.Line(text), text))
+    def _keep_commands(self, block: bytes) -> None:
+        """Probes that somebody typed at the top of a log: their command lines."""
+        head = block[: 64 * 1024]
+        if b"ping " in head:
+            lines = enumerate(head.split(b"\n")[: HEAD_LINES - self._line], self._line + 1)
+            texts = [(number, _decode(raw)) for number, raw in lines if b"ping " in raw]
+            self.summary.heads.setdefault(self.source.name, []).extend(
+                self._hit("head", number, prefix.Line(text), text) for number, text in texts
+            )
 
     # one line ----------------------------------------------------------------------------------------------------
 
@@ -252,17 +321,24 @@ class Scanner:
         self._tracebacks(line, text, number, known)
         return trouble
 
-    def _keep_before(self, block: bytes, at: int, number: int) -> None:
+    def _keep_before(self, block: bytes, at: int, number: int, earlier: Callable[[], bytes]) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""
         if self._before_kept:
             return
         self._before_kept = True
         kept = []
-        lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
-        for index, raw in enumerate(lines, number - len(lines)):
+        text_before = block[max(0, at - BEFORE) : at]
+        if at < BEFORE:
+            text_before = earlier()[at - BEFORE :] + text_before
+        lines = text_before.removesuffix(b"\n").split(b"\n")[-BEFORE_LINES:]
+        later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
+        for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             text = _decode(raw[:LINE_LIMIT])
-            if text.strip() and b"NCCL INFO" not in raw:
+            shape = raw[:LINE_LIMIT].translate(None, _DIGIT_BYTES)
+            later[shape] = later.get(shape, 0) + 1
+            if text.strip() and b"NCCL INFO" not in raw and (later[shape] <= SAME_SHAPE or b"ank" in raw):
                 kept.append(self._hit("before", index, prefix.parse(text), text))
+        kept.reverse()
         self.summary.before[self.source.name] = kept
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
@@ -470,8 +546,54 @@ def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] |
     scanner = Scanner(source, fast)
     tail = b""
     for block in whole_lines(pieces_of(source)):
-        scanner.feed(block)
-        tail = (tail + block)[-64 * 1024 :] if len(block) < 64 * 1024 else block[-64 * 1024 :]
+        scanner.feed(block, functools.partial(bytes, tail))
+        tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
         if progress:
             progress(len(block))
     return scanner.finish(tail)
+
+
+def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Summary:
+    """Read a plain file that is open at its beginning: the same as :func:`scan`, without copying what holds nothing."""
+    scanner = Scanner(source, fast)
+    buffer = bytearray(PIECE)
+    held = offset = 0  # bytes at the buffer's beginning that were read before, and where they stand in the file
+    skipping = False
+
+    def earlier() -> bytes:
+        size = min(BEFORE, offset)
+        return os.pread(descriptor, size, offset - size)
+
+    while got := os.readv(descriptor, [memoryview(buffer)[held:]]):
+        end = held + got
+        if skipping:  # the rest of a line that was cut
+            rest = buffer.find(b"\n", 0, end)
+            offset += end if rest < 0 else rest
+            held = 0 if rest < 0 else end - rest
+            buffer[:held] = buffer[end - held : end]
+            skipping = rest < 0
+            continue
+        cut = buffer.rfind(b"\n", 0, end) + 1
+        if not cut and end > BLOCK:
+            scanner.feed(bytes(buffer[:LINE_LIMIT]), earlier)
+            skipping, held, offset = True, 0, offset + end
+            continue
+        if not cut:
+            held = end
+            if end == len(buffer):
+                buffer.extend(bytes(PIECE))
+            continue
+        with memoryview(buffer)[:cut] as block:
+            places = scanner.places(block)
+            if places is None:
+                last = buffer.rfind(b"\n", 0, cut - 1) + 1
+                scanner.pass_over(cut, offset, bytes(block[last : last + 300]))
+            else:
+                scanner.feed(bytes(block), earlier, places)
+        held = end - cut
+        buffer[:held] = buffer[cut:end]
+        offset += cut
+    if held:
+        scanner.feed(bytes(buffer[:held]), earlier)
+    size = offset + held
+    return scanner.finish(os.pread(descriptor, TAIL, max(0, size - TAIL)))
