@@ -154,6 +154,7 @@ _SLOWNESS = frozenset(
         "gpu.thermal-power",
         "launch.killed",
         "ib.device-not-found",
+        "ib.gdr",
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",

@@ -37,13 +37,25 @@ _SECONDARY = re.compile(
 )
 
 
+# Facts that a diagnosis of their own weighs.
+_JUDGED = frozenset(
+    (
+        "nvls-unsupported",
+        "ib-local-protection",
+        "topology-description",
+        "topology-attribute",
+        "symmetric-unsupported",
+    )
+)
+
+
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
     known = {
         (hit.file, hit.line)
         for name, signature in case.signatures.items()
-        if signature.role is not Role.FACT
+        if signature.role is not Role.FACT or name in _JUDGED
         for hit in case.hits(name)
     }
     unknown: list[Hit] = [

@@ -114,12 +114,15 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
 def peermem(case: Case) -> Iterable[Candidate]:
     """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
     hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
-    if hits and (case.has("net-ib-using") and _slow_rows(case)):
+    rows = _slow_rows(case)
+    low = rows and max(map(_busbw, rows)) < _ONE_PORT
+    complaint = case.hits("slow-complaint")
+    if hits and case.has("net-ib-using") and (low or complaint) and (rows or complaint):
         yield Candidate(
             "ib.gdr",
             0.66,
             "GPUDirect RDMA is disabled: all traffic goes through host memory",
-            hits,
+            [*hits, *rows[-2:], *complaint[:2]],
             why=peermem.__doc__ or "",
         )
 
@@ -319,6 +322,21 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
 _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
 
 
+# Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
+# 100 Gbit/s port.
+_ANY_VERBS = 1.5
+_ONE_PORT = 11.0
+
+
+def _over_verbs(case: Case) -> bool:
+    """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
+    hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
+    verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
+    sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
+    several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
+    return verbs and not sockets and several
+
+
 def _slow_rows(case: Case) -> list[Hit]:
     """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
     return [hit for hit in case.hits("busbw-row") if _row(hit, "size") >= 1 << 26]
@@ -372,6 +390,15 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )
+    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (server and best < _ONE_PORT)):
+        yield Candidate(
+            "net.slow",
+            0.64 if best < _ANY_VERBS else 0.56,
+            f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
+            [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
+            hosts={h.host for h in case.hits("net-ib-using") if h.host},
+            why=slow_network.__doc__ or "",
+        )
     elif complaint and (case.has("gdr-disabled") or over_net or rows):
         yield Candidate(
             "net.slow",

@@ -18,13 +18,18 @@ _COMPLETION = (
 def _status(*numbers: int) -> Guard:
     names = {
         1: "LOC_LEN",
+        2: "LOC_QP_OP",
         4: "LOC_PROT",
         5: "WR_FLUSH",
+        8: "LOC_ACCESS",
         9: "REM_INV_REQ",
         10: "REM_ACCESS",
         11: "REM_OP",
         12: "RETRY_EXC",
         13: "RNR_RETRY",
+        19: "FATAL_ERR",
+        20: "RESP_TIMEOUT",
+        21: "GENERAL_ERR",
     }
     wanted = {str(number) for number in numbers} | {names[number] for number in numbers if number in names}
 
@@ -44,7 +49,7 @@ def _status(*numbers: int) -> Guard:
 says(
     "ib-retry",
     *_COMPLETION,
-    where=_status(12, 13),
+    where=_status(12, 13, 20),
     cause="ib.retry-exceeded",
     strength=0.8,
     title="the fabric did not deliver: transport retries exceeded towards {peer}",
@@ -65,8 +70,8 @@ says(
 says(
     "ib-local-protection",
     *_COMPLETION,
-    where=_status(4),
-    why="Status 4: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).",
+    where=_status(4, 8),
+    why="Status 4 or 8: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).",
 )
 says(
     "ib-flush",
@@ -79,7 +84,7 @@ says(
 says(
     "ib-remote-error",
     *_COMPLETION,
-    where=_status(9, 10, 11, 1, 2),
+    where=_status(9, 10, 11, 1, 2, 19, 21),
     cause="ib.retry-exceeded",
     strength=0.55,
     title="the remote side refused an RDMA request (status {status})",
@@ -94,6 +99,7 @@ says(
     "async event : port active",
     "port error(",
     "marked as failed",
+    "failed devices out of",
     "IBV_EVENT_PORT_ERR",
     "async fatal event: device fatal",
     "Got async event : device fatal",
@@ -185,6 +191,7 @@ says(
     "GID index {}not found",
     "no valid GID",
     "gid {:int} is not valid",
+    "failed in ncclIbRoceGetVersionNum",
     cause="ib.gid-index",
     strength=0.9,
     title="the RoCE GID (index) that NCCL uses is missing or changed",
@@ -217,6 +224,9 @@ says(
     "Can't connect net devices with different link_layer",
     "is incompatible with the local",
     "remote FLID configured as zero",
+    "Attempted to merge incompatible devices",
+    "Can't merge net devices with different link_layer",
+    "Trying to merge multiple devices together with different link_layer",
     cause="ib.qp-connect",
     strength=0.78,
     title="a queue pair could not be created or connected",
@@ -345,6 +355,9 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "NET/IB : Unable to query device",
+    "NET/IB : Unable to query port",
+    "has a different number of devices=",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
