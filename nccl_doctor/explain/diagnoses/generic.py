@@ -116,6 +116,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "the build has no code for this GPU",
     ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
+    (
+        r"'OS call failed|\b304\b",
+        "sys.container",
+        0.56,
+        "the operating system refused what CUDA needs to share memory (namespaces, capabilities, memory limits)",
+    ),
     (r"'launch timed out|'the launch timed out", "gpu.illegal-access", 0.7, "a kernel ran into the launch time-out"),
     (r"busy or unavailable", "gpu.not-visible", 0.62, "the GPU is busy (exclusive mode) or unavailable"),
 )

@@ -328,6 +328,13 @@ _ANY_VERBS = 1.5
 _ONE_PORT = 11.0
 
 
+def _servers_in_the_list(case: Case) -> bool:
+    """Whether nccl-tests' list of devices shows several hosts, one of them with its eighth GPU."""
+    devices = case.hits("tests-device")
+    eighth = any(int(hit.groups["device"]) >= 7 for hit in devices)
+    return len({hit.groups["host"] for hit in devices}) > 1 and eighth
+
+
 def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
     hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
@@ -338,8 +345,11 @@ def _over_verbs(case: Case) -> bool:
 
 
 def _slow_rows(case: Case) -> list[Hit]:
-    """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
-    return [hit for hit in case.hits("busbw-row") if _row(hit, "size") >= 1 << 26]
+    """nccl-tests rows of large messages (the last one, the largest, always among them)."""
+    last = case.last("busbw-row")
+    rows = case.hits("busbw-row")
+    rows += [last] if last is not None and last not in rows else []
+    return [hit for hit in rows if _row(hit, "size") >= 1 << 26]
 
 
 def _row(hit: Hit, column: str) -> float:
@@ -390,6 +400,14 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )
+    elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
+        yield Candidate(
+            "net.slow",
+            0.56,
+            f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together",
+            [*rows[-3:], *case.hits("tests-device")[:2]],
+            why=slow_network.__doc__ or "",
+        )
     elif rows and _over_verbs(case) and (best < _ANY_VERBS or (server and best < _ONE_PORT)):
         yield Candidate(
             "net.slow",
@@ -493,7 +511,8 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
             r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
         )
     ]
-    if len(rates) >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+    told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
+    if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
         yield Candidate(
             "net.slow",
             0.6,

@@ -51,14 +51,16 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
 def nvls_setup(case: Case) -> Iterable[Candidate]:
     """A multicast call of NVLink SHARP (NVLS) fails while a communicator is set up: the fabric manager or the switches.
 
-    After 'Init COMPLETE' of that process only user buffers are registered; where that fails, NCCL uses its own
-    buffers and goes on.
+    After 'Init COMPLETE' of that process only user buffers are registered; where that fails, NCCL says so in the next
+    line, uses its own buffers and goes on.
     """
     ready: dict[tuple[str, str], Hit] = {}
     for hit in case.hits("nccl-init-complete"):
         ready.setdefault((hit.host, hit.pid), hit)
     hits = []
     for hit in case.hits("nvls-unsupported"):
+        if any(note.file == hit.file and 0 < note.line - hit.line <= 3 for note in case.hits("nvls-registration")):
+            continue
         before = ready.get((hit.host, hit.pid)) or (next(iter(ready.values()), None) if not hit.pid else None)
         if before is None or not (before.file == hit.file and before.line < hit.line):
             hits.append(hit)

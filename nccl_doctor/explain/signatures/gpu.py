@@ -179,6 +179,9 @@ says(
     "imex-channel",
     "nvidia-imex",
     "available but not working on this system",
+    "Domain State: {state:word}",
+    "Domain state: {state:word}",
+    "- UNAVAILABLE {}- Version",
     "MNNVL is not supported on this system",
     "Cuda failure 800 'operation not permitted'",
     "CUDA_ERROR_NOT_PERMITTED",
@@ -515,7 +518,7 @@ says(
     where=lambda groups, line: (
         re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
         and int(groups["mask"], 16) & 0xE8 != 0
-        and ("MHz" in line or " W" in line or "Active" in line or "throttle" in line or "clocks" in line)
+        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla", line) is not None
     ),
 )
 says(
@@ -615,6 +618,7 @@ says(
     strength=0.9,
     title="the fabric manager reports: {message}",
     why="An error in the fabric manager's own log.",
+    where=lambda groups, line: re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None,
 )
 
 says(
@@ -633,6 +637,7 @@ says(
     "NVLinks are inactive",
     "NVLink {}not {}trained",
     "NVSwitch fatal error",
+    "detected NVSwitch {kind:word} error",
     "nvswitch {}fatal",
     "NVSwitch non-fatal",
     "Fatal NVSwitch",

@@ -124,6 +124,8 @@ says(
     "ollConnect: Connect to {address} returned {}Connection refused",
     "ollConnect: exceeded retries (",
     "tartConnect: exceeded retries (",
+    "onnect to {address} returned Connection refused, exceeded",
+    "returned Connection refused, exceeded error retry count",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
@@ -148,6 +150,7 @@ says(
     strength=0.62,
     title="a peer could not be reached in all attempts: {error}",
     why="NCCL gave up connecting: nothing answers at that address and port.",
+    where=lambda groups, line: "onnection refused" not in line,
 )
 says(
     "gloo-connect-failed",
