@@ -567,6 +567,7 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
 
 # By what the catalogue says of a number: how surely it is the cause of a job's failure.
 _XID_STRENGTH = {"hardware": 0.96, "nvlink": 0.95, "fabric": 0.93, "driver": 0.62, "application": 0.72}
+_XID_RECOVERY = 154
 _XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
 
 
@@ -589,6 +590,11 @@ def xid(case: Case) -> Iterable[Candidate]:
         strength = _XID_STRENGTH.get(entry.kind, 0.6)
         if cause == "gpu.fell-off-bus":
             strength = max(strength, 0.94)  # GSP time-outs are of class "driver", and as final
+        if number == _XID_RECOVERY and any(
+            other != number and (known := xids().get(other)) is not None and known.kind in ("hardware", "nvlink")
+            for other in by_number
+        ):
+            strength = _XID_IGNORED  # the driver asks for a reset because of the other one
         if entry.action == "ignore" and number not in _XID_RECORDS:
             strength = min(strength, _XID_IGNORED)
         yield Candidate(

@@ -51,7 +51,6 @@ says(
     "rm_init_adapter failed",
     "NVML_ERROR_GPU_IS_LOST",
     "GSP_RM",
-    "GPU recovery action changed from",
     cause="gpu.fell-off-bus",
     strength=0.95,
     title="a GPU is gone or needs a reset",
@@ -67,6 +66,7 @@ says(
     "Row Remapping Failure",
     "Remapping Failure Occurred                 : Yes",
     "Remapping Failure Occurred     : Yes",
+    "Remapping Failure Occurred        : Yes",
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
@@ -99,6 +99,22 @@ says(
     strength=0.92,
     title="NVLink is down or reports errors",
     why="An NVLink is inactive or failed; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.",
+)
+
+says(
+    "ecc-counters",
+    "Pending                           : Yes",
+    "Pending                   : Yes",
+    "Pending                 : Yes",
+    "DRAM Uncorrectable            : {count:int}",
+    "SRAM Uncorrectable            : {count:int}",
+    "SRAM Uncorrectable Parity     : {count:int}",
+    "SRAM Uncorrectable SEC-DED    : {count:int}",
+    cause="gpu.ecc",
+    strength=0.64,
+    title="a GPU counts uncorrectable memory errors, or a row waits to be remapped",
+    why="nvidia-smi -q: uncorrectable errors are counted, or a remapping is pending until the GPU is reset. The aggregate counters also hold errors of long ago.",
+    where=lambda groups, line: groups.get("count", "1") != "0",
 )
 
 # --- fabric manager, NVLS, IMEX
@@ -577,6 +593,7 @@ says(
     strength=0.82,
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
+    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
 )
 says(
     "p2p-more",
