@@ -117,7 +117,8 @@ def peermem(case: Case) -> Iterable[Candidate]:
     rows = _slow_rows(case)
     low = rows and max(map(_busbw, rows)) < _ONE_PORT
     complaint = case.hits("slow-complaint")
-    if hits and case.has("net-ib-using") and (low or complaint) and (rows or complaint):
+    verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
+    if hits and verbs and (low or complaint) and (rows or complaint):
         yield Candidate(
             "ib.gdr",
             0.66,

@@ -232,3 +232,23 @@ def node_check(case: Case) -> Iterable[Candidate]:
                     why=node_check.__doc__ or "",
                 )
                 return
+
+
+_HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
+
+
+@diagnosis
+def throttle_table(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi was asked for hardware or thermal slowdown in CSV, and a row says Active."""
+    headings = [hit for hit in case.hits("dcgm-throttle") if _HARD_REASON.search(hit.text)]
+    rows = case.hits("throttle-column")
+    below = [row for row in rows if any(row.file == head.file and row.line > head.line for head in headings)]
+    if below:
+        yield Candidate(
+            "gpu.thermal-power",
+            0.74,
+            "a GPU is slowed down by heat or power",
+            [*below[:6], *headings[:2]],
+            hosts={hit.host for hit in below if hit.host},
+            why=throttle_table.__doc__ or "",
+        )

@@ -463,6 +463,9 @@ says(
     "Thermal Slowdown : Active",
     "Slowdown{}: Active",
     "clocks_throttle_reasons.hw_slowdown{}Active",
+    "thermal_slowdown Active",
+    "hw_slowdown Active",
+    "power_brake_slowdown Active",
     "HW Slowdown{} Active",
     "thermal slowdown",
     "Power Supply AC lost",
@@ -476,6 +479,11 @@ says(
     title="GPUs are throttled by heat or power",
     why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
     where=lambda groups, line: "Not Active" not in line,
+)
+says(
+    "throttle-column",
+    ", Active",
+    why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
 says("dcgm-throttle", "clocks_throttle_reason", "clocks_event_reasons.active", why="Throttle reasons as a bit mask.")
 
@@ -666,6 +674,17 @@ says(
     title="NVLink is inactive or in error",
     why="A tool reports NVLinks that are down or counts their errors.",
     where=lambda groups, line: "Error" not in line or not line.rstrip().endswith(": 0"),
+)
+says(
+    "nvlink-counters",
+    "Link {link:int}: Recovery Errors: {count:int}",
+    "Link {link:int}: CRC Errors: {count:int}",
+    "Link {link:int}: Effective Errors: {count:int}",
+    cause="gpu.nvlink",
+    strength=0.64,
+    title="NVLink {link} counts {count} errors",
+    why="nvidia-smi nvlink -e: a link that had to be recovered, or CRC errors, point to the link or its connector.",
+    where=lambda groups, line: groups["count"] != "0",
 )
 says(
     "nvlink-link",

@@ -12,6 +12,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion from peer {peer} with {status}opcode",
+    "Failed status {status:int}: wr_id {peer}",  # perftest
 )
 
 
@@ -62,6 +63,8 @@ says(
     "Transport retry count exceeded",
     "RETRY_EXC_ERR",
     "IB_WC_RETRY_EXC",
+    "RNR retry counter exceeded",
+    "RNR retry count exceeded",
     cause="ib.retry-exceeded",
     strength=0.8,
     title="the fabric did not deliver: transport retries exceeded",
@@ -89,6 +92,59 @@ says(
     strength=0.55,
     title="the remote side refused an RDMA request (status {status})",
     why="Status 9, 10, 11: the remote buffer, key or length did not fit: MTU or version differences, remote registration, or corruption.",
+)
+says(
+    "verbs-local-text",
+    "Local protection on {device}",
+    "local protection error",
+    "local access error",
+    "IBV_WC_LOC_PROT_ERR",
+    "IBV_WC_LOC_ACCESS_ERR",
+    cause="ib.gdr",
+    strength=0.62,
+    title="an adapter could not access the buffer it was told to use",
+    why="Verbs' status 4 or 8 in words (UCX, libibverbs): GPUDirect through ACS or an IOMMU, or memory that was freed or not registered.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "verbs-remote-text",
+    "Remote access on {device}",
+    "Remote OP on {device}",
+    "remote access error",
+    "remote operation error",
+    "IBV_WC_REM_ACCESS_ERR",
+    "IBV_WC_REM_OP_ERR",
+    cause="ib.gdr",
+    strength=0.56,
+    title="a peer's adapter refused access to its memory",
+    why="Verbs' status 10 or 11 in words: the remote buffer is not (or no longer) registered, or the remote adapter cannot reach it.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "verbs-invalid-text",
+    "remote invalid request error",
+    "Remote invalid request on {device}",
+    "IBV_WC_REM_INV_REQ_ERR",
+    "IBV_WC_LOC_LEN_ERR",
+    cause="net.mtu",
+    strength=0.52,
+    title="a peer refused a request as invalid or too long",
+    why="Verbs' status 9 or 1 in words: usually path MTUs that differ between the two ends.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "plugin-broken",
+    "Plugin load returned {code:int} : {library}: undefined symbol: {symbol}",
+    "Plugin load ({library}) returned {code:int} : {text}undefined symbol",
+    "Plugin load returned {code:int} : {library}: version `{version}' not found",
+    "NET/Plugin{}undefined symbol",
+    "NET/Plugin{}wrong ELF class",
+    "dlopen {library}libnccl-net{}failed",
+    cause="net.plugin",
+    strength=0.74,
+    title="the network plugin is there but cannot be loaded",
+    why="The plugin's library was built against other libraries than those it meets here; NCCL goes on with its own networks, usually sockets.",
+    where=lambda groups, line: "No such file" not in line,
 )
 says(
     "ib-port-error",
@@ -123,6 +179,7 @@ says(
     "Cable unplugged",
     "Cable error",
     "port_module_event",
+    "link status definitely down",
     "device's health compromised",
     "mlx5_health",
     "health recovery",
