@@ -84,6 +84,8 @@ _FAILURE_WORDS = re.compile(
     r"terminate called|\bdied\b"
 )
 
+_TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
+
 
 def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
     best = candidates[0] if candidates else None
@@ -111,10 +113,22 @@ def _failure_seen(case: Case) -> bool:
         for hit in case.hits(name)
     }
     return any(
-        _FAILURE_WORDS.search(hit.text) and "NCCL INFO" not in hit.text
+        _FAILURE_WORDS.search(hit.text) and not _TALK.search(hit.text) and not _overcome(case, hit)
         for hit in case.tail[-12:]
         if (hit.file, hit.line) not in calm
     )
+
+
+_LINES_AFTER = 3
+
+
+def _overcome(case: Case, hit: Hit) -> bool:
+    """Whether the work visibly went on after this line: nccl-tests came to its end, or steps were still reported."""
+    ends = [case.last("nccl-tests-ok"), case.last("busbw-average")]
+    if any(end is not None and end.file == hit.file and end.line > hit.line for end in ends):
+        return True
+    step = case.last("progress")
+    return step is not None and step.file == hit.file and step.line >= hit.line + _LINES_AFTER
 
 
 def _good_end(case: Case) -> list[Hit]:

@@ -154,6 +154,7 @@ _SLOWNESS = frozenset(
         "gpu.thermal-power",
         "launch.killed",
         "ib.device-not-found",
+        "ib.gdr",
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",
@@ -185,7 +186,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
     if before[cause.id] < _PLAUSIBLE or effect.final:
         return False
     if effect.id in EXPLAINS.get(cause.id, frozenset()):
-        return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] >= before[effect.id]
+        # Where each could explain the other, the stronger one does; of equals neither.
+        return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]
     if effect.id not in LATE:
         return False
     if cause.id in LATE and cause.id not in ("app.rank-exception", "launch.killed") and not cause.final:

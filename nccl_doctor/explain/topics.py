@@ -190,6 +190,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "gpu.nvlink": ("nvlink-link", "topo-row", "cumem-refused"),
     "gpu.thermal-power": ("throttle-mask", "throttle", "thermal-more"),
     "net.slow": (
+        "busbw-average",
         "network-used",
         "net-socket-using",
         "busbw-row",

@@ -37,13 +37,25 @@ _SECONDARY = re.compile(
 )
 
 
+# Facts that a diagnosis of their own weighs.
+_JUDGED = frozenset(
+    (
+        "nvls-unsupported",
+        "ib-local-protection",
+        "topology-description",
+        "topology-attribute",
+        "symmetric-unsupported",
+    )
+)
+
+
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
     known = {
         (hit.file, hit.line)
         for name, signature in case.signatures.items()
-        if signature.role is not Role.FACT
+        if signature.role is not Role.FACT or name in _JUDGED
         for hit in case.hits(name)
     }
     unknown: list[Hit] = [
@@ -104,6 +116,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "the build has no code for this GPU",
     ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
+    (
+        r"'OS call failed|\b304\b",
+        "sys.container",
+        0.56,
+        "the operating system refused what CUDA needs to share memory (namespaces, capabilities, memory limits)",
+    ),
     (r"'launch timed out|'the launch timed out", "gpu.illegal-access", 0.7, "a kernel ran into the launch time-out"),
     (r"busy or unavailable", "gpu.not-visible", 0.62, "the GPU is busy (exclusive mode) or unavailable"),
 )

@@ -114,12 +114,16 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
 def peermem(case: Case) -> Iterable[Candidate]:
     """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
     hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
-    if hits and (case.has("net-ib-using") and _slow_rows(case)):
+    rows = _slow_rows(case)
+    low = rows and max(map(_busbw, rows)) < _ONE_PORT
+    complaint = case.hits("slow-complaint")
+    verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
+    if hits and verbs and (low or complaint) and (rows or complaint):
         yield Candidate(
             "ib.gdr",
             0.66,
             "GPUDirect RDMA is disabled: all traffic goes through host memory",
-            hits,
+            [*hits, *rows[-2:], *complaint[:2]],
             why=peermem.__doc__ or "",
         )
 
@@ -319,9 +323,34 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
 _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
 
 
+# Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
+# 100 Gbit/s port.
+_ANY_VERBS = 1.5
+_ONE_PORT = 11.0
+
+
+def _servers_in_the_list(case: Case) -> bool:
+    """Whether nccl-tests' list of devices shows several hosts, one of them with its eighth GPU."""
+    devices = case.hits("tests-device")
+    eighth = any(int(hit.groups["device"]) >= 7 for hit in devices)
+    return len({hit.groups["host"] for hit in devices}) > 1 and eighth
+
+
+def _over_verbs(case: Case) -> bool:
+    """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
+    hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
+    verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
+    sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
+    several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
+    return verbs and not sockets and several
+
+
 def _slow_rows(case: Case) -> list[Hit]:
-    """nccl-tests rows of large sizes, with the largest bus bandwidth below what any good network gives."""
-    return [hit for hit in case.hits("busbw-row") if _row(hit, "size") >= 1 << 26]
+    """nccl-tests rows of large messages (the last one, the largest, always among them)."""
+    last = case.last("busbw-row")
+    rows = case.hits("busbw-row")
+    rows += [last] if last is not None and last not in rows else []
+    return [hit for hit in rows if _row(hit, "size") >= 1 << 26]
 
 
 def _row(hit: Hit, column: str) -> float:
@@ -372,6 +401,23 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )
+    elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
+        yield Candidate(
+            "net.slow",
+            0.56,
+            f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together",
+            [*rows[-3:], *case.hits("tests-device")[:2]],
+            why=slow_network.__doc__ or "",
+        )
+    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (server and best < _ONE_PORT)):
+        yield Candidate(
+            "net.slow",
+            0.64 if best < _ANY_VERBS else 0.56,
+            f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
+            [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
+            hosts={h.host for h in case.hits("net-ib-using") if h.host},
+            why=slow_network.__doc__ or "",
+        )
     elif complaint and (case.has("gdr-disabled") or over_net or rows):
         yield Candidate(
             "net.slow",
@@ -466,7 +512,8 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
             r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
         )
     ]
-    if len(rates) >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+    told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
+    if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
         yield Candidate(
             "net.slow",
             0.6,
@@ -521,6 +568,7 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
 
 # By what the catalogue says of a number: how surely it is the cause of a job's failure.
 _XID_STRENGTH = {"hardware": 0.96, "nvlink": 0.95, "fabric": 0.93, "driver": 0.62, "application": 0.72}
+_XID_RECOVERY = 154
 _XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
 
 
@@ -543,6 +591,11 @@ def xid(case: Case) -> Iterable[Candidate]:
         strength = _XID_STRENGTH.get(entry.kind, 0.6)
         if cause == "gpu.fell-off-bus":
             strength = max(strength, 0.94)  # GSP time-outs are of class "driver", and as final
+        if number == _XID_RECOVERY and any(
+            other != number and (known := xids().get(other)) is not None and known.kind in ("hardware", "nvlink")
+            for other in by_number
+        ):
+            strength = _XID_IGNORED  # the driver asks for a reset because of the other one
         if entry.action == "ignore" and number not in _XID_RECORDS:
             strength = min(strength, _XID_IGNORED)
         yield Candidate(

@@ -15,6 +15,7 @@ _VIRTUAL = re.compile(
 )
 _FAILING = (
     "connect-timeout",
+    "connect-gave-up",
     "connect-noroute",
     "connect-refused",
     "peer-closed",
@@ -160,7 +161,9 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
     loop = [
         hit
         for hit in case.hits("gloo-endpoint", "connect-refused")
-        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", "")) and not _ESTABLISHED.search(hit.text)
+        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", ""))
+        and not _ESTABLISHED.search(hit.text)
+        and "NCCL " not in hit.text
     ]
     single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
     if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):

@@ -254,6 +254,12 @@ says(
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
 )
 says(
+    "tests-device",
+    "Pid {pid:int} on {host:word} device {device:int} ",
+    why="nccl-tests' list of devices: which rank runs on which host.",
+    where=lambda groups, line: "Rank" in line,
+)
+says(
     "busbw-average",
     "# Avg bus bandwidth    : {busbw:num}",
     "Avg bus bandwidth    : {busbw:num}",
@@ -361,6 +367,8 @@ says(
     "below the gate",
     "slower than",
     "very slow",
+    "super slow",
+    "extremely slow",
     "too slow",
     "bandwidth is {}low",
     "below expected",

@@ -32,14 +32,14 @@ says(
     "SXid (PCI:{pci}): {xid:int}",
     "SXid {xid:int}",
     "nvidia-nvswitch{}: SXid",
-    cause="gpu.nvlink",
-    strength=0.93,
-    title="NVSwitch error (SXid {xid})",
-    why="The NVSwitch driver reports an error of a switch or a link.",
+    why="The NVSwitch driver's fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
 )
 says(
     "fell-off-bus",
     "GPU has fallen off the bus",
+    "fallen off the bus and is not responding",
+    "GPU is probably locked",
+    "GSP-CrashCat",
     "GPU is lost",
     "GPU lost",
     "Unable to determine the device handle for GPU",
@@ -51,7 +51,6 @@ says(
     "rm_init_adapter failed",
     "NVML_ERROR_GPU_IS_LOST",
     "GSP_RM",
-    "GPU recovery action changed from",
     cause="gpu.fell-off-bus",
     strength=0.95,
     title="a GPU is gone or needs a reset",
@@ -67,6 +66,7 @@ says(
     "Row Remapping Failure",
     "Remapping Failure Occurred                 : Yes",
     "Remapping Failure Occurred     : Yes",
+    "Remapping Failure Occurred        : Yes",
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
@@ -84,6 +84,10 @@ says(
     "uncorrectable NVLink error",
     "Uncorrectable NVLink error",
     "cudaErrorNvlinkUncorrectable",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    "CUDA_ERROR_CONTAINED",
+    "cudaErrorContained",
+    "Invalid access of peer GPU memory over nvlink",
     "NVLink fatal error",
     "nvlink: Link {}down",
     "NVLink {}is inactive",
@@ -95,6 +99,22 @@ says(
     strength=0.92,
     title="NVLink is down or reports errors",
     why="An NVLink is inactive or failed; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.",
+)
+
+says(
+    "ecc-counters",
+    "Pending                           : Yes",
+    "Pending                   : Yes",
+    "Pending                 : Yes",
+    "DRAM Uncorrectable            : {count:int}",
+    "SRAM Uncorrectable            : {count:int}",
+    "SRAM Uncorrectable Parity     : {count:int}",
+    "SRAM Uncorrectable SEC-DED    : {count:int}",
+    cause="gpu.ecc",
+    strength=0.64,
+    title="a GPU counts uncorrectable memory errors, or a row waits to be remapped",
+    why="nvidia-smi -q: uncorrectable errors are counted, or a remapping is pending until the GPU is reset. The aggregate counters also hold errors of long ago.",
+    where=lambda groups, line: groups.get("count", "1") != "0",
 )
 
 # --- fabric manager, NVLS, IMEX
@@ -166,10 +186,7 @@ says(
     "transport/nvls.cc:{}NCCL WARN Cuda failure {code:int} '{error}'",
     "cuMulticast{call:word}",
     "nvls.cc:{}Cuda failure {code:int}",
-    cause="gpu.fabric-manager",
-    strength=0.7,
-    title="setting up NVLink SHARP (NVLS) failed: {error}",
-    why="Multicast setup fails in the driver: fabric manager, partitioned VM, or a driver bug.",
+    why="A multicast call fails in the driver (see the diagnosis of the same name).",
     where=lambda groups, line: "fail" in line or "ERROR" in line or "WARN" in line,
 )
 says(
@@ -178,9 +195,14 @@ says(
     "imex-channel",
     "nvidia-imex",
     "available but not working on this system",
+    "Domain State: {state:word}",
+    "Domain state: {state:word}",
+    "- UNAVAILABLE {}- Version",
     "MNNVL is not supported on this system",
     "Cuda failure 800 'operation not permitted'",
     "CUDA_ERROR_NOT_PERMITTED",
+    "cuMem{call:word} failed: 800",
+    "cuMem{call}failed{}operation not permitted",
     cause="gpu.imex",
     strength=0.93,
     title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
@@ -225,6 +247,7 @@ says(
     "CUDA unknown error - this may be due to an incorrectly set up environment",
     "no GPU is visible",
     "libcuda.so.1: cannot open shared object file",
+    "gpu count reported lower than configured",
     cause="gpu.not-visible",
     strength=0.9,
     title="no GPU is visible to this process",
@@ -440,6 +463,9 @@ says(
     "Thermal Slowdown : Active",
     "Slowdown{}: Active",
     "clocks_throttle_reasons.hw_slowdown{}Active",
+    "thermal_slowdown Active",
+    "hw_slowdown Active",
+    "power_brake_slowdown Active",
     "HW Slowdown{} Active",
     "thermal slowdown",
     "Power Supply AC lost",
@@ -453,6 +479,11 @@ says(
     title="GPUs are throttled by heat or power",
     why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
     where=lambda groups, line: "Not Active" not in line,
+)
+says(
+    "throttle-column",
+    ", Active",
+    why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
 says("dcgm-throttle", "clocks_throttle_reason", "clocks_event_reasons.active", why="Throttle reasons as a bit mask.")
 
@@ -484,6 +515,8 @@ says(
     "rocm version{}not match",
     "nvidia-smi{}has failed",
     "modprobe: FATAL: Module nvidia not found",
+    "assigned to your NVIDIA device is invalid",
+    "GPU access blocked by the operating system",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     "unsupported GPU architecture",
     "version of the NVIDIA driver",
@@ -509,7 +542,7 @@ says(
     where=lambda groups, line: (
         re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
         and int(groups["mask"], 16) & 0xE8 != 0
-        and ("MHz" in line or " W" in line or "Active" in line or "throttle" in line or "clocks" in line)
+        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla", line) is not None
     ),
 )
 says(
@@ -557,6 +590,10 @@ says(
     "CUDA-capable device(s) is/are busy or unavailable",
     "GPU not found",
     "has been removed from the bus",
+    "The NVIDIA probe routine failed",
+    "nvidia: probe of {pci} failed with error",
+    "AER: can't recover",
+    "device recovery failed",
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
@@ -564,6 +601,7 @@ says(
     strength=0.82,
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
+    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
 )
 says(
     "p2p-more",
@@ -605,6 +643,7 @@ says(
     strength=0.9,
     title="the fabric manager reports: {message}",
     why="An error in the fabric manager's own log.",
+    where=lambda groups, line: re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None,
 )
 
 says(
@@ -623,6 +662,7 @@ says(
     "NVLinks are inactive",
     "NVLink {}not {}trained",
     "NVSwitch fatal error",
+    "detected NVSwitch {kind:word} error",
     "nvswitch {}fatal",
     "NVSwitch non-fatal",
     "Fatal NVSwitch",
@@ -634,6 +674,17 @@ says(
     title="NVLink is inactive or in error",
     why="A tool reports NVLinks that are down or counts their errors.",
     where=lambda groups, line: "Error" not in line or not line.rstrip().endswith(": 0"),
+)
+says(
+    "nvlink-counters",
+    "Link {link:int}: Recovery Errors: {count:int}",
+    "Link {link:int}: CRC Errors: {count:int}",
+    "Link {link:int}: Effective Errors: {count:int}",
+    cause="gpu.nvlink",
+    strength=0.64,
+    title="NVLink {link} counts {count} errors",
+    why="nvidia-smi nvlink -e: a link that had to be recovered, or CRC errors, point to the link or its connector.",
+    where=lambda groups, line: groups["count"] != "0",
 )
 says(
     "nvlink-link",

@@ -12,19 +12,25 @@ _COMPLETION = (
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion from peer {peer} with {status}opcode",
+    "Failed status {status:int}: wr_id {peer}",  # perftest
 )
 
 
 def _status(*numbers: int) -> Guard:
     names = {
         1: "LOC_LEN",
+        2: "LOC_QP_OP",
         4: "LOC_PROT",
         5: "WR_FLUSH",
+        8: "LOC_ACCESS",
         9: "REM_INV_REQ",
         10: "REM_ACCESS",
         11: "REM_OP",
         12: "RETRY_EXC",
         13: "RNR_RETRY",
+        19: "FATAL_ERR",
+        20: "RESP_TIMEOUT",
+        21: "GENERAL_ERR",
     }
     wanted = {str(number) for number in numbers} | {names[number] for number in numbers if number in names}
 
@@ -44,7 +50,7 @@ def _status(*numbers: int) -> Guard:
 says(
     "ib-retry",
     *_COMPLETION,
-    where=_status(12, 13),
+    where=_status(12, 13, 20),
     cause="ib.retry-exceeded",
     strength=0.8,
     title="the fabric did not deliver: transport retries exceeded towards {peer}",
@@ -57,6 +63,8 @@ says(
     "Transport retry count exceeded",
     "RETRY_EXC_ERR",
     "IB_WC_RETRY_EXC",
+    "RNR retry counter exceeded",
+    "RNR retry count exceeded",
     cause="ib.retry-exceeded",
     strength=0.8,
     title="the fabric did not deliver: transport retries exceeded",
@@ -65,8 +73,8 @@ says(
 says(
     "ib-local-protection",
     *_COMPLETION,
-    where=_status(4),
-    why="Status 4: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).",
+    where=_status(4, 8),
+    why="Status 4 or 8: local protection error: the adapter could not access the local buffer (GPUDirect, ACS, registration).",
 )
 says(
     "ib-flush",
@@ -79,11 +87,64 @@ says(
 says(
     "ib-remote-error",
     *_COMPLETION,
-    where=_status(9, 10, 11, 1, 2),
+    where=_status(9, 10, 11, 1, 2, 19, 21),
     cause="ib.retry-exceeded",
     strength=0.55,
     title="the remote side refused an RDMA request (status {status})",
     why="Status 9, 10, 11: the remote buffer, key or length did not fit: MTU or version differences, remote registration, or corruption.",
+)
+says(
+    "verbs-local-text",
+    "Local protection on {device}",
+    "local protection error",
+    "local access error",
+    "IBV_WC_LOC_PROT_ERR",
+    "IBV_WC_LOC_ACCESS_ERR",
+    cause="ib.gdr",
+    strength=0.62,
+    title="an adapter could not access the buffer it was told to use",
+    why="Verbs' status 4 or 8 in words (UCX, libibverbs): GPUDirect through ACS or an IOMMU, or memory that was freed or not registered.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "verbs-remote-text",
+    "Remote access on {device}",
+    "Remote OP on {device}",
+    "remote access error",
+    "remote operation error",
+    "IBV_WC_REM_ACCESS_ERR",
+    "IBV_WC_REM_OP_ERR",
+    cause="ib.gdr",
+    strength=0.56,
+    title="a peer's adapter refused access to its memory",
+    why="Verbs' status 10 or 11 in words: the remote buffer is not (or no longer) registered, or the remote adapter cannot reach it.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "verbs-invalid-text",
+    "remote invalid request error",
+    "Remote invalid request on {device}",
+    "IBV_WC_REM_INV_REQ_ERR",
+    "IBV_WC_LOC_LEN_ERR",
+    cause="net.mtu",
+    strength=0.52,
+    title="a peer refused a request as invalid or too long",
+    why="Verbs' status 9 or 1 in words: usually path MTUs that differ between the two ends.",
+    where=lambda groups, line: "Got completion" not in line,
+)
+says(
+    "plugin-broken",
+    "Plugin load returned {code:int} : {library}: undefined symbol: {symbol}",
+    "Plugin load ({library}) returned {code:int} : {text}undefined symbol",
+    "Plugin load returned {code:int} : {library}: version `{version}' not found",
+    "NET/Plugin{}undefined symbol",
+    "NET/Plugin{}wrong ELF class",
+    "dlopen {library}libnccl-net{}failed",
+    cause="net.plugin",
+    strength=0.74,
+    title="the network plugin is there but cannot be loaded",
+    why="The plugin's library was built against other libraries than those it meets here; NCCL goes on with its own networks, usually sockets.",
+    where=lambda groups, line: "No such file" not in line,
 )
 says(
     "ib-port-error",
@@ -94,6 +155,7 @@ says(
     "async event : port active",
     "port error(",
     "marked as failed",
+    "failed devices out of",
     "IBV_EVENT_PORT_ERR",
     "async fatal event: device fatal",
     "Got async event : device fatal",
@@ -117,6 +179,7 @@ says(
     "Cable unplugged",
     "Cable error",
     "port_module_event",
+    "link status definitely down",
     "device's health compromised",
     "mlx5_health",
     "health recovery",
@@ -185,6 +248,7 @@ says(
     "GID index {}not found",
     "no valid GID",
     "gid {:int} is not valid",
+    "failed in ncclIbRoceGetVersionNum",
     cause="ib.gid-index",
     strength=0.9,
     title="the RoCE GID (index) that NCCL uses is missing or changed",
@@ -217,6 +281,9 @@ says(
     "Can't connect net devices with different link_layer",
     "is incompatible with the local",
     "remote FLID configured as zero",
+    "Attempted to merge incompatible devices",
+    "Can't merge net devices with different link_layer",
+    "Trying to merge multiple devices together with different link_layer",
     cause="ib.qp-connect",
     strength=0.78,
     title="a queue pair could not be created or connected",
@@ -345,6 +412,9 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "NET/IB : Unable to query device",
+    "NET/IB : Unable to query port",
+    "has a different number of devices=",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",

@@ -25,6 +25,8 @@ says(
     "Step ",
     "epoch ",
     "Epoch ",
+    "Epoch: ",
+    "Loss: ",
     "EPOCH ",
     "it/s",
     "s/it",

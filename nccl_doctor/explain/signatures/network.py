@@ -84,7 +84,9 @@ says(
     "connect returned Connection timed out, exceeded error retry count",
     "socketPollConnect: Connect to {address} returned {}Connection timed out",
     "exceeded timeouts",
-    "socketPollConnect to {address} failed with error Connection timed out",
+    "ollConnect to {address} failed with error Connection timed out",
+    "Call to connect failed : Connection timed out",
+    "Call to connect timeout : Connection timed out",
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
@@ -96,6 +98,8 @@ says(
     "onnect to {address} failed : Network is unreachable",
     "onnect to {address} failed with error No route to host",
     "failed with error Network is unreachable",
+    "Call to connect failed : No route to host",
+    "Call to connect failed : Network is unreachable",
     "SO_ERROR: No route to host, remote=[{address}]",
     "connect [{address}]: No route to host",
     "connect [{address}]:{port:int}: No route to host",
@@ -114,7 +118,14 @@ says(
     "connect [{address}]:{port:int}: Connection refused",
     "[Errno 111] Connection refused",
     "ConnectionRefusedError",
-    "socketPollConnect to {address} failed with error Connection refused",
+    "ollConnect to {address} failed with error Connection refused",
+    "Call to connect failed : Connection refused",
+    "Call to connect timeout : Connection refused",
+    "ollConnect: Connect to {address} returned {}Connection refused",
+    "ollConnect: exceeded retries (",
+    "tartConnect: exceeded retries (",
+    "onnect to {address} returned Connection refused, exceeded",
+    "returned Connection refused, exceeded error retry count",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
@@ -139,6 +150,7 @@ says(
     strength=0.62,
     title="a peer could not be reached in all attempts: {error}",
     why="NCCL gave up connecting: nothing answers at that address and port.",
+    where=lambda groups, line: "onnection refused" not in line,
 )
 says(
     "gloo-connect-failed",
@@ -207,6 +219,18 @@ says(
     strength=0.75,
     title="sockets cannot be created: the address family is not supported here",
     why="EAFNOSUPPORT: this container or kernel has no usable IP (v6) stack.",
+)
+
+says(
+    "established-timeout",
+    "Call to recv from {address} failed : Connection timed out",
+    "Call to recv failed : Connection timed out",
+    "Call to {call:word} {address} failed : Connection timed out",
+    "Call to {call:word} {address} failed : No route to host",
+    "Call to {call:word} from {address} failed : No route to host",
+    role=Role.SYMPTOM,
+    fold="an established connection no longer gets answers",
+    why="Packets of a connection that worked are not acknowledged any more: the peer's host vanished (not only its process, which would close it), or something on the way dropped the connection's state.",
 )
 
 # --- names

@@ -160,6 +160,7 @@ says(
     strength=0.55,
     title="a CUDA call inside NCCL was refused (invalid argument)",
     why="NCCL passed what this driver or GPU does not accept: a release that does not fit the driver or GPU, or virtualised memory (cuMem) that is not supported.",
+    where=lambda groups, line: "nvls.cc" not in line,
 )
 says(
     "cumem-refused",
@@ -171,6 +172,7 @@ says(
     fold="a CUDA call inside NCCL failed",
     title="a CUDA call inside NCCL failed: {error}",
     why="A CUDA call inside NCCL failed; the error text says more.",
+    where=lambda groups, line: "nvls.cc" not in line,
 )
 says(
     "downgrade-note",

@@ -135,6 +135,7 @@ says(
     role=S,
     fold="NCCL proxy errors",
     why="The proxy thread reports what failed before.",
+    where=lambda groups, line: "Connection closed by localRank" not in line,  # also at every orderly end
 )
 says(
     "fatal-comm",

@@ -1,0 +1,89 @@
+"""Kernel drivers of network adapters, PCIe, and the checks that schedulers run on a node."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.signatures import says
+
+says(
+    "adapter-firmware",
+    "mlx5_core {dev}: {}timeout. Will cause a leak of a command resource",
+    "timeout. Will cause a leak of a command resource",
+    "firmware internal error",
+    "Fatal error detected, entering error state",
+    "mlx5_core {dev}: {}poll_health",
+    "mlx5_core {dev}: {}handling bad device here",
+    "mlx5_core {dev}: {}enter_error_state",
+    "mlx5_core {dev}: {}synd 0x{synd:hex}",
+    "assert_var[0]",
+    "mlx5_pci_err_detected",
+    "mlx5_error_sw_reset",
+    "mlx5_core {dev}: PCIe Bus Error: severity=Uncorrected (Fatal)",
+    "bnxt_en {dev}: PCIe Bus Error: severity=Uncorrected (Fatal)",
+    "PCI I/O error detected",
+    "hwrm_{call:word} timed out",
+    "TX timeout detected, starting reset task",
+    "Firmware not responding",
+    "Firmware reset request",
+    "bnxt_re: Device is in error state",
+    "irdma: abnormal ae_id",
+    "efa {dev}: {}reset",
+    "Failed to process command {command:word} (opcode {opcode:int}) comp_status",
+    cause="ib.port-down",
+    strength=0.82,
+    title="a network adapter's firmware failed or does not answer (kernel log)",
+    why="The driver lost its adapter: firmware crash, a command that timed out, or an adapter in error state. Its ports are gone until it is reset.",
+    where=lambda groups, line: (
+        bool(re.search(r"mlx|bnxt|irdma|ice |efa|hwrm|assert_var|\bib\b", line, re.IGNORECASE))
+        and "err -12" not in line
+    ),
+)
+says(
+    "kernel-register-mr",
+    "Failed to process command REG_MR (opcode {opcode:int}) comp_status {}err -12",
+    "Failed to register mr [-12]",
+    cause="ib.memlock",
+    strength=0.7,
+    title="the adapter's driver could not register memory (ENOMEM)",
+    why="The driver refused a registration for want of memory or of registration entries.",
+)
+says(
+    "dump-cqe",
+    "dump error cqe",
+    "dump_cqe:",
+    "WC error: ",
+    why="The driver prints a failed completion; its syndrome is in the bytes.",
+)
+says(
+    "adapter-heat",
+    "High temperature on sensors with bit set",
+    "Port module event[error]: module {module}, High Temperature",
+    "module {module}, High Temperature",
+    "Transceiver module {}over temperature",
+    cause="gpu.thermal-power",
+    strength=0.62,
+    title="a network adapter or its transceiver overheats",
+    why="The adapter's driver reports its own temperature, or the transceiver's: links flap or are shut down.",
+)
+says(
+    "port-not-active",
+    "No IB port {port} is ACTIVE",
+    "IB port {port} is not ACTIVE",
+    "IB port {port} is not active",
+    "No active IB port",
+    cause="ib.port-down",
+    strength=0.9,
+    title="an InfiniBand port is not active: {port}",
+    why="A node check looked for an active port of the expected rate and found none.",
+)
+says(
+    "node-check",
+    "Health check failed: {check}",
+    "Health check failed:{check}",
+    "NHC: check_{check}",
+    "reason set to: NHC: {check}",
+    "Prolog failed",
+    "prolog failed",
+    why="A node health check or the scheduler's prolog refused a node; its words tell the subject.",
+)

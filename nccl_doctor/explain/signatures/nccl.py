@@ -1,0 +1,155 @@
+"""NCCL's own checks: what it finds wrong with arguments, topology, registration, its proxies and its plugins."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+says(
+    "bad-address-text",
+    "No valid <IPv4_or_hostname>:<port> pair found",
+    "No valid [IPv6]:port pair found",
+    "Net : unsupported IP family",
+    cause="env.bad-nccl-var",
+    strength=0.9,
+    title="an address given to NCCL cannot be read (NCCL_COMM_ID or NCCL_RAS_ADDR)",
+    why="NCCL parses addresses only from these variables; their form is <ip or host>:<port>, [<ipv6>]:<port>.",
+)
+says(
+    "topology-description",
+    "XML Export Channel : rank {rank:int} not found",
+    "XML Mismatch : ",
+    "XML parser is limited to",
+    "too many XML nodes",
+    "too many XML subnodes",
+    "could not find DEV for GPU",
+    "Add PCI Link error : could not find PCI SW",
+    "Could not find local GPU with rank",
+    "unable to find GPU/CPU for rank",
+    "No path computed to go from",
+    "does not loop back to start",
+    why="NCCL's picture of the machine does not hold together.",
+)
+says(
+    "topology-attribute",
+    "Attribute {attribute} of node {node} not found",
+    why="The topology has no such attribute: a topology file that was written for another machine or NCCL, or a machine that NCCL does not recognise.",
+)
+says(
+    "topology-given",
+    "Loading topology file {file}",
+    "NCCL_TOPO_FILE set by environment to {file}",
+    "NCCL_GRAPH_FILE set by environment to {file}",
+    "NCCL_TOPO_FILE set to {file}",
+    why="NCCL reads the machine's topology from a file.",
+)
+says(
+    "host-alloc",
+    "Failed to malloc {size:int} bytes",
+    "Failed to CUDA host alloc {size:int} bytes",
+    cause="sys.host-oom",
+    strength=0.7,
+    title="NCCL could not get {size} bytes of host memory",
+    why="malloc or cudaHostAlloc failed: the host or the cgroup is out of memory.",
+)
+says(
+    "argument-check",
+    ": invalid reduction operation {op:int}",
+    ": reduction operation {op:int} unknown to this communicator",
+    ": invalid root {root:int} (root should be",
+    cause="app.bad-tensor",
+    strength=0.85,
+    title="NCCL refuses an argument of a collective",
+    why="The root, operation or data type does not exist for this communicator: the caller's error.",
+)
+says(
+    "call-order",
+    "improper usage of ncclCommInitRank",
+    "communicator was revoked",
+    "Blocking and nonblocking communicators are not allowed in the same group",
+    "must either be all uncaptured or all captured by the same graph",
+    "Invalig config graphUsageMode",
+    "ncclCommGrow: magic mismatch",
+    cause="app.pg-misuse",
+    strength=0.85,
+    title="NCCL is called in a way that it does not allow",
+    why="The caller's order of calls, group or configuration is wrong.",
+)
+says(
+    "device-api-build",
+    "argument must be initialized via NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER",
+    "argument must be initialized via NCCL_",
+    "GDRCopy >= 2.5 required",
+    "gdr_pin_buffer_v2 not available",
+    cause="sw.library-conflict",
+    strength=0.85,
+    title="the program was built against another NCCL (or GDRCopy) than the one it runs with",
+    why="Structures of the device API carry their version since 2.29: one that lacks it comes from a program compiled with older headers.",
+)
+says(
+    "symmetric-unsupported",
+    "Communicator does not support symmetric memory",
+    "symmetric registration is not supported in this communicator",
+    "RMA proxy is not supported in this communicator",
+    "GIN Proxy: RMA backend not found",
+    why="Symmetric memory needs cuMem and peer-to-peer or GIN among all ranks.",
+)
+says(
+    "nvls-registration",
+    "failed to NVLS register sendbuff",
+    "failed to NVLS register",
+    "failed to NET register userbuff",
+    "COLLNET failed to register userbuff",
+    role=Role.HARMLESS,
+    why="A user buffer could not be registered: NCCL copies through its own buffers instead, only slower.",
+)
+says(
+    "proxy-device",
+    "Failed to set CUDA device {device:int}",
+    "Failed to set CUDA context on device",
+    "[Proxy Service UDS] ",
+    "[Proxy Service] Poll failed",
+    "[Proxy Service] Get listenSock fd fails",
+    "[Proxy service] Too many connections",
+    "commDestroySync: comm",
+    "destroys proxy resource error",
+    "[Proxy thread error]",
+    role=Role.SYMPTOM,
+    fold="NCCL proxy errors",
+    why="NCCL's helper threads meet the trouble of the device or of the peers.",
+    where=lambda groups, line: "NCCL INFO" not in line,
+)
+says(
+    "gdrcopy-failure",
+    "GDRCOPY failure {code:int}",
+    "gdr_map(handle {}failed",
+    "gdr_copy_to_mapping(handle {}failed",
+    "gdr_copy_from_mapping(handle {}failed",
+    "gdr_get_info(handle {}failed",
+    cause="ib.gdr",
+    strength=0.6,
+    title="GDRCopy fails: GPU memory cannot be mapped for the CPU",
+    why="The gdrdrv module does not fit the driver or the library.",
+)
+says(
+    "plugin-limits",
+    "plugin returned invalid value for max",
+    "Invalid GIN proxy backend version",
+    "RMA proxy backend type mismatch",
+    cause="net.plugin",
+    strength=0.85,
+    title="the network plugin answers what this NCCL does not accept",
+    why="The plugin was written for another NCCL.",
+)
+says(
+    "nvml-call",
+    "nvml{call:word} failed: {error}",
+    "NVML failure '{error}'",
+    cause="gpu.driver",
+    strength=0.66,
+    title="NVML refuses a query: {error}",
+    why="The driver's management library does not answer for a GPU: driver and library of different versions, a GPU that is gone, or devices hidden in a container.",
+    where=lambda groups, line: "WARN" in line and not re.search(r"P2PStatus|GetNvLink|Not Supported", line),
+)
