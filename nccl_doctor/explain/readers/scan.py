@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, TAIL_LINES, HitGroup, Summary
 
@@ -32,6 +32,7 @@ FRAME_LIMIT = 400  # lines of one traceback
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _STANDALONE = re.compile(
     r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
@@ -98,9 +99,10 @@ def plan() -> _Plan:
 class _Open:
     """A traceback whose exception line has not come yet."""
 
-    def __init__(self, hit: Hit, first: int, chained: bool) -> None:
+    def __init__(self, hit: Hit, first: int, chained: bool, indent: str = "") -> None:
         self.hit = hit
         self.first = first
+        self.indent = indent
         self.frames: list[str] = []
         self.where = ""
         self.function = ""
@@ -123,7 +125,7 @@ class Scanner:
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
-        self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
+        self._leads = records.Leads()
         self._before_kept = False
         self._sampled = 0
         self._partly_sampled = False
@@ -187,10 +189,10 @@ class Scanner:
         for offset, raw in enumerate(piece.split(b"\n")):
             if not raw:
                 continue
-            text = _decode(raw[:LINE_LIMIT])
-            held = {word.encode() for word in self._plan.sampled_words.findall(text)}
-            for signature, groups in self._plan.sampled.matches(held, text):
-                self._add(signature, groups, number + offset, prefix.parse(text), text)
+            for text in records.unwrap(_decode(raw[:LINE_LIMIT])):
+                held = {word.encode() for word in self._plan.sampled_words.findall(text)}
+                for signature, groups in self._plan.sampled.matches(held, text):
+                    self._add(signature, groups, number + offset, prefix.parse(text), text)
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -207,7 +209,8 @@ class Scanner:
             self._sample_lines(b"\n".join(lines), max(1, number))
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
-            for index, text in enumerate(_decode(raw) for raw in lines)
+            for index, raw in enumerate(lines)
+            for text in records.unwrap(_decode(raw[:LINE_LIMIT]))
             if text.strip()
         ]
         return self.summary
@@ -223,11 +226,16 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        reading = bool(self._open or self._pending)
-        if not live and not reading:
+        if not live and not self._open and not self._pending:
             return False
         trouble = False
-        text = _decode(raw)
+        for text in records.unwrap(_decode(raw)):
+            trouble |= self._look_at(text, number, live)
+        return trouble
+
+    def _look_at(self, text: str, number: int, live: set[bytes]) -> bool:
+        reading = bool(self._open or self._pending)
+        trouble = False
         matches = self._plan.searched.matches(live, text)
         if not matches and not reading and live.isdisjoint(_GENERIC):
             self._count_busy(live, trouble)
@@ -260,9 +268,11 @@ class Scanner:
         kept = []
         lines = block[max(0, at - 32 * 1024) : at].rstrip(b"\n").split(b"\n")[-BEFORE_LINES:]
         for index, raw in enumerate(lines, number - len(lines)):
-            text = _decode(raw[:LINE_LIMIT])
-            if text.strip() and b"NCCL INFO" not in raw:
-                kept.append(self._hit("before", index, prefix.parse(text), text))
+            if b"NCCL INFO" in raw:
+                continue
+            for text in records.unwrap(_decode(raw[:LINE_LIMIT])):
+                if text.strip():
+                    kept.append(self._hit("before", index, prefix.parse(text), text))
         self.summary.before[self.source.name] = kept
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
@@ -310,15 +320,19 @@ class Scanner:
     # tracebacks --------------------------------------------------------------------------------------------------
 
     def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body
         key = line.key or (str(line.rank) if line.rank is not None else "")
-        if "Traceback (most recent call last)" in body:
+        if records.MARK in line.body:
+            lead, indent = self._leads.learn(line.body)
+            key += lead
             chained = self._pending.pop(key, False)
             if key in self._open:
                 self._close(key, None)
             if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
-                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained)
+                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
             return
+        lead, line.body = self._leads.split(line.body)
+        key += lead
+        body = line.body
         block = self._open.get(key)
         if block is not None:
             self._inside(block, key, line, text, number, known)
@@ -334,9 +348,9 @@ class Scanner:
             self._pending.clear()
 
     def _inside(self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body
+        body = line.body = line.body.removeprefix(block.indent)
         block.lines += 1
-        frame = _FRAME.match(body)
+        frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
         if frame:
             block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
             if not _LIBRARY.search(frame.group(1)):
@@ -345,7 +359,7 @@ class Scanner:
         if block.lines > FRAME_LIMIT:
             self._close(key, None)
             return
-        if not body.strip() or body[0] in " \t|+~^":
+        if not body.strip() or body[0] in " \t|+~^│╭╰❱":
             return
         found = _EXCEPTION.match(body.strip())
         # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
@@ -408,10 +422,12 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
 def _decode(raw: bytes) -> str:
     """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
     text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    if "\x1b" in text:
+        text = prefix.ANSI.sub("", text)
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return prefix.ANSI.sub("", text) if "\x1b" in text else text
+    return text
 
 
 def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
