@@ -75,7 +75,7 @@ class Leads:
 
         Numbers and log levels of a prefix may differ in the lines that follow, the rest may not.
         """
-        lead = body[: body.find(MARK)]
+        lead = body[: body.find(MARK)].removesuffix("Original ")  # a DataLoader's worker tells its own traceback
         bare = lead.strip()
         if not bare:
             return "", lead

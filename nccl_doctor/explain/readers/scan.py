@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix, records
@@ -29,6 +31,7 @@ QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # that was, after ten times as many.
 BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
+MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
@@ -126,6 +129,7 @@ class Scanner:
         self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
         self._leads = records.Leads()
+        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
         self._before_kept = False
         self._sampled = 0
         self._partly_sampled = False
@@ -338,7 +342,9 @@ class Scanner:
             self._inside(block, key, line, text, number, known)
             return
         if key in self._pending:
-            if body.strip():
+            if key in self._told and body[:1] in " \t" and body.strip():
+                self._goes_on(self._told[key], line, text, number)
+            elif body.strip():
                 del self._pending[key]
         elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
             self._pending[key] = True
@@ -367,6 +373,7 @@ class Scanner:
         if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
             del self._open[key]
             self._record(block, found.group(1), found.group(2) or "", line, text, number, known)
+            self._told[key] = len(self.summary.tracebacks) - 1
             self._pending[key] = True  # look at the next line: it may say that this exception led to another
         elif block.lines > 60 and not block.frames:
             self._close(key, None)
@@ -377,6 +384,12 @@ class Scanner:
             self.summary.tracebacks.append(
                 Traceback("", "", block.hit, block.first, block.where, block.function, tuple(block.frames[-12:]))
             )
+
+    def _goes_on(self, index: int, line: prefix.Line, text: str, number: int) -> None:
+        item = self.summary.tracebacks[index]
+        if len(item.more) < MESSAGE_LINES:
+            more = (*item.more, self._hit("exception", number, line, text))
+            self.summary.tracebacks[index] = msgspec.structs.replace(item, more=more)
 
     def _record(
         self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
