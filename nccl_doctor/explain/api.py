@@ -81,8 +81,10 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
-    r"terminate called|\bdied\b"
+    r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
+    r"\bKilled\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b"
 )
+_COUNTED_NONE = re.compile(r"\b\w*(?:failed|errors?|aborted|died|killed)\w*['\"]?\s*[:=]\s*0\b(?!\.)", re.IGNORECASE)
 
 _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
@@ -100,11 +102,13 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
 
 
 def _failure_seen(case: Case) -> bool:
+    if case.recovered:
+        return False
     if case.summary.tracebacks and case.ordinary:
         return True
     for name in case.summary.groups:
         signature = case.signatures.get(name)
-        if signature is not None and signature.role is Role.SYMPTOM and case.count(name):
+        if signature is not None and signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name):
             return True
     calm = {
         (hit.file, hit.line)
@@ -112,17 +116,20 @@ def _failure_seen(case: Case) -> bool:
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
         for hit in case.hits(name)
     }
+    overcome = [signature for name, signature in case.signatures.items() if case.overcome(name)]
     return any(
-        _FAILURE_WORDS.search(hit.text) and not _TALK.search(hit.text) and not _overcome(case, hit)
+        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text))
+        and not _TALK.search(hit.text)
+        and not _went_on(case, hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm
+        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in overcome)
     )
 
 
 _LINES_AFTER = 3
 
 
-def _overcome(case: Case, hit: Hit) -> bool:
+def _went_on(case: Case, hit: Hit) -> bool:
     """Whether the work visibly went on after this line: nccl-tests came to its end, or steps were still reported."""
     ends = [case.last("nccl-tests-ok"), case.last("busbw-average")]
     if any(end is not None and end.file == hit.file and end.line > hit.line for end in ends):
@@ -137,6 +144,7 @@ def _good_end(case: Case) -> list[Hit]:
     for name in (
         "nccl-tests-ok",
         "busbw-average",
+        "run-ended",
         "ended-well",
         "nccl-init-complete",
         "not-destroyed",

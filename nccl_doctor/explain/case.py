@@ -289,6 +289,35 @@ class Case:
         """The last lines of all files."""
         return [hit for hits in self.summary.tails.values() for hit in hits]
 
+    @functools.cached_property
+    def recovered(self) -> bool:
+        """Whether all trouble was followed, in the same file, by the end of the whole run: it was overcome.
+
+        What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
+        """
+        ends = {hit.file: hit.line for hit in (*self.hits("run-ended"), self.last("run-ended")) if hit is not None}
+        if not ends:
+            return False
+        troubles = [item.hit for item in self.summary.tracebacks if item.type]
+        for name, signature in self.signatures.items():
+            if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
+                late = name in _AT_SHUTDOWN
+                hits = [*self.hits(name), self.last(name)]
+                troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
+        return all(hit.line < ends.get(hit.file, -1) for hit in troubles)
+
+    def overcome(self, name: str) -> bool:
+        """Whether this signature's lines are retries, and the work went on after the last of them."""
+        last, on = self.last(name), self.last("progress")
+        if name not in _RETRIES or last is None or on is None:
+            return False
+        return on.file == last.file and on.line >= last.line + 3
+
+    @functools.cached_property
+    def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
+        """The further lines of exceptions' messages, by file and line of the first."""
+        return {(item.hit.file, item.hit.line): item.more for item in self.summary.tracebacks if item.more}
+
     def after(self, one: Hit, other: Hit) -> bool | None:
         """Whether ``one`` is later than ``other``; None if that cannot be told."""
         if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > 2:
@@ -302,6 +331,10 @@ class Case:
         return self.signatures[name]
 
 
+_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused"))
+_AT_SHUTDOWN = frozenset(
+    ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed")
+)
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), "

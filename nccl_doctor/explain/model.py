@@ -55,6 +55,7 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     """One Python exception of one process. ``where`` is the deepest frame in the user's own code, ``file.py:88``.
 
     ``known`` names the signatures that recognised the exception line; an *ordinary* exception has none.
+    ``more`` is the rest of a message of several lines.
     """
 
     type: str
@@ -66,6 +67,7 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     frames: tuple[str, ...] = ()
     chained: bool = False
     known: tuple[str, ...] = ()
+    more: tuple[Hit, ...] = ()  # the message's further lines
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -83,7 +83,7 @@ def collect(case: Case) -> list[Candidate]:
                 signature.cause,
                 signature.strength,
                 _title(signature.title, hits[0]),
-                hits,
+                [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
                 {hit.rank for hit in hits if hit.rank is not None},
                 {hit.host for hit in hits if hit.host},
                 signature.why,
@@ -141,12 +141,14 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if item.id not in _SLOWNESS and _survived(case, item):
+        if (item.id not in _SLOWNESS and _survived(case, item)) or (item.id not in _LASTING and case.recovered):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
 
 
+# Causes of a usually late kind that do explain what comes after them.
+_FIRST_CAUSES = frozenset(("app.rank-exception", "launch.killed", "unrelated"))
 # Troubles under which a job goes on: moving on does not speak against them.
 _SLOWNESS = frozenset(
     (
@@ -161,6 +163,8 @@ _SLOWNESS = frozenset(
         "sw.nccl-bug",
     )
 )
+
+_LASTING = _SLOWNESS - {"launch.killed"}  # not even the end of the run speaks against them
 
 
 def _survived(case: Case, item: Candidate) -> bool:
@@ -190,7 +194,7 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]
     if effect.id not in LATE:
         return False
-    if cause.id in LATE and cause.id not in ("app.rank-exception", "launch.killed") and not cause.final:
+    if cause.id in LATE and cause.id not in _FIRST_CAUSES and not cause.final:
         return False
     if before[effect.id] < _PLAUSIBLE:
         return True

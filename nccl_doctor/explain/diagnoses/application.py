@@ -72,7 +72,7 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     first = _deepest_first(items)
     same = [item for item in items if _kind(item) == _kind(first)]
     ranks = {item.hit.rank for item in same if item.hit.rank is not None}
-    hits = _evidence(same)
+    hits = _evidence([*same, *(item for item in items if item not in same)])
     others_suffer = case.has(
         "watchdog-timeout",
         "peer-closed",
@@ -129,7 +129,7 @@ def _deepest_first(items: list[Traceback]) -> Traceback:
 
 
 def _evidence(items: list[Traceback]) -> list[Hit]:
-    return [item.hit for item in items]
+    return [hit for item in items for hit in (item.hit, *item.more)]
 
 
 # --- who is behind ---------------------------------------------------------------------------------------------------
@@ -221,6 +221,26 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         return
 
 
+_DID_NOT_JOIN = re.compile(r"\[([\d, ]{1,400})\] finished collective #\d+, but didn't join collective #\d+")
+
+
+@diagnosis
+def desync_report(case: Case) -> Iterable[Candidate]:
+    """torch's desync report (TORCH_NCCL_DESYNC_DEBUG) names the ranks that finished one collective and did not join the next.
+
+    They are alive or dead elsewhere; their own last lines, where the logs have them, say which.
+    """
+    ranks: set[int] = set()
+    hits = []
+    for hit in case.hits("desync-lagging"):
+        found = _DID_NOT_JOIN.search(hit.text)
+        if found:
+            ranks |= {int(number) for number in re.findall(r"\d+", found.group(1))}
+            hits.append(hit)
+    if ranks:
+        yield from _why_behind(case, ranks, [*hits, *case.hits("desync-lagging")[:4]])
+
+
 @diagnosis
 def silent_rank(case: Case) -> Iterable[Candidate]:
     """Most ranks report a time-out, one or a few do not: those never joined the collective."""
@@ -240,13 +260,10 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     own = last_words(case, ranks)
-    busy = [hit for hit in own if _BUSY.search(hit.text) and not _STEP.search(hit.text)]
-    busy = _in_order(
-        busy
-        + [
-            hit
-            for hit in case.hits("straggler-words")
-            if (hit.rank in ranks or _names_rank(hit.text, ranks)) and "NCCL" not in hit.text
+    busy = _still_busy(
+        [
+            *own,
+            *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)),
         ]
     )
     if busy:
@@ -278,16 +295,34 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
 
 
-def _in_order(hits: list[Hit]) -> list[Hit]:
+def _in_order(hits: Iterable[Hit]) -> list[Hit]:
     return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
 
 
 _BUSY = re.compile(
-    r"writ|sav|load|download|upload|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|wait|sleep|stall|slow|queue|shard|warm|"
-    r"autotun|generat|map:|filter|checkpoint|so far|flush|sync|sort|shuffl|scan|pars|fetch|read",
+    r"\bwrit|\bsav(?:e|ing)|load|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
+    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
+    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread",
     re.IGNORECASE,
 )
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
+# Lines that only look like work: libraries' lines, stack frames, warnings, settings.
+_NOT_WORK = re.compile(
+    r"\bNCCL\b|ProcessGroup|\[c10d\]|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages"
+)
+
+
+def _still_busy(hits: Iterable[Hit]) -> list[Hit]:
+    """The lines in which a rank says what long work it does, unless it was back in its training steps afterwards."""
+    ordered = _in_order(hits)
+    busy: list[Hit] = []
+    for hit in ordered:
+        if _STEP.search(hit.text):
+            busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
+        elif _BUSY.search(hit.text) and not _NOT_WORK.search(hit.text):
+            busy.append(hit)
+    return busy
 
 
 def last_words(case: Case, ranks: set[int]) -> list[Hit]:
@@ -319,7 +354,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
-    busy = [hit for hit in before if _BUSY.search(hit.text) and not _STEP.search(hit.text) and hit.line < first.line]
+    busy = _still_busy(hit for hit in before if hit.line < first.line)
     if not busy:
         return
     yield Candidate(

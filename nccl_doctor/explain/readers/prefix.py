@@ -206,7 +206,9 @@ def parse(text: str) -> Line:
         line.host, line.pid = found.group("host"), found.group("pid")
         label += f"p{line.pid}"
     elif line.rank is None:
-        tagged = _PG_RANK.search(line.body, 0, 240) if "Rank " in line.body else None
+        tagged = None
+        if "ank" in line.body or "RANK" in line.body:
+            tagged = _PG_RANK.search(line.body, 0, 240) or _RANK_TAG.search(line.body, 0, 160)
         if tagged:
             line.rank = int(tagged.group("rank"))
     line.key = label

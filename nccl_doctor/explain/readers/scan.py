@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
 
@@ -35,9 +37,11 @@ QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # that was, after ten times as many.
 BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
+MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _STANDALONE = re.compile(
     r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
@@ -109,9 +113,10 @@ def all_anchors() -> tuple[bytes, ...]:
 class _Open:
     """A traceback whose exception line has not come yet."""
 
-    def __init__(self, hit: Hit, first: int, chained: bool) -> None:
+    def __init__(self, hit: Hit, first: int, chained: bool, indent: str = "") -> None:
         self.hit = hit
         self.first = first
+        self.indent = indent
         self.frames: list[str] = []
         self.where = ""
         self.function = ""
@@ -135,7 +140,8 @@ class Scanner:
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
-        self._ended: dict[str, int] = {}  # process key -> index of its last traceback, for what follows it
+        self._leads = records.Leads()
+        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
         self._before_kept = False
         self._sampled = 0
         self._unsampled = 0
@@ -236,17 +242,17 @@ class Scanner:
             while at < len(found) and found[at][0] <= end:
                 held.add(anchors[found[at][1]])
                 at += 1
-            text = _decode(piece[start : min(end, start + LINE_LIMIT)])
-            matches = self._plan.sampled.matches(held, text)
-            if not matches:
-                continue
-            line_number = number + piece.count(b"\n", 0, start)
-            if len(matches) == 1 and matches[0][0] is self._plan.progress:
-                steps += 1
-                if steps > SAME_SHAPE:
-                    step = (line_number, text)
+            for text in records.unwrap(_decode(piece[start : min(end, start + LINE_LIMIT)])):
+                matches = self._plan.sampled.matches(held, text)
+                if not matches:
                     continue
-            self._add_all(matches, line_number, text)
+                line_number = number + piece.count(b"\n", 0, start)
+                if len(matches) == 1 and matches[0][0] is self._plan.progress:
+                    steps += 1
+                    if steps > SAME_SHAPE:
+                        step = (line_number, text)
+                        continue
+                self._add_all(matches, line_number, text)
         if step:  # of the steps after the first ones, the last says it all
             self._add_all([(self._plan.progress, {})], *step)
             self.summary.groups["progress"].count += steps - SAME_SHAPE - 1
@@ -272,7 +278,8 @@ class Scanner:
         keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
-            for index, text in enumerate(_decode(raw) for raw in lines)
+            for index, raw in enumerate(lines)
+            for text in records.unwrap(_decode(raw[:LINE_LIMIT]))
             if text.strip() and (index >= keep or "ping " in text)
         ]
         return self.summary
@@ -292,11 +299,16 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        reading = bool(self._open or self._pending)
-        if not live and not reading:
+        if not live and not self._open and not self._pending:
             return False
         trouble = False
-        text = _decode(raw)
+        for text in records.unwrap(_decode(raw)):
+            trouble |= self._look_at(text, number, live)
+        return trouble
+
+    def _look_at(self, text: str, number: int, live: set[bytes]) -> bool:
+        reading = bool(self._open or self._pending)
+        trouble = False
         matches = self._plan.searched.matches(live, text)
         if not matches and not reading and live.isdisjoint(_GENERIC):
             self._count_busy(live, trouble)
@@ -333,11 +345,13 @@ class Scanner:
         lines = text_before.removesuffix(b"\n").split(b"\n")[-BEFORE_LINES:]
         later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
         for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
-            text = _decode(raw[:LINE_LIMIT])
             shape = raw[:LINE_LIMIT].translate(None, _DIGIT_BYTES)
             later[shape] = later.get(shape, 0) + 1
-            if text.strip() and b"NCCL INFO" not in raw and (later[shape] <= SAME_SHAPE or b"ank" in raw):
-                kept.append(self._hit("before", index, prefix.parse(text), text))
+            if b"NCCL INFO" in raw or (later[shape] > SAME_SHAPE and b"ank" not in raw):
+                continue
+            for text in reversed(records.unwrap(_decode(raw[:LINE_LIMIT]))):
+                if text.strip():
+                    kept.append(self._hit("before", index, prefix.parse(text), text))
         kept.reverse()
         self.summary.before[self.source.name] = kept
 
@@ -386,21 +400,27 @@ class Scanner:
     # tracebacks --------------------------------------------------------------------------------------------------
 
     def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body
         key = line.key or (str(line.rank) if line.rank is not None else "")
-        if "Traceback (most recent call last)" in body:
+        if records.MARK in line.body:
+            lead, indent = self._leads.learn(line.body)
+            key += lead
             chained = self._pending.pop(key, False)
             if key in self._open:
                 self._close(key, None)
             if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
-                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained)
+                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
             return
+        lead, line.body = self._leads.split(line.body)
+        key += lead
+        body = line.body
         block = self._open.get(key)
         if block is not None:
             self._inside(block, key, line, text, number, known)
             return
         if key in self._pending:
-            if body.strip():
+            if key in self._told and body[:1] in " \t" and body.strip():
+                self._goes_on(self._told[key], line, text, number)
+            elif body.strip():
                 del self._pending[key]
         elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
             self._pending[key] = True
@@ -410,9 +430,9 @@ class Scanner:
             self._pending.clear()
 
     def _inside(self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body
+        body = line.body = line.body.removeprefix(block.indent)
         block.lines += 1
-        frame = _FRAME.match(body)
+        frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
         if frame:
             block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
             if not _LIBRARY.search(frame.group(1)):
@@ -421,7 +441,7 @@ class Scanner:
         if block.lines > FRAME_LIMIT:
             self._close(key, None)
             return
-        if not body.strip() or body[0] in " \t|+~^":
+        if not body.strip() or body[0] in " \t|+~^│╭╰❱":
             return
         found = _EXCEPTION.match(body.strip())
         # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
@@ -429,6 +449,7 @@ class Scanner:
         if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
             del self._open[key]
             self._record(block, found.group(1), found.group(2) or "", line, text, number, known)
+            self._told[key] = len(self.summary.tracebacks) - 1
             self._pending[key] = True  # look at the next line: it may say that this exception led to another
         elif block.lines > 60 and not block.frames:
             self._close(key, None)
@@ -439,6 +460,12 @@ class Scanner:
             self.summary.tracebacks.append(
                 Traceback("", "", block.hit, block.first, block.where, block.function, tuple(block.frames[-12:]))
             )
+
+    def _goes_on(self, index: int, line: prefix.Line, text: str, number: int) -> None:
+        item = self.summary.tracebacks[index]
+        if len(item.more) < MESSAGE_LINES:
+            more = (*item.more, self._hit("exception", number, line, text))
+            self.summary.tracebacks[index] = msgspec.structs.replace(item, more=more)
 
     def _record(
         self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
@@ -484,10 +511,12 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
 def _decode(raw: bytes) -> str:
     """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
     text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    if "\x1b" in text:
+        text = prefix.ANSI.sub("", text)
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return prefix.ANSI.sub("", text) if "\x1b" in text else text
+    return text
 
 
 def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:

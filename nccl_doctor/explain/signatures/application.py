@@ -312,6 +312,23 @@ says(
     where=lambda groups, line: "usage: {" not in line and ("rror" in line or line.strip().startswith("usage:")),
 )
 says(
+    "config-refused",
+    "Could not override '{key}'",
+    "Key '{key}' is not in struct",
+    "Missing mandatory value: {key}",
+    "omegaconf.errors.{error}",
+    "hydra.errors.{error}",
+    "Cannot find primary config",
+    "validation error for {model}",
+    "validation errors for {model}",
+    "is not a valid value for argument",
+    "jsonargparse{}error",
+    cause="unrelated",
+    strength=0.85,
+    title="the configuration is wrong",
+    why="The configuration library refused a key or a value: nothing distributed has begun.",
+)
+says(
     "shell-missing",
     "command not found",
     "can't open file '{file}': [Errno 2] No such file or directory",

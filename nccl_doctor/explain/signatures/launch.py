@@ -190,6 +190,26 @@ says(
     ),
 )
 says(
+    "kubelet-stops",
+    "failed liveness probe, will be restarted",
+    "Liveness probe failed",
+    "failed startup probe, will be restarted",
+    "Startup probe failed",
+    "Preempted by pod",
+    "Preempted by ",
+    "NodeNotSchedulable",
+    "Marking for deletion Pod",
+    "Evicted: {}",
+    "DisruptionTarget",
+    "Shutdown manager",
+    "ScaleDown: deleting pod",
+    cause="launch.killed",
+    strength=0.93,
+    title="Kubernetes stopped the pod (probe, preemption, eviction or drain)",
+    why="The kubelet or the scheduler ended the container on purpose; the exit code (137 or 143) is theirs, not the memory limit's.",
+    where=lambda groups, line: "memory" not in line.lower(),
+)
+says(
     "step-cancelled",
     "slurmstepd: error: *** STEP {step} ON {host} CANCELLED AT {time}",
     role=Role.SYMPTOM,

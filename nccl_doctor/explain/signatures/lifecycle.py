@@ -90,6 +90,29 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
 )
+says(
+    "run-ended",
+    "raining complete",
+    "raining finished",
+    "raining done",
+    "inished training",
+    "otal training time",
+    "Training ended",
+    "train_runtime",
+    "`Trainer.fit` stopped",
+    "worker group successfully finished",
+    "run finished",
+    "job finished",
+    "Job finished",
+    "steps completed",
+    "epochs completed",
+    "All done",
+    "all done",
+    role=Role.END,
+    sampled=True,
+    why="The whole run says that it came to its end: what went wrong before did not stop it.",
+    where=lambda groups, line: "rror" not in line and "not " not in line,
+)
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 

@@ -61,6 +61,18 @@ says(
     ),
 )
 says(
+    "toolkit-mismatch",
+    "The detected CUDA version ({system}) mismatches the version that was used to compile",
+    "Installed CUDA version {system} does not match the version torch was compiled with {torch}",
+    "PyTorch was compiled with {torch}, but {}CUDA{}detected",
+    "PyTorch and torchvision were compiled with different CUDA major versions",
+    "Detected that PyTorch and {other} were compiled with different CUDA",
+    cause="sw.library-conflict",
+    strength=0.9,
+    title="the CUDA toolkit (or a library) does not fit the CUDA that torch was built with",
+    why="An extension is compiled with, or was built for, another CUDA than torch's.",
+)
+says(
     "no-nccl",
     "Distributed package doesn't have NCCL built in",
     "doesn't have NCCL built in",

@@ -168,6 +168,19 @@ says(
     why="The process was stopped from outside: a victim.",
 )
 says(
+    "child-terminated",
+    "Child process with PID {pid:int} terminated with code {code:int}",
+    "Forcefully terminating all other processes to avoid zombies",
+    "WorkerProcess pid {pid:int} died, exit code: {code:int}",
+    "died, exit code: {code:int}",
+    "terminated with exit code {code:int}",
+    "exited with code {code:int}",
+    role=S,
+    fold="the launcher reports a failed process",
+    why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
+    where=lambda groups, line: groups.get("code") != "0",
+)
+says(
     "sigabrt-exit",
     "Signal 6 (SIGABRT) received by PID",
     "exitcode  : -6",

@@ -1,0 +1,110 @@
+"""Lines inside lines: structured loggers, and prefixes that no list knows.
+
+Two things stand between a program's text and a reader. A logger that writes one JSON object per line (docker's
+``json-file``, structlog, python-json-logger, loguru's ``serialize``, Kubernetes collectors) escapes the text and can hide
+a whole traceback in one line; :func:`unwrap` gives the lines back. And a collector, or a company's own log format, puts a
+prefix before every line that :mod:`prefix` does not know; :class:`Leads` learns it from the one line whose text is
+certain, ``Traceback (most recent call last):``, and takes it off the lines that follow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+# The fields that hold what the program said; a record can have a message and an exception.
+_TEXT = re.compile(
+    r'"(?:message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback)"'
+    r'\s*:\s*"((?:[^"\\]|\\.)*)'
+)
+_RANK = re.compile(r'"(?:rank|global_rank|RANK|process_rank)"\s*:\s*"?(\d{1,6})\b')
+_HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name)"\s*:\s*"([\w.-]{1,80})"')
+_WHEN = re.compile(r'"(?:time|ts|timestamp|@timestamp|asctime|datetime)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})')
+MOST_LINES = 400  # of one record: a traceback is seldom longer
+
+
+def unwrap(text: str) -> list[str]:
+    """The lines that a JSON record holds, each with the record's time, rank and host in front; else the line itself."""
+    start = text.find('{"', 0, 256)
+    if start < 0:
+        return [text]
+    pieces: list[str] = []
+    for found in _TEXT.finditer(text, start):
+        piece = _unescaped(found.group(1))
+        if not any(piece in other for other in pieces):
+            pieces.append(piece)
+    if not pieces:
+        return [text]
+    lead = _lead(text, start)
+    lines = [line for piece in pieces for line in re.split(r"\r?\n", piece) if line.strip()]
+    return [lead + line for line in lines[:MOST_LINES]] or [text]
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:  # the line was cut inside an escape
+        return text.replace("\\n", "\n").replace('\\"', '"')
+
+
+def _lead(text: str, start: int) -> str:
+    when = _WHEN.search(text, start)
+    rank = _RANK.search(text, start)
+    host = _HOST.search(text, start)
+    lead = text[:start]
+    lead += f"[{when.group(1)}] " if when else ""
+    lead += f"[pod/{host.group(1)}/-] " if host else ""
+    return lead + (f"[rank{rank.group(1)}]: " if rank else "")
+
+
+MARK = "Traceback (most recent call last)"
+_VARIES = re.compile(r"(?P<level>\b(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\b\s*)|[0-9a-f]*\d[0-9a-f]*")
+_BOX = "╭┌─━+-= "
+MOST_LEADS = 16
+LONGEST_LEAD = 160
+
+
+class Leads:
+    """The unknown prefixes of one log, learned from where its tracebacks begin."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, re.Pattern[str]] = {}
+
+    def learn(self, body: str) -> tuple[str, str]:
+        """What stands before ``Traceback``: the prefix of its process, and the mere indentation of its lines.
+
+        Numbers and log levels of a prefix may differ in the lines that follow, the rest may not.
+        """
+        lead = body[: body.find(MARK)].removesuffix("Original ")  # a DataLoader's worker tells its own traceback
+        bare = lead.strip()
+        if not bare:
+            return "", lead
+        if bare == "traceback :":  # torchrun's table: what follows is indented by two
+            return "", "  "
+        if not lead.strip(_BOX) or len(lead) > LONGEST_LEAD:
+            return "", ""
+        if lead not in self._known and len(self._known) < MOST_LEADS:
+            self._known[lead] = re.compile(_shape(lead))
+        return (lead, "") if lead in self._known else ("", "")
+
+    def split(self, body: str) -> tuple[str, str]:
+        """The learned prefix of a line (or the one of its shape), and the rest of the line."""
+        for lead in self._known:
+            if body.startswith(lead):
+                return lead, body[len(lead) :]
+        for lead, pattern in self._known.items():
+            found = pattern.match(body)
+            if found:
+                return lead, body[found.end() :]
+        return "", body
+
+
+def _shape(lead: str) -> str:
+    pieces = []
+    at = 0
+    for found in _VARIES.finditer(lead):
+        pieces.append(re.escape(lead[at : found.start()]))
+        pieces.append(r"[A-Z]+\s*" if found.group("level") else r"[0-9a-f]+")
+        at = found.end()
+    end = lead[at:].rstrip()  # an empty line of the text leaves no blank behind the prefix
+    return "".join(pieces) + re.escape(end) + (r"\s?" if end != lead[at:] else "")
