@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from pathlib import Path
 from types import ModuleType
@@ -75,24 +76,21 @@ def _report() -> ModuleType:
     return explanation
 
 
-def _bench_runs(names: list[str]) -> tuple[list[str], list[Outcome]]:
+def _bench_runs(names: list[str]) -> tuple[list[str], dict[str, Outcome]]:
     """The files that ``bench --save`` wrote, read, and the other names."""
     if not any(name.endswith(".json") for name in names):
-        return names, []
+        return names, {}
     from nccl_doctor.bench import outcome
 
-    others, runs = [], []
+    runs = {}
     for name in names:
-        try:
-            runs.append(outcome.read(Path(name)) if name.endswith(".json") else None)
-        except outcome.BaselineError:
-            runs.append(None)  # some other JSON: a flight-recorder dump, a RAS report
-        if runs[-1] is None:
-            others.append(name)
-    return others, [run for run in runs if run is not None]
+        if name.endswith(".json"):
+            with contextlib.suppress(outcome.BaselineError):  # some other JSON: a flight-recorder dump, a RAS report
+                runs[name] = outcome.read(Path(name))
+    return [name for name in names if name not in runs], runs
 
 
-def _with_saved_runs(found: Explanation, benches: list[Outcome]) -> tuple[Explanation, ExitCode]:
+def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[Explanation, ExitCode]:
     """The explanation with what saved runs found, and the exit code of both."""
     from nccl_doctor.explain import saved_runs
     from nccl_doctor.explain.model import InputProblem, Verdict
@@ -110,10 +108,10 @@ def _with_saved_runs(found: Explanation, benches: list[Outcome]) -> tuple[Explan
         left = tuple(f"{item.what}: {item.why}" for item in judged.unknown)
         steps = tuple(item.next for item in judged.unknown if item.next)
         runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
-    for run in benches:
-        left = tuple(f"{item.kind}: {item.text}" for item in run.verdicts if item.kind == "cannot-judge")
+    for name, run in benches.items():
+        left = tuple(item.text for item in run.verdicts if item.kind == "cannot-judge")
         left = left if run.complete else (*left, "not every rank finished")
-        runs.append(saved_runs.SavedRun(f"bench of {run.created}", run.findings, len(run.world.shares), left))
+        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.shares), left))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
     problems += [InputProblem(run.name, f"not measured: {item}") for run in runs for item in run.open]
     found = msgspec.structs.replace(found, problems=tuple(problems))

@@ -132,7 +132,7 @@ def _sentence(
         return explanation.sentence
     left = [item for run in runs for item in run.open]
     if left:
-        return f"the saved run found nothing wrong, but did not measure everything: {left[0]}"
+        return f"the saved run found nothing wrong, but left {len(left)} thing{'s' * (len(left) != 1)} open"
     return "the saved run found nothing wrong on " + _hosts(sum(run.hosts for run in runs))
 
 

@@ -113,9 +113,10 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         _line(f"  {read.files} file{'s' if read.files != 1 else ''}, {_size(read.bytes)}, {seconds:.1f} s", "dim")
     )
     for problem in explanation.problems[:8]:
-        console.print(_line(f"  not read: {visible(problem.name)}: {visible(problem.problem)}", "yellow"))
+        label = "" if problem.problem.startswith("not measured: ") else "not read: "
+        console.print(_line(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
     if len(explanation.problems) > 8:
-        console.print(_line(f"  not read: {len(explanation.problems) - 8} more", "yellow"))
+        console.print(_line(f"  and {len(explanation.problems) - 8} more", "yellow"))
     console.print()
     mark, style = _MARK[explanation.verdict]
     sentence = Text(f"{mark} ", style)

@@ -202,8 +202,9 @@ class Scanner:
 
     @staticmethod
     def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
-        """The part of a line that is looked at: of a progress bar's line, what follows the last CR before the hit."""
-        back = block.rfind(b"\r", start, hit)
+        """The part of a line that is looked at: of a progress bar's line, what follows the last CR before the hit; of one
+        that begins with a hole (a log that was cut while it was written), what follows the NULs."""
+        back = max(block.rfind(b"\r", start, hit), block.rfind(b"\x00", start, hit))
         if back >= 0 and back + 1 < end:
             start = back + 1
         return block[start : min(end, start + LINE_LIMIT)]
@@ -541,6 +542,8 @@ def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
         if len(rest) > block:
+            rest = rest[rest.rfind(b"\x00") + 1 :]  # a hole: the line begins behind it
+        if len(rest) > block:
             yield rest[:LINE_LIMIT]
             rest = b""
             skipping = True
@@ -603,6 +606,10 @@ def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Su
             skipping = rest < 0
             continue
         cut = buffer.rfind(b"\n", 0, end) + 1
+        if not cut and end > BLOCK and (hole := buffer.rfind(b"\x00", 0, end) + 1):
+            held, offset = end - hole, offset + hole  # the line begins behind the hole
+            buffer[:held] = buffer[hole:end]
+            continue
         if not cut and end > BLOCK:
             scanner.feed(bytes(buffer[:LINE_LIMIT]), earlier)
             skipping, held, offset = True, 0, offset + end

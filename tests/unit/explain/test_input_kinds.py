@@ -1,0 +1,156 @@
+"""What ``explain`` takes besides plain logs, and what it says when there is nothing to judge."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nccl_doctor.cli import _load_commands, app
+from nccl_doctor.explain import saved_runs
+from nccl_doctor.explain.api import explain_text
+from nccl_doctor.explain.files import explain_paths
+from nccl_doctor.explain.model import Verdict
+from nccl_doctor.facts import bundle
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence, Severity, finding
+from tests.unit.facts_builder import Builder
+
+_LINE = "a:1:2 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 7\r\n"
+_load_commands()
+
+
+def _run(*names: object) -> tuple[int, dict[str, object]]:
+    result = CliRunner().invoke(app, ["explain", "--format", "json", *map(str, names)])
+    return result.exit_code, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16(tmp_path: Path, codec: str) -> None:
+    (tmp_path / "job.log").write_bytes((_LINE * 3).encode(codec))
+    got = explain_paths([str(tmp_path)])
+    assert got.causes[0].id.startswith("gpu.duplicate")
+    assert got.causes[0].evidence[0].text == _LINE.strip()
+    assert got.read.lines == 3
+
+
+def test_utf16_packed(tmp_path: Path) -> None:
+    (tmp_path / "job.log.gz").write_bytes(gzip.compress(_LINE.encode("utf-16")))
+    assert explain_paths([str(tmp_path)]).causes[0].id.startswith("gpu.duplicate")
+
+
+def test_a_hole_of_nuls_does_not_hide_the_log(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_bytes(b"\0" * (3 << 20) + _LINE.encode())
+    assert explain_paths([str(tmp_path)]).causes[0].id.startswith("gpu.duplicate")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the input is empty"),
+        (b"\n \n\0\0\0\n", "nothing could be read"),
+        (bytes(range(256)) * 40, "nothing could be read"),
+        (gzip.compress(bytes(range(256)) * 40), "nothing could be read"),
+        (gzip.compress(b""), "the input is empty"),
+    ],
+    ids=["empty", "blank", "binary", "binary-packed", "empty-packed"],
+)
+def test_nothing_to_judge_is_not_healthy(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "job.log").write_bytes(content)
+    code, document = _run(tmp_path / "job.log")
+    assert code == ExitCode.NOTHING_CHECKED
+    assert document["verdict"] == "undecided"
+    assert document["sentence"] == f"{said}: there is no verdict"
+
+
+def test_a_binary_beside_a_log_is_told_and_the_log_is_read(tmp_path: Path) -> None:
+    (tmp_path / "core.4711").write_bytes(os.urandom(5000))
+    (tmp_path / "job.log").write_text(_LINE)
+    got = explain_paths([str(tmp_path)])
+    assert got.causes[0].id.startswith("gpu.duplicate")
+    assert [Path(item.name).name for item in got.problems] == ["core.4711"]
+
+
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (lzma.compress, ".xz")])
+def test_packed_flight_recorder_dumps(tmp_path: Path, pack: Callable[[bytes], bytes], ending: str) -> None:
+    for rank in range(2):
+        entry = {
+            "collective_seq_id": 5,
+            "profiling_name": "nccl:all_reduce" if rank else "nccl:broadcast",
+            "process_group": ["0", "default_pg"],
+            "input_sizes": [[4]],
+            "output_sizes": [[4]],
+            "state": "scheduled",
+            "frames": [],
+        }
+        dump = {"version": "2.5", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
+        path = tmp_path / f"nccl_trace_rank_{rank}{ending}"
+        path.write_bytes(pack(json.dumps({**dump, "entries": [entry]}).encode()))
+    got = explain_paths([str(tmp_path)])
+    assert not got.problems
+    assert got.causes[0].id == "app.collective-mismatch"
+
+
+def _saved(path: Path, broken: bool) -> Path:
+    built = Builder()
+    if broken:
+        for link in built.links("gpu02", "gpu01"):
+            link["outcome"] = "refused"
+    bundle.write(built.bundle(), path)
+    return path
+
+
+def test_a_bundle_is_told(tmp_path: Path) -> None:
+    code, document = _run(_saved(tmp_path / "bad.ndb", True))
+    assert code == ExitCode.FINDINGS
+    assert document["verdict"] == "cause-found"
+    assert document["causes"][0]["id"] == "net.firewall.rejected"  # type: ignore[index]
+    code, document = _run(_saved(tmp_path / "green.ndb", False))
+    assert (code, document["verdict"]) == (ExitCode.HEALTHY, "healthy")
+    assert document["evidence"]
+
+
+def test_a_bundle_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.ndb").write_text("half")
+    code, document = _run(tmp_path / "x.ndb")
+    assert code == ExitCode.NOTHING_CHECKED
+    assert "not a bundle" in document["problems"][0]["problem"]  # type: ignore[index]
+
+
+def test_a_bundle_beside_a_log_that_decides(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(_LINE)
+    _saved(tmp_path / "bad.ndb", True)
+    code, document = _run(tmp_path)
+    ids = [cause["id"] for cause in document["causes"]]  # type: ignore[attr-defined]
+    assert code == ExitCode.FINDINGS
+    assert ids[0].startswith("gpu.duplicate")
+    assert "net.firewall.rejected" in ids
+
+
+def test_a_fault_that_both_show_comes_first() -> None:
+    log = explain_text(
+        "x:1:2 [0] NCCL WARN socketPollConnect: connect to 10.0.0.2<40001> returned Connection refused\n"
+    )
+    assert log.causes
+    wanted = log.causes[-1].id
+    proof = Evidence("connect 10.0.0.2:40001: refused", "connect", host="gpu02")
+    fault = finding(wanted, Severity.FAIL, "the port is closed", proof, hosts=("gpu02",))
+    told = saved_runs.tell(log, [saved_runs.SavedRun("a.ndb", (fault,), 2)], True)
+    assert (told.verdict, told.causes[0].id) == (Verdict.CAUSE_FOUND, wanted)
+    assert proof in told.causes[0].evidence
+    assert len(told.causes) == len(log.causes)
+
+
+def test_what_a_run_left_open_is_not_healthy() -> None:
+    run = saved_runs.SavedRun("a.ndb", (), 2, ("gpu: nvidia-smi is missing",), ("nccl-doctor check --stage gpu",))
+    told = saved_runs.tell(explain_text(""), [run], False)
+    assert told.verdict is Verdict.UNDECIDED
+    assert "left 1 thing open" in told.sentence
+    assert "nvidia-smi is missing" in told.evidence[0].text
+    assert told.next == ("nccl-doctor check --stage gpu",)
