@@ -104,8 +104,8 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
 def _failure_seen(case: Case) -> bool:
     if case.recovered:
         return False
-    if case.summary.tracebacks and case.ordinary:
-        return True
+    if case.ordinary or any(not item.type for item in case.summary.tracebacks):
+        return True  # an exception, or a traceback that was cut before it
     for name in case.summary.groups:
         signature = case.signatures.get(name)
         if signature is not None and signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name):

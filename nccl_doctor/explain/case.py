@@ -257,14 +257,16 @@ class Case:
         """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
         kept = []
         for item in self.summary.tracebacks:
-            if not item.type or _LAUNCHER.search(item.type):
-                continue
-            if any(self.signatures[name].role in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known):
+            if not item.type or _LAUNCHER.search(item.type) or self.is_known(item):
                 continue
             if _WRAPPED.search(item.message[:400]):
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._ranked(item.hit)))
         return kept
+
+    def is_known(self, item: Traceback) -> bool:
+        """Whether a signature knows the exception's line: it then says what it means."""
+        return any(self.signatures[name].role in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known)
 
     @functools.cached_property
     def exits(self) -> dict[int, int]:
@@ -306,6 +308,13 @@ class Case:
                 troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
         return all(hit.line < ends.get(hit.file, -1) for hit in troubles)
 
+    def follows_failed_task(self, hit: Hit) -> bool:
+        """Whether Slurm cancelled the step because srun had seen a task fail: then the cancelling is no cause."""
+        if not re.search(r"CANCELLED AT|Force Terminated", hit.text) or "DUE TO" in hit.text:
+            return False
+        failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+        return any(item.file == hit.file and item.line < hit.line for item in failed)
+
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines are retries, and the work went on after the last of them."""
         last, on = self.last(name), self.last("progress")
@@ -331,6 +340,7 @@ class Case:
         return self.signatures[name]
 
 
+_TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused"))
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed")

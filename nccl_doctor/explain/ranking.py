@@ -75,7 +75,7 @@ def collect(case: Case) -> list[Candidate]:
         signature = case.signatures.get(name)
         if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
             continue
-        hits = case.hits(name)
+        hits = [hit for hit in case.hits(name) if not case.follows_failed_task(hit)]
         if not hits:
             continue
         found.append(
@@ -200,6 +200,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         return True
     if cause.final:
         return True
+    if cause.id == "unrelated":
+        return case.after(_first(effect), _first(cause)) is True
     # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
     later = case.after(_first(cause), _first(effect))
     return later is not True

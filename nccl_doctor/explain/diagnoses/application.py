@@ -23,7 +23,7 @@ _SETUP_TEXT = re.compile(
     r"not in struct|unrecognized|does not exist|No such file|not found|invalid choice|is required|must be divisible|"
     r"should be divisible|is not divisible|Unknown|Invalid|unsupported|not supported|401 Client|403 Client|404 Client|"
     r"Connection error|couldn't connect|Repo id must|offline mode|not a valid|cannot import name|no attribute|CUDA_HOME|"
-    r"ninja|Error compiling|Error building|config|argument|hyperparameter",
+    r"ninja|Error compiling|Error building|config|argument|hyperparameter|Failed to import",
     re.IGNORECASE,
 )
 # The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
@@ -114,6 +114,49 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
         return
     yield Candidate("app.rank-exception", 0.7, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
     yield Candidate("unrelated", 0.45, title, hits, ranks, hosts)
+
+
+_CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
+_TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
+
+
+@diagnosis
+def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
+    """An argument check of torch.distributed itself raised: the program uses groups, meshes or tensors wrongly.
+
+    Known by the deepest frame of the traceback, whatever the message says. ``RuntimeError`` is left out: under that type
+    the backends' own failures come up through the same frames.
+    """
+    for item in case.summary.tracebacks:
+        if not item.frames or not _CHECKS.search(item.frames[-1]) or case.is_known(item):
+            continue
+        if item.type not in ("ValueError", "TypeError", "AssertionError", "KeyError", "NotImplementedError"):
+            continue
+        tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
+        same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
+        ranks = {other.hit.rank for other in same if other.hit.rank is not None}
+        yield Candidate(
+            "app.bad-tensor" if tensor else "app.pg-misuse",
+            0.88,
+            f"torch.distributed refuses a call: {item.message[:120]}",
+            _evidence(same),
+            ranks,
+            why=refused_by_torch_distributed.__doc__ or "",
+            final=True,
+        )
+        return
+
+
+@diagnosis
+def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
+    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
+    cut = [item for item in case.summary.tracebacks if not item.type]
+    if cut and not case.ordinary:
+        title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
+        hits = [item.hit for item in cut]
+        ranks = {hit.rank for hit in hits if hit.rank is not None}
+        yield Candidate("app.rank-exception", 0.34, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
+        yield Candidate("unrelated", 0.3, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
 
 
 def _kind(item: Traceback) -> tuple[str, str]:

@@ -193,6 +193,9 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
         )
 
 
+_EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+
+
 @diagnosis
 def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     """A launcher saw a worker end with an exit code, and nothing that worker said is in these logs.
@@ -200,10 +203,11 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     Code 1 is what Python ends with after an exception. Only a candidate: the worker's own log would decide.
     """
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
-    codes = {*case.exit_codes, *children}
+    tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
+    codes = {*case.exit_codes, *children, *map(int, tasks)}
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes & {1, -6, -11, 134, 139}:
         return
-    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated")
+    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
     ranks = {rank for rank, code in case.exits.items() if code in codes}
     title = f"a worker ended with exit code {min(codes)}; what it said is not in these logs"
     yield Candidate("app.rank-exception", 0.3, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")

@@ -1,0 +1,239 @@
+"""What torch and the frameworks above it (Ray, vLLM, SGLang, Lightning, Kubernetes' scheduler) say of the job itself.
+
+Texts of torch 1.8 to 2.13 (argument checks of the backends, deserialisation, data types), of Ray 2, vLLM 0.5 to 0.11,
+SGLang 0.4 and 0.5, Lightning 1.6 to 2.5.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+says(
+    "gloo-refuses",
+    "ProcessGroupGloo::{call:word} invalid tensor",
+    "ProcessGroupGloo::{call:word} requires",
+    "ProcessGroupGloo::{call:word} unsupported",
+    "ProcessGroupGloo::{call:word} can not",
+    "ProcessGroupGloo::send takes a single tensor",
+    "Cannot use ReduceOp.PREMUL_SUM with",
+    "Must flatten tensors with uniform dtype",
+    "Must flatten tensors with the same",
+    "Only Tensors of floating point",
+    cause="app.bad-tensor",
+    strength=0.87,
+    title="a collective got a tensor it cannot take",
+    why="The backend's own check of the tensors: device, layout, type or size.",
+)
+says(
+    "type-or-shape",
+    "Input type ({a}) and weight type ({b}) should be the same",
+    "Input type ({a}) and bias type ({b}) should be the same",
+    "stack expects each tensor to be equal size",
+    "not implemented for 'Half'",
+    "not implemented for 'BFloat16'",
+    "FlashAttention only support fp16",
+    "FlashAttention only supports",
+    "expected m1 and m2 to have the same dtype",
+    "Sizes of tensors must match except in dimension",
+    "shape mismatch: value tensor",
+    "is invalid for input of size",
+    cause="app.bad-tensor",
+    strength=0.7,
+    title="tensors of the wrong data type or shape",
+    why="A computation of the program, not a collective, got tensors that do not fit.",
+)
+says(
+    "group-refuses",
+    "ProcessGroupGloo::{call:word} invalid root",
+    "Invalid peer rank",
+    "Invalid root rank",
+    "Split ranks should not have duplicates",
+    "Split ranks cannot be empty",
+    "Could not resolve the process group registered under the name",
+    "A process group is already registered under the name",
+    "ProcessGroup name not set",
+    "LocalRank must be non-negative",
+    cause="app.pg-misuse",
+    strength=0.87,
+    title="a rank or group is named that does not exist",
+    why="The backend's own check of ranks and groups.",
+)
+says(
+    "ddp-undefined-gradient",
+    "Encountered gradient which is undefined, but still allreduced by DDP reducer",
+    "Detected at least one parameter gradient is not the expected DDP bucket view",
+    cause="app.ddp-unused-params",
+    strength=0.7,
+    title="DDP: a parameter's gradient is missing or was replaced",
+    why="The reducer found no gradient, or another tensor than its bucket's view: a hook or the optimizer replaced it.",
+)
+says(
+    "deserialize-without-gpu",
+    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
+    "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
+    "FSDP needs a non-CPU accelerator device",
+    "Current node has no GPU available",
+    "Ray does not allocate any GPUs on the driver node",
+    "ValueError: Cuda is not available",
+    "You requested gpu: {wanted} But your machine only has: {there}",
+    "No supported gpu backend found",
+    "vLLM engine cannot start without GPU",
+    cause="gpu.not-visible",
+    strength=0.88,
+    title="the program wants a GPU that this process cannot see",
+    why="No GPU, or fewer than asked for, are visible in this process or on this node.",
+)
+says(
+    "more-out-of-memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
+    "Not enough memory. Please try to increase --mem-fraction-static",
+    "is less than desired GPU memory utilization",
+    "No available memory for the cache blocks",
+    "KV cache is needed, which is larger than the available KV cache memory",
+    "larger than the maximum number of tokens that can be stored in KV cache",
+    cause="gpu.oom",
+    strength=0.93,
+    title="a GPU has not enough free memory",
+    why="The memory of a GPU does not suffice for what is asked, or another process holds it.",
+)
+says(
+    "launch-timed-out",
+    "the launch timed out and was terminated",
+    cause="gpu.illegal-access",
+    strength=0.7,
+    title="a kernel ran into the time limit of a GPU that also drives a display",
+    why="CUDA's run time limit for kernels, in force where a display runs on the GPU.",
+)
+says(
+    "returned-nan",
+    "returned nan values in its",
+    "returned inf values in its",
+    cause="app.nan-or-data",
+    strength=0.9,
+    title="numbers went wrong: a gradient is not a number",
+    why="torch.autograd's anomaly detection found it.",
+)
+says(
+    "shared-object-gone",
+    "unable to open shared memory object </torch_{name}> in read-write mode: No such file",
+    "could not unlink the shared memory file",
+    cause="sys.shm",
+    strength=0.72,
+    title="a shared-memory file of a DataLoader worker is gone",
+    why="Another process, a restart or a cleaner removed it, or the containers do not share /dev/shm.",
+)
+says(
+    "not-scheduled",
+    "No available node types can fulfill resource request",
+    "The number of required GPUs exceeds the total number of available GPUs",
+    "Cannot provide a placement group of",
+    "Placement group creation timed out",
+    "Tensor parallel size ({wanted:int}) exceeds available GPUs",
+    "does not match{}--ntasks-per-node",
+    "`--ntasks-per-node={tasks:int}` configured in SLURM{}does not match",
+    "in Lightning, but the number of tasks per node configured in SLURM",
+    "in Lightning, but the number of nodes configured in SLURM",
+    "Unable to satisfy{}gang",
+    "timed out waiting for all {members:int} members to join",
+    cause="launch.world-size",
+    strength=0.82,
+    title="not all workers can be started: too few GPUs, nodes or tasks for what is asked",
+    why="The scheduler or the framework counts fewer GPUs, nodes or tasks than the job needs.",
+)
+says(
+    "waiting-for-placement",
+    "Waiting for creating a placement group of specs for",
+    "The following resource request cannot be scheduled right now",
+    "Waiting for worker group to start",
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.52,
+    fold="waiting for resources",
+    title="the job waits for GPUs or nodes that are not free, or not there",
+    why="Ray cannot place the workers (yet): too few free GPUs, or the driver's address is not one of its nodes.",
+)
+says(
+    "serving-watchdog",
+    "Watchdog timeout (self.watchdog_timeout=",
+    "Scheduler watchdog timeout",
+    "No available shared memory broadcast block found in",
+    "RPC call to {method} timed out",
+    "RayChannelTimeoutError",
+    "Engine iteration timed out. This should never happen",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.34,
+    fold="the serving engine's own watchdog",
+    title="a worker of the serving engine did not answer in time",
+    why="A step takes too long: one worker is slow, hangs in a collective, or is dead.",
+)
+says(
+    "ray-pod-memory-hint",
+    "The worker may have exceeded K8s pod memory limits",
+    cause="sys.host-oom",
+    strength=0.62,
+    title="a Ray worker vanished without an exit code: usually the pod's memory limit",
+    why="Ray's own guess, printed where a worker ended without telling how.",
+)
+says(
+    "socket-closed",
+    "Socket unexpectedly closed",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="connection lost (Gloo, store or socket)",
+    title="a peer closed its connection: it died or aborted first",
+    why="The other process died or aborted first.",
+)
+says(
+    "nccl-error-number",
+    "NCCL Error 5: invalid usage",
+    role=Role.SYMPTOM,
+    cause="gpu.duplicate",
+    strength=0.42,
+    fold="NCCL error number",
+    title="NCCL refuses the call: mostly two ranks on one GPU",
+    why="ncclInvalidUsage; NCCL_DEBUG=WARN says which use.",
+)
+says(
+    "nccl-error-number-cuda",
+    "NCCL Error 1: unhandled cuda error",
+    role=Role.SYMPTOM,
+    cause="gpu.driver",
+    strength=0.3,
+    fold="NCCL error number",
+    title="a CUDA call inside NCCL failed",
+    why="NCCL_DEBUG=WARN says which call.",
+)
+says(
+    "nccl-error-number-system",
+    "NCCL Error 2: unhandled system error",
+    role=Role.SYMPTOM,
+    cause="sys.shm",
+    strength=0.3,
+    fold="NCCL error number",
+    title="a system call inside NCCL failed",
+    why="NCCL_DEBUG=WARN says which call: often /dev/shm, a socket or a limit.",
+)
+says(
+    "port-of-etcd-or-worker",
+    "port: {port:int} already in use",
+    cause="net.port-in-use",
+    strength=0.93,
+    title="a port is already in use",
+    why="Another process listens on it.",
+)
+says(
+    "etcd-not-ready",
+    "Timed out waiting for etcd server to be ready",
+    "Etcd server process exited with the code",
+    "Timeout while waiting for keys in EtcdStore",
+    cause="launch.rdzv",
+    strength=0.88,
+    title="the etcd server of the rendezvous does not answer",
+    why="torchelastic's own etcd server or store did not start or lost its keys.",
+)
