@@ -198,6 +198,7 @@ class Scanner:
         self._line += size
         self.summary.bytes += size
         self.summary.lines = self._line
+        self._partly_sampled = True
         self._sample_one(last_line, size)
 
     @staticmethod
