@@ -42,10 +42,10 @@ def bench(
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
     ] = "auto",
     gpus_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: all GPUs].")
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: slots, or all GPUs].")
     ] = 0,
     ranks_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: 1, locally 2].")
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: slots, or 1; locally 2].")
     ] = 0,
     iters: Annotated[
         int, typer.Option(show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget].")
@@ -130,6 +130,8 @@ def bench(
     modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
     if format == "nccl-tests" and not modes:
         modes = ("out", "in")  # scripts expect both blocks
+    if gpus_per_host and ranks_per_host:
+        _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     per_host = gpus_per_host or ranks_per_host
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     plan = BenchPlan(

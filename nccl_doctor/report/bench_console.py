@@ -94,7 +94,10 @@ def head(world: World, results: Results) -> Iterator[Text]:
     hosts = fold(share.name for share in world.shares)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     many = f"{len(world.shares)} host{'s' if len(world.shares) > 1 else ''}"
-    yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}: {visible(hosts)}", "bold")
+    each = sorted({share.ranks for share in world.shares})
+    per = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    spread = f" ({per} a host: {world.ranks_why})" if world.ranks_why else ""
+    yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}{spread}: {visible(hosts)}", "bold")
     for names, field in (
         (sorted({record.device_name for record in results.ranks if record.device_name}), "GPU"),
         (sorted({record.torch for record in results.ranks}), "torch"),
