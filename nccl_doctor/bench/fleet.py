@@ -149,7 +149,9 @@ def _plan_world(
         world = place(prepared, plan, master, reached_at, slots)
         if local and not plan.ranks_per_host and world.backend == "gloo":
             plan = msgspec.structs.replace(plan, ranks_per_host=LOCAL_RANKS)
-            world = msgspec.structs.replace(place(prepared, plan, master, reached_at), ranks_why="two, to have a pair")
+            world = msgspec.structs.replace(
+                place(prepared, plan, master, reached_at), ranks_why="the default on one machine"
+            )
     except CannotRun as reason:
         raise Refused(str(reason)) from reason
     if plan.gemm < 0:

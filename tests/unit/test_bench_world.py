@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import subprocess
@@ -143,6 +145,43 @@ def test_more_than_memory_is_skipped_with_the_reason() -> None:
     assert all(end.finished for end in fact.ranks)
     assert [item.asked for item in results.measurements] == [1024]
     assert results.skips[0].size == 1 << 46 and "MiB of memory" in results.skips[0].reason
+
+
+def _memory_limit_after_first_size(victim: int, extra: int) -> Events:
+    """From outside, as a cgroup would: what this rank has mapped, and ``extra`` bytes more."""
+    pids: dict[int, int] = {}
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "world":
+            pids.update((record["rank"], record["pid"]) for record in event["ranks"])
+        if event["event"] == "size" and pids:
+            status = Path(f"/proc/{pids[victim]}/status").read_text()
+            mapped = int(status.split("VmSize:")[1].split()[0]) * 1024
+            resource.prlimit(pids[victim], resource.RLIMIT_AS, (mapped + extra, resource.RLIM_INFINITY))
+            pids.clear()
+
+    return on_event
+
+
+@pytest.mark.parametrize(("collective", "victim"), [("reducescatter", 2), ("gather", 0)])
+def test_out_of_memory_in_a_collective_ends_that_size_and_not_the_run(collective: str, victim: int) -> None:
+    """Both buffers fit, the copy that gloo makes inside its call does not; the other ranks are inside it already."""
+    large = 64 << 20
+    fact, results = run(
+        3,
+        _memory_limit_after_first_size(victim, int(1.9 * large)),
+        collectives=[collective, "allreduce"],
+        sizes=[1024, 2048, 4096, large, 8192],
+        budget_s=30.0,
+    )
+    assert all(end.finished and end.exit == 0 for end in fact.ranks), [end.output for end in fact.ranks]
+    skip = results.skips[0]
+    assert (skip.collective, skip.size) == (collective, large)
+    assert re.search(rf"^rank {victim} on .*: out of memory while it ran: .*can't allocate memory", skip.reason)
+    after = [item for item in results.measurements if item.collective == collective and item.asked == 8192]
+    assert [item.wrong for item in after] == [0]  # with the new process group
+    assert {item.asked for item in results.measurements if item.collective == "allreduce"} >= {1024, 8192}
+    assert not [item for item in results.measurements if item.wrong]
 
 
 def test_one_rank_runs_alone() -> None:
