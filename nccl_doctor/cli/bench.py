@@ -170,7 +170,7 @@ def bench(
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, before)
-    _tell(outcome, format, save, plot, before, fail_on)
+    _tell(outcome, format, save, plot, before, fail_on, plain=identity is not None)
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -229,8 +229,9 @@ def _over_sessions(
 
 
 def _tell(
-    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str
-) -> None:
+    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str,
+    plain: bool = False,
+) -> None:  # fmt: skip
     from nccl_doctor.bench.outcome import encode, write
 
     code = exit_code(outcome, fail_on)
@@ -259,7 +260,7 @@ def _tell(
         from nccl_doctor.report.bench_console import render
         from nccl_doctor.report.console import stdout_console
 
-        render(outcome, stdout_console(), saved=saved, exit_code=code)
+        render(outcome, stdout_console(plain), saved=saved, exit_code=code)
     else:
         from nccl_doctor.report import bench_formats
 

@@ -162,10 +162,11 @@ class Worker:
         where = self.progress.where()
         missing = getattr(error, "missing", None)
         self.progress.tell("error", kind=kind, text=str(error)[:4000], missing=missing, **where)
-        with contextlib.suppress(Exception):
-            import traceback
+        if not isinstance(error, PlannedError) or error.__cause__ is not None:  # else its text says it all
+            with contextlib.suppress(Exception):
+                import traceback
 
-            traceback.print_exc()
+                traceback.print_exc()
         self.progress.finish()
 
     def _import(self) -> None:
