@@ -72,9 +72,9 @@ def alternate(
             return found
 
 
-def ranks(file: str, count: int, port: int) -> Iterator[str]:
+def ranks(file: str, count: int, port: int, more: Sequence[str] = ()) -> Iterator[str]:
     """Start this program once a rank (``--rank N --port P`` are added); the lines that rank 0 prints."""
-    command = [sys.executable, file, *sys.argv[1:], "--port", str(port), "--rank"]
+    command = [sys.executable, file, *sys.argv[1:], *more, "--port", str(port), "--rank"]
     env = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     others = [subprocess.Popen([*command, str(rank)], env=env, stdout=subprocess.DEVNULL) for rank in range(1, count)]
     leader = subprocess.Popen([*command, "0"], env=env, stdout=subprocess.PIPE, text=True)
