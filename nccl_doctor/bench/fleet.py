@@ -154,6 +154,8 @@ def _plan_world(
             )
     except CannotRun as reason:
         raise Refused(str(reason)) from reason
+    if plan.cuda_graph and world.backend != "nccl":
+        raise Refused(f"--cuda-graph is for nccl, and this is {world.backend} ({world.backend_why})", ExitCode.USAGE)
     if plan.gemm < 0:
         gpu = all(host.gpus and host.torch.cuda for host in prepared.values())
         plan = msgspec.structs.replace(plan, gemm=GEMM_GPU if gpu else GEMM_CPU)

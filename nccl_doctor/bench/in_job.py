@@ -90,6 +90,8 @@ def run(
     log = _log_file()
     os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name if log else "/dev/stderr"})
     os.environ.pop("NCCL_DEBUG_SUBSYS", None)
+    if plan.cuda_graph and backend != "nccl":
+        raise ValueError(f"--cuda-graph is for nccl, and this is {backend} ({why})")
     watch = _Watch(identity)
     gpu = backend == "nccl"
     if plan.gemm < 0:

@@ -163,7 +163,10 @@ def bench(
     if identity is not None:
         if not local:
             _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
-        outcome = in_job.run(identity, plan, min_busbw, before, _command())
+        try:
+            outcome = in_job.run(identity, plan, min_busbw, before, _command())
+        except ValueError as error:
+            _hosts.stop(str(error))
         if outcome is None:  # not rank 0
             raise typer.Exit(ExitCode.HEALTHY)
     else:

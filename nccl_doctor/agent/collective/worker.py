@@ -186,19 +186,13 @@ class Worker:
                 raise PlannedError("backend-missing", "this torch (%s) was built without NCCL" % torch.__version__)
             if not torch.cuda.is_available():
                 raise PlannedError("no-gpu", "torch %s sees no GPU here, and NCCL needs one" % torch.__version__)
-            devices = torch.cuda.device_count()
-            if self.identity.local_rank >= devices and not self.plan["same_gpu"]:
-                raise PlannedError(
-                    "no-gpu", "local rank %d, but torch sees %d GPU(s) here" % (self.identity.local_rank, devices)
-                )
-            self.device = torch.device("cuda", self.identity.local_rank % devices)
-            torch.cuda.set_device(self.device)
+            self._take_gpu()
         else:
             if not dist.is_gloo_available():
                 raise PlannedError("backend-missing", "this torch (%s) was built without gloo" % torch.__version__)
             self.device = torch.device("cpu")
-            if self.plan["gemm"] and torch.cuda.is_available():
-                self.device = torch.device("cuda", self.identity.local_rank % torch.cuda.device_count())
+            if self.plan["gemm"] and not self.plan["collectives"] and torch.cuda.is_available():
+                self._take_gpu()
             # As torchrun does: copies inside gloo's calls must not wait for each other's threads on a busy host.
             torch.set_num_threads(1)
         dtype = getattr(torch, self.plan["dtype"], None)
@@ -206,6 +200,21 @@ class Worker:
             raise PlannedError("dtype", "torch %s has no dtype %s" % (torch.__version__, self.plan["dtype"]))
         self.dtype = dtype
         self.item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def _take_gpu(self) -> None:
+        cuda, local_rank = self.torch.cuda, self.identity.local_rank
+        devices = cuda.device_count()
+        # Launchers may show each process one GPU alone (srun --gpus-per-task=1). If all were shown the same one, the
+        # ranks' GPU ids tell.
+        if local_rank >= devices and devices != 1 and not self.plan["same_gpu"]:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            raise PlannedError(
+                "no-gpu",
+                "local rank %d, but torch sees %d GPUs here%s"
+                % (local_rank, devices, "" if visible is None else " (CUDA_VISIBLE_DEVICES=%s)" % visible[:200]),
+            )
+        self.device = self.torch.device("cuda", local_rank % devices)
+        cuda.set_device(self.device)
 
     def _open_store(self) -> None:
         me = self.identity
@@ -439,8 +448,11 @@ class Worker:
             if refused:
                 self._skip(operation, asked, mode, refused)
                 return False
-            if self.plan["cuda_graph"] and self.device.type == "cuda":
+            if self.plan["cuda_graph"]:
                 call = self._graph(call)
+                if checker is not None:  # what is timed is what is checked
+                    checker.prepare(mode, buffers)
+                _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
             iterations, estimate_s = self._warm_up(key, call, label, left)
             times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s)
             self._report(key, operation, size, asked, count, mode, times, wrong)
@@ -468,7 +480,8 @@ class Worker:
                 if self.board.store.check(["ended/%d" % self.generation]):
                     reason = self.board.read("ended/%d" % self.generation)
         if reason:
-            self.board.give_up([key + point for point in ("/first", "/iterations", "/times")], reason)
+            points = ("/first", "/graph/first", "/iterations", "/times")
+            self.board.give_up([key + point for point in points], reason)
         return reason
 
     def _end_size(self, key: str, operation: Operation, asked: int, mode: str, reason: str) -> None:
@@ -516,6 +529,7 @@ class Worker:
 
     def _too_large(self, needed: int) -> str:
         if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()  # or the last size's buffers, kept for reuse, would count as taken
             free = int(self.torch.cuda.mem_get_info(self.device)[0])
             room, what = free - (256 << 20), "GPU memory"
         else:
@@ -548,7 +562,8 @@ class Worker:
 
     def _graph(self, call: Callable[[], None]) -> Callable[[], None]:
         graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph):
+        # Only this thread's calls are held against the capture: NCCL's and torch's own threads go on.
+        with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
             call()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -590,13 +605,23 @@ class Worker:
     def _timed_cuda(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
         cuda = self.torch.cuda
         events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-        self.progress.step(label, limit_s, lambda: sum(1 for event in events[1:] if event.query()))
+        recorded: List[Any] = []
+
+        def done() -> int:
+            # One that was never recorded calls itself complete, so only recorded ones are asked, the latest first.
+            number = len(recorded)
+            while number and not recorded[number - 1].query():
+                number -= 1
+            return max(0, number - 1)
+
+        self.progress.step(label, limit_s, done)
         self.dist.barrier()
         cuda.synchronize()
-        events[0].record()
-        for event in events[1:]:
-            call()
+        for number, event in enumerate(events):
+            if number:
+                call()
             event.record()
+            recorded.append(event)
         cuda.synchronize()
         return [before.elapsed_time(after) * 1e-3 for before, after in zip(events, events[1:])]
 
@@ -796,7 +821,9 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _lack(error: Exception, when: str = "") -> str:
     """``out of memory while it ran: ...`` with the first line of what the allocator said."""
-    said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", (str(error).splitlines() or [""])[0])[:300]
+    lines = str(error).splitlines() or [""]
+    line = next((line for line in lines if "memory" in line), lines[0])  # NCCL's first line names a source file
+    said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", line.strip())[:300]
     return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
 
 
