@@ -1,155 +1,129 @@
-"""bench beside PARAM's comms benchmark (facebookresearch/param, MIT), gloo, on one machine, run in turns.
+"""bench beside PARAM's comms benchmark (facebookresearch/param, MIT), gloo, in turns within one world of ranks.
 
-    python benchmarks/bench_beside_param.py PATH_OF_A_PARAM_CHECKOUT [--ranks 2] [--rounds 5]
+    git clone https://github.com/facebookresearch/param /tmp/param
+    python benchmarks/bench_beside_param.py /tmp/param [--ranks 2] [--sizes 1M:64M:x4] [--seconds 0.05] [--limit 60]
 
-PARAM is not part of this project: clone it yourself; it needs numpy and pydot. Each round starts PARAM's ``comms.py`` and a
-world of our workers, in alternating order, for all-reduce and all-gather of 1 MiB to 64 MiB with the same elements per rank
-and iterations. Printed is the median of the rounds' ratios of the median times (ours / PARAM's), with their extremes.
-Owed: within 5 %. Different processes at different moments: on a busy machine the extremes are wide.
+PARAM is not part of this project; it needs numpy. Every rank runs PARAM's own ``comms.py``: its command line, its set-up, its process
+group and tensors, blocking mode (``--z 1``: it times each call by itself, after a barrier). Where it would measure a size
+(``runColl``), its measurement and the worker's timed loop take turns on its tensors, in short blocks in random order
+(see paired.py). Owed: within 5 % for all-reduce and all-gather, 1 MiB to 64 MiB. Exit status 1 if an interval lies beyond.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
-import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from nccl_doctor.agent.collective import launch  # noqa: E402
-from nccl_doctor.bench.model import Collector  # noqa: E402
+import paired  # noqa: E402
 
-COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather_base"}
-SIZES = [1 << 20, 8 << 20, 64 << 20]
-ITERATIONS = 20
-_RESULT = re.compile(r"COMMS-RES-\S+\s+(\d+)\s+(\d+)\s+([0-9.]+)")
+from nccl_doctor.agent.collective import launch, operations  # noqa: E402
+from nccl_doctor.agent.collective.ranks import Identity  # noqa: E402
+from nccl_doctor.agent.collective.worker import Board, Worker  # noqa: E402
+from nccl_doctor.bench.sizes import format_size, parse_sizes  # noqa: E402
 
-Times = dict[tuple[str, int], float]  # collective, elements per rank -> median in microseconds
-
-
-def param(checkout: Path, ranks: int) -> Times:
-    """Median times by PARAM."""
-    found: Times = {}
-    with tempfile.TemporaryDirectory() as top:
-        (Path(top) / "param_bench").symlink_to(checkout.resolve())  # the name its modules import each other by
-        for ours, theirs in COLLECTIVES.items():
-            port = str(launch.free_port())
-            command = [
-                sys.executable,
-                "comms.py",
-                "--master-ip",
-                "127.0.0.1",
-                "--b",
-                "1M",
-                "--e",
-                "64M",
-                "--f",
-                "8",
-                "--n",
-                str(ITERATIONS),
-                "--z",
-                "1",
-                "--collective",
-                theirs,
-                "--backend",
-                "gloo",
-                "--device",
-                "cpu",
-            ]
-            children = []
-            for rank in range(ranks):
-                values = {
-                    "RANK": rank,
-                    "WORLD_SIZE": ranks,
-                    "LOCAL_RANK": rank,
-                    "OMPI_COMM_WORLD_RANK": rank,
-                    "OMPI_COMM_WORLD_SIZE": ranks,
-                    "OMPI_COMM_WORLD_LOCAL_RANK": rank,
-                    "OMPI_COMM_WORLD_LOCAL_SIZE": ranks,
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                }
-                env = {**os.environ, **{name: str(value) for name, value in values.items()}}
-                env["PYTHONPATH"] = f"{top}:{checkout.resolve()}"
-                children.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=checkout / "train/comms/pt",
-                        env=env,
-                        text=True,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-            text, *_ = [child.communicate(timeout=300)[0] for child in children]
-            rows = _RESULT.findall(text)
-            if not rows:
-                raise SystemExit(f"PARAM gave no result for {theirs}:\n{text[-3000:]}")
-            found.update({(ours, int(elements)): float(median) for _, elements, median in rows})
-    return found
+BOUND = 0.05
+# Ours: theirs, and our way to do what theirs does: all-reduce in place, all-gather into one tensor.
+COLLECTIVES = {"allreduce": ("all_reduce", "in"), "allgather": ("all_gather_base", "out")}
 
 
-def bench(ranks: int, wanted: set[tuple[str, int]]) -> Times:
-    """Median times by our worker for the same elements per rank."""
-    found: Times = {}
-    for collective in COLLECTIVES:
-        parts = ranks if collective == "allgather" else 1
-        collector = Collector(ranks)
-        plan = {
-            "collectives": [collective],
-            "sizes": sorted(n * 4 * parts for name, n in wanted if name == collective),
-            "iters": ITERATIONS,
-            "warmup": 5,
-            "budget_s": 600.0,
-            "check": False,
-        }
-        launch.launch(
-            {
-                "plan": plan,
-                "world": ranks,
-                "first_rank": 0,
-                "local_world": ranks,
-                "master_addr": "127.0.0.1",
-                "master_port": launch.free_port(),
-                "limit_s": 600.0,
-            },
-            collector.take,
+def rank_main(options: argparse.Namespace) -> None:
+    """One rank: PARAM's main with its measurement of a size replaced by the comparison."""
+    sizes = parse_sizes(options.sizes)
+    values = {"RANK": options.rank, "WORLD_SIZE": options.ranks, "LOCAL_RANK": options.rank, "LOCAL_SIZE": options.ranks,
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": options.port}  # fmt: skip
+    os.environ.update({name: str(value) for name, value in values.items()})
+    from param_bench.train.comms.pt import comms
+
+    identity = Identity(
+        options.rank, options.ranks, options.rank, options.ranks, "127.0.0.1", options.port, "benchmark"
+    )
+    worker = Worker({"limit_s": 600.0, "backend": "gloo"}, identity, lambda event: None)
+    worker._import()
+    theirs = comms.commsCollBench.runColl
+
+    def compare(self: Any, comm_fn: Any = None, dcheck: bool = False) -> Any:
+        arguments = self.collectiveArgs
+        name = next(key for key, value in COLLECTIVES.items() if value[0] == arguments.collective)
+        receive = arguments.ipTensor if name == "allreduce" else arguments.opTensor
+        call = operations.caller(
+            worker.dist,
+            operations.OPERATIONS[name],
+            COLLECTIVES[name][1],
+            operations.Buffers(arguments.ipTensor, receive),
+            worker.me,
+            "sum",
         )
-        found.update({(collective, item.count): item.spread.median_us for item in collector.measurements})
-    return found
+        size = receive.numel() * receive.element_size()
+        key = f"{name}/{size}"
+        board = Board(worker.dist.PrefixStore(key, self.backendFuncs.tcp_store), identity, 600.0)
+        arguments.numWarmupIters, arguments.numIters = 3, 5
+        guess = theirs(self, comm_fn, dcheck)["timeUS"] / 1e6
+        iterations = board.decide("iterations", guess, lambda values: max(1, int(options.seconds / max(values))))
+        arguments.numWarmupIters, arguments.numIters = 0, iterations
+
+        def second() -> float:
+            times = worker._timed(call, iterations, "benchmark", 600.0)
+            return sum(times) / len(times)
+
+        found = paired.alternate(
+            board, key, lambda: theirs(self, comm_fn, dcheck)["timeUS"] / 1e6, second, BOUND, options.limit
+        )
+        if options.rank == 0:
+            print("paired:" + json.dumps([name, size, found]), flush=True)
+        return theirs(self, comm_fn, dcheck)
+
+    comms.commsCollBench.runColl = compare
+    sys.argv = [
+        "comms.py", "--master-ip", "127.0.0.1", "--master-port", str(options.port), "--backend", "gloo", "--device", "cpu",
+        "--z", "1", "--collective", COLLECTIVES[options.collective][0], "--ss", ",".join(map(str, sizes)),
+    ]  # fmt: skip
+    comms.main()
+    sys.stdout.flush()
+    os._exit(0)
 
 
-def main() -> None:
-    """Run the rounds, print the table."""
+def main() -> int:
+    """Start the ranks, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", default="1M:64M:x4")
+    parser.add_argument("--seconds", type=float, default=0.05, help="per block")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds per size at most")
+    parser.add_argument("--collective", choices=list(COLLECTIVES), help="only this one")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    theirs: list[Times] = [param(options.checkout, options.ranks)]
-    ours: list[Times] = [bench(options.ranks, set(theirs[0]))]
-    for number in range(1, options.rounds):
-        if number % 2:
-            ours.append(bench(options.ranks, set(theirs[0])))
-            theirs.append(param(options.checkout, options.ranks))
-        else:
-            theirs.append(param(options.checkout, options.ranks))
-            ours.append(bench(options.ranks, set(theirs[0])))
-    print(f"{'collective':<10}  {'elements/rank':>13}  {'PARAM':>12}  {'bench':>12}  {'bench / PARAM':>13}   extremes")
-    for key in sorted(theirs[0]):
-        ratios = sorted(b[key] / a[key] for a, b in zip(theirs, ours, strict=True))
-        plain, own = (statistics.median(item[key] for item in items) for items in (theirs, ours))
-        print(
-            f"{key[0]:<10}  {key[1]:>13}  {plain:>9.0f} us  {own:>9.0f} us  {statistics.median(ratios):>13.3f}   "
-            f"{ratios[0]:.3f} - {ratios[-1]:.3f}"
-        )
+    if not (options.checkout / "train/comms/pt/comms.py").is_file():
+        parser.error(f"{options.checkout}: no checkout of facebookresearch/param (no train/comms/pt/comms.py)")
+    if options.rank is not None:
+        rank_main(options)
+    print(paired.HEAD.format("PARAM", "bench"))
+    beyond = 0
+    with tempfile.TemporaryDirectory() as top:
+        (Path(top) / "param_bench").symlink_to(options.checkout.resolve())  # the name its modules import each other by
+        os.environ["PYTHONPATH"] = os.pathsep.join([top, str(ROOT)])
+        for name in [options.collective] if options.collective else COLLECTIVES:
+            lines = []
+            for line in paired.ranks(__file__, options.ranks, launch.free_port(), ["--collective", name]):
+                lines.append(line)
+                if line.startswith("paired:"):
+                    collective, size, values = json.loads(line.removeprefix("paired:"))
+                    found = paired.Paired(*values)
+                    beyond += found.within(BOUND) == "beyond"
+                    print(paired.row(collective, format_size(size), found, BOUND), flush=True)
+            if not any(line.startswith("paired:") for line in lines):
+                raise SystemExit(f"PARAM measured nothing for {name}:\n{''.join(lines)[-3000:]}")
+    return 1 if beyond else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

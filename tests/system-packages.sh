@@ -19,6 +19,8 @@ echo "make test: installing$lab$page"
 apt-get update -qq || exit 1
 install="apt-get install -y -qq --no-install-recommends"
 export DEBIAN_FRONTEND=noninteractive
-# Apart: where there is no such browser package (Ubuntu has it as a snap only), the lab must get its own all the same.
-[ -z "$page" ] || $install $page >/dev/null || echo "make test: not installed:$page: the tests that need it are skipped"
+# One by one: where there is no such browser package (Ubuntu has it as a snap only), the others are got all the same.
+for package in $page; do
+  $install "$package" >/dev/null || echo "make test: not installed: $package: the tests that need it are skipped"
+done
 [ -z "$lab" ] || $install $lab >/dev/null

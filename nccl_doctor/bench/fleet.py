@@ -86,7 +86,8 @@ def run_fleet(
     try:
         _all_reached(connected)
         prepared = _prepared(prepare(sessions, plan))
-        plan, world = _plan_world(plan, prepared, sessions, master, local)
+        slots = {entry.name: entry.slots for entry in entries if entry.slots}
+        plan, world = _plan_world(plan, prepared, sessions, master, local, slots)
         if not allow_busy:
             _not_busy(prepared, world)
         for text in _differences(prepared):
@@ -138,18 +139,23 @@ def _prepared(answers: dict[str, ProbeResult]) -> dict[str, Prepared]:
 
 
 def _plan_world(
-    plan: BenchPlan, prepared: dict[str, Prepared], sessions: dict[str, Session], master: str, local: bool
-) -> tuple[BenchPlan, World]:
+    plan: BenchPlan, prepared: dict[str, Prepared], sessions: dict[str, Session], master: str, local: bool,
+    slots: dict[str, int],
+) -> tuple[BenchPlan, World]:  # fmt: skip
     if master and master not in prepared:
         raise Refused(f"--master {master}: not among the hosts ({', '.join(list(prepared)[:8])})", ExitCode.USAGE)
     reached_at = {name: session.reach.address for name, session in sessions.items()}
     try:
-        world = place(prepared, plan, master, reached_at)
+        world = place(prepared, plan, master, reached_at, slots)
         if local and not plan.ranks_per_host and world.backend == "gloo":
             plan = msgspec.structs.replace(plan, ranks_per_host=LOCAL_RANKS)
-            world = place(prepared, plan, master, reached_at)
+            world = msgspec.structs.replace(
+                place(prepared, plan, master, reached_at), ranks_why="the default on one machine"
+            )
     except CannotRun as reason:
         raise Refused(str(reason)) from reason
+    if plan.cuda_graph and world.backend != "nccl":
+        raise Refused(f"--cuda-graph is for nccl, and this is {world.backend} ({world.backend_why})", ExitCode.USAGE)
     if plan.gemm < 0:
         gpu = all(host.gpus and host.torch.cuda for host in prepared.values())
         plan = msgspec.structs.replace(plan, gemm=GEMM_GPU if gpu else GEMM_CPU)

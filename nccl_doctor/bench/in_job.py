@@ -22,10 +22,14 @@ from nccl_doctor.bench.run import Prepared, Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 
 REQUIRED = "NCCL_DOCTOR_IN_JOB"
+LINGER_S = 3.0  # launchers end all ranks when the first one fails: rank 0, who tells the result, must be that one
 
 
 def identity_or_stop(stop: Callable[[str], NoReturn]) -> ranks.Identity | None:
-    """This process's rank, None outside any launcher; unclear or missing variables stop with their names."""
+    """This process's rank, None outside any launcher; unclear or missing variables stop with their names.
+
+    A shell inside ``srun --pty`` or ``mpirun -np 1`` is no job of ranks: ``nccl-doctor bench`` then runs as anywhere.
+    """
     try:
         identity = ranks.detect(os.environ)
     except ranks.RankError as error:
@@ -35,7 +39,7 @@ def identity_or_stop(stop: Callable[[str], NoReturn]) -> ranks.Identity | None:
             "python -m nccl_doctor.bench is for torchrun, srun and mpirun, and none of them started this process; "
             "use nccl-doctor bench"
         )
-    return identity
+    return identity if identity is None or identity.world > 1 or os.environ.get(REQUIRED) else None
 
 
 class _Watch:
@@ -86,6 +90,8 @@ def run(
     log = _log_file()
     os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name if log else "/dev/stderr"})
     os.environ.pop("NCCL_DEBUG_SUBSYS", None)
+    if plan.cuda_graph and backend != "nccl":
+        raise ValueError(f"--cuda-graph is for nccl, and this is {backend} ({why})")
     watch = _Watch(identity)
     gpu = backend == "nccl"
     if plan.gemm < 0:
@@ -98,12 +104,15 @@ def run(
 
     if identity.rank == 0:
         watch.on_stuck = lambda: _print_and_leave(outcome())
+    else:
+        watch.on_stuck = lambda: time.sleep(LINGER_S)
     status = Worker(worker_plan, identity, watch.take).run()
     if log:
         log.close()
     if identity.rank == 0:
         return outcome()
     if status:
+        time.sleep(LINGER_S)
         sys.exit(status)
     return None
 

@@ -147,7 +147,7 @@ def conclude(
     findings = [
         *rules.failures(facts, lost or {}),
         *rules.wrong_results(facts),
-        *rules.slow_hosts(facts),
+        *rules.slow_hosts(facts, _lone_link(baseline) if not trouble else 0.0),
         *(path_findings(path, world, prepared) if path.proved else ()),
         *verdict_findings(found, hosts),
     ]
@@ -172,6 +172,12 @@ def conclude(
         ranks=tuple(_tail(rank) for rank in ranks if not rank.end.finished),
         min_busbw=min_busbw,
     )
+
+
+def _lone_link(baseline: Outcome | None) -> float:
+    """What the only pair of hosts moved in the baseline, GB/s; 0 where there was none, or more."""
+    links = baseline.results.links if baseline else ()
+    return links[0].gbs if len(links) == 1 else 0.0
 
 
 def _tail(rank: rules.RankOnHost) -> RankTail:

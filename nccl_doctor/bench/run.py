@@ -116,6 +116,7 @@ class World(msgspec.Struct, frozen=True):
     master: str
     master_addr: str
     master_port: int
+    ranks_why: str = ""  # who said how many ranks a host gets
 
     @property
     def size(self) -> int:
@@ -187,12 +188,18 @@ def read_prepared(result: ProbeResult) -> Prepared | str:
 
 
 def place(
-    prepared: Mapping[str, Prepared], plan: BenchPlan, master: str = "", reached_at: Mapping[str, str] | None = None
+    prepared: Mapping[str, Prepared],
+    plan: BenchPlan,
+    master: str = "",
+    reached_at: Mapping[str, str] | None = None,
+    slots: Mapping[str, int] | None = None,
 ) -> World:
     """Place the ranks; raises :class:`CannotRun`. Hosts keep their order, but the master comes first.
 
     ``reached_at`` is the address the controller reached each host at: the last resort for the master's address.
+    ``slots`` are the ranks that a hostfile gives to some hosts; the plan's own number goes before them.
     """
+    slots = {} if plan.ranks_per_host else slots or {}
     if not prepared:
         raise CannotRun("no host is left to run on")
     names = list(prepared)
@@ -203,9 +210,11 @@ def place(
     backend, why = choose_backend(prepared, plan.backend)
     shares, first = [], 0
     for name in names:
-        ranks = plan.ranks_per_host or (len(prepared[name].gpus) if backend == "nccl" else 1)
-        if backend == "nccl" and ranks > len(prepared[name].gpus) and not plan.same_gpu:
-            raise CannotRun(f"{name} has {len(prepared[name].gpus)} GPU(s), {ranks} ranks were asked for", (name,))
+        gpus = len(prepared[name].gpus)
+        ranks = plan.ranks_per_host or slots.get(name) or (gpus if backend == "nccl" else 1)
+        if backend == "nccl" and ranks > gpus and not plan.same_gpu:
+            why = "; --gpus-per-host goes before the hostfile's slots" if name in slots else ""
+            raise CannotRun(f"{name} has {gpus} GPU(s), {ranks} ranks were asked for{why}", (name,))
         shares.append(Share(name, first, ranks, prepared[name].python))
         first += ranks
     chosen = prepared[master]
@@ -214,7 +223,17 @@ def place(
             f"port {chosen.port} is already in use on {master}; choose another with --master-port", (master,)
         )
     address = "127.0.0.1" if len(names) == 1 else master_address(master, chosen, (reached_at or {}).get(master, ""))
-    return World(backend, why, tuple(shares), master, address, chosen.port)
+    return World(backend, why, tuple(shares), master, address, chosen.port, _ranks_why(plan, backend, names, slots))
+
+
+def _ranks_why(plan: BenchPlan, backend: str, names: list[str], slots: Mapping[str, int]) -> str:
+    if plan.ranks_per_host:
+        return "asked for"
+    usual = "one per GPU" if backend == "nccl" else "one a host"
+    given = sum(name in slots for name in names)
+    if not given:
+        return usual
+    return "slots of the hostfile" + ("" if given == len(names) else f", else {usual}")
 
 
 def choose_backend(prepared: Mapping[str, Prepared], wanted: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Comparison, compare
-from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
 
@@ -222,6 +222,9 @@ def rate(gbs: float) -> str:
     return f"{gbs * 1e3:.3g} MB/s"
 
 
+_THIRD = Fix("two hosts cannot tell which of them is slow: run again with a third", "")
+
+
 def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[Finding, ...]:
     """Slow collectives as findings."""
     return tuple(
@@ -231,6 +234,7 @@ def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[
             f"{item.collective} is slow: {item.text}",
             Evidence(item.text, source="measurement"),
             hosts=hosts,
+            fixes=[_THIRD] if len(hosts) == 2 else [],
             confidence=0.9,
         )
         for item in found

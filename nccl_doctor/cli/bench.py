@@ -42,10 +42,10 @@ def bench(
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
     ] = "auto",
     gpus_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: all GPUs].")
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: slots, or all GPUs].")
     ] = 0,
     ranks_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: 1, locally 2].")
+        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: slots, or 1; locally 2].")
     ] = 0,
     iters: Annotated[
         int, typer.Option(show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget].")
@@ -130,6 +130,8 @@ def bench(
     modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
     if format == "nccl-tests" and not modes:
         modes = ("out", "in")  # scripts expect both blocks
+    if gpus_per_host and ranks_per_host:
+        _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     per_host = gpus_per_host or ranks_per_host
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     plan = BenchPlan(
@@ -161,14 +163,17 @@ def bench(
     if identity is not None:
         if not local:
             _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
-        outcome = in_job.run(identity, plan, min_busbw, before, _command())
+        try:
+            outcome = in_job.run(identity, plan, min_busbw, before, _command())
+        except ValueError as error:
+            _hosts.stop(str(error))
         if outcome is None:  # not rank 0
             raise typer.Exit(ExitCode.HEALTHY)
     else:
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, before)
-    _tell(outcome, format, save, plot, before, fail_on)
+    _tell(outcome, format, save, plot, before, fail_on, plain=identity is not None)
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -227,8 +232,9 @@ def _over_sessions(
 
 
 def _tell(
-    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str
-) -> None:
+    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str,
+    plain: bool = False,
+) -> None:  # fmt: skip
     from nccl_doctor.bench.outcome import encode, write
 
     code = exit_code(outcome, fail_on)
@@ -257,7 +263,7 @@ def _tell(
         from nccl_doctor.report.bench_console import render
         from nccl_doctor.report.console import stdout_console
 
-        render(outcome, stdout_console(), saved=saved, exit_code=code)
+        render(outcome, stdout_console(plain), saved=saved, exit_code=code)
     else:
         from nccl_doctor.report import bench_formats
 

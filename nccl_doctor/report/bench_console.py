@@ -18,6 +18,7 @@ from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
@@ -94,7 +95,10 @@ def head(world: World, results: Results) -> Iterator[Text]:
     hosts = fold(share.name for share in world.shares)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
     many = f"{len(world.shares)} host{'s' if len(world.shares) > 1 else ''}"
-    yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}: {visible(hosts)}", "bold")
+    each = sorted({share.ranks for share in world.shares})
+    per = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    spread = f" ({per} a host: {world.ranks_why})" if world.ranks_why else ""
+    yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}{spread}: {visible(hosts)}", "bold")
     for names, field in (
         (sorted({record.device_name for record in results.ranks if record.device_name}), "GPU"),
         (sorted({record.torch for record in results.ranks}), "torch"),
@@ -119,6 +123,8 @@ def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: in
         if name in COLLECTIVES:
             console.print()
             _collective(outcome, name, console)
+            for line in _plot(outcome.results, name, outcome.changes, outcome.ceiling, console.width):
+                console.print(line)
     if outcome.results.gemm:
         console.print()
         _gemm(outcome, console)
@@ -168,6 +174,15 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
                         "dim",
                     )
                 )
+
+
+def _plot(
+    results: Results, name: str, changes: Iterable[SizeChange], ceiling: Ceiling | None, width: int
+) -> list[Text]:
+    now = [(item.mode, item.size, item.busbw_gbs) for item in results.measurements if item.collective == name]
+    before = [(item.mode, item.size, item.before_gbs) for item in changes if item.collective == name]
+    drawn = plot(lines_of(now, before), ceiling.gbs if ceiling else 0.0, min(width, WIDTH) - 2)
+    return [Text("  " + line, "dim") for line in drawn]
 
 
 def format_size_about(size: int) -> str:
@@ -239,12 +254,15 @@ def _finding(item: Finding, console: Console) -> None:
     console.print()
 
 
-def live(world: World, results: Results, now: str) -> Group:
-    """What is shown while it runs."""
+def live(world: World, results: Results, now: str, width: int = 120, height: int = 24) -> Group:
+    """What is shown while it runs: the last sizes, and where the terminal is high enough the plot beneath them."""
     parts: list[RenderableType] = list(head(world, results))
-    for name in dict.fromkeys(item.collective for item in results.measurements[-12:]):
-        own = [item for item in results.measurements if item.collective == name][-12:]
-        parts.append(Text(name, "bold"))
-        parts.append(Padding(table(own, (), None), (0, 0, 0, 2), expand=False))
+    last = ""
+    for last in dict.fromkeys(item.collective for item in results.measurements[-12:]):
+        own = [item for item in results.measurements if item.collective == last][-12:]
+        parts.append(Text(last, "bold"))
+        parts.append(Padding(table(own, (), None, width=width), (0, 0, 0, 2), expand=False))
+    if last and height > HEIGHT + 24:
+        parts += _plot(results, last, (), None, width)
     parts.append(Text(now, "dim"))
     return Group(*parts)

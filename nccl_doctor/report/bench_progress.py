@@ -54,7 +54,8 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
             what = visible(str(event.get("text") or f"stuck in {event.get('stage')}").split("\n")[0][:200])
             self._console.print(f"rank {event['rank']} on {visible(host)}: {what}", markup=False, highlight=False)
         if self._live:
-            self._live.update(live(self._world, self._collector.results(), self._status()), refresh=True)
+            width, height = self._console.size
+            self._live.update(live(self._world, self._collector.results(), self._status(), width, height), refresh=True)
 
     def _stage(self, rank: int, stage: str, detail: str) -> None:
         self._stages[rank] = stage

@@ -11,7 +11,7 @@ import msgspec
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Outcome, ProbeResult
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import blame
 
@@ -41,6 +41,9 @@ _PEER_GONE = re.compile(
     r"|remote error|ncclRemoteError|failed to recv|Socket Timeout|Application timeout|wait timeout",
 )
 SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
+# A lone pair has only its line rate to be held against. One TCP stream with small buffers reaches a quarter of 10 Gb/s
+# on any host, but not of 100 Gb/s; and no data network is slower than 1 Gb/s, whatever an interface says of itself.
+SLOW_LINE_SHARE, LEAST_LINE_GBPS, MOST_LINE_GBPS = 0.25, 1.0, 10.0
 QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
@@ -91,6 +94,7 @@ class RankOnHost:
     "collectives.failed",
     "collectives.world",
     "collectives.slow-host",
+    "collectives.slow-pair",
     "collectives.measured",
     "net.port-in-use.store",
     *STUCK_IDS.values(),
@@ -102,7 +106,8 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     One rank a host (gloo), or one a GPU (NCCL), with the Python that was named. Each stage of a job's start has its own
     time limit: reaching the store, forming the process group, the first collective, each size. Where it ends without
     success, the rank that did not get as far as the others is named, with its stack and what it printed. Answers are
-    compared with what they must be; the slowest pair of hosts is compared with the others.
+    compared with what they must be; the slowest pair of hosts is compared with the others, and where two hosts are all
+    there are, with the line rate that their interfaces claim.
     """
     _torchless_machine(fleet)
     facts = fleet.every(Collectives)
@@ -479,24 +484,39 @@ def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]
     }
 
 
-def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
-    """Hosts whose every pair is far slower than the pairs of the others."""
+def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Iterator[Finding]:
+    """Hosts whose every pair is far slower than the pairs of the others, and pairs that are slow alone.
+
+    Two hosts are one pair: it is compared with ``before_gbs`` (a baseline's pair, GB/s) or with its line rate.
+    """
     rates = pair_rates(facts)
-    hosts = sorted({host for pair in rates for host in pair})
-    if len(hosts) < 3:
-        return  # with two hosts nobody can say which end is slow, or what would be normal
+    if len(rates) == 1:
+        ((pair, gbs),) = rates.items()
+        yield from _lone_pair(facts, pair, gbs, before_gbs)
+    if len(rates) < 2:
+        return
     typical = _median(sorted(rates.values())[len(rates) // 2 :])
     slow = {pair: rate < SLOW_HOST_SHARE * typical for pair, rate in rates.items()}
     both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
     for culprit in blame(both):
-        if len(culprit.hosts) != 1:
-            continue  # one pair alone: a busy moment looks the same
         pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
         quoted = [
             Evidence(f"{a} <-> {b}: {rate(rates.get((a, b), rates.get((b, a), 0.0)))}", source="exchange of host pairs")
             for a, b in pairs[:6]
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
+        if len(culprit.hosts) == 2:
+            yield _slow_pair(
+                culprit.hosts,
+                f"only the exchange between them is slow: {rate(_median(sorted(good)))} for the other pairs (median)",
+                [*quoted, Evidence("both are as fast as others with other hosts", source="exchange of host pairs")],
+                Fix(
+                    "look at what lies between these two alone",
+                    f"traceroute -n {shell_word(culprit.hosts[1])}",
+                    host=culprit.hosts[0],
+                ),
+            )
+            continue
         others = f"{rate(_median(sorted(good)))} between the other hosts (median)"
         yield finding(
             "collectives.slow-host",
@@ -506,6 +526,56 @@ def slow_hosts(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
             hosts=culprit.hosts,
             confidence=0.9,
         )
+
+
+def _lone_pair(
+    facts: Mapping[str, Collectives], pair: tuple[str, str], gbs: float, before_gbs: float
+) -> Iterator[Finding]:
+    claims = _line_rates(facts)
+    claimed, where = min(claims) if claims else (0.0, "")
+    line = min(max(claimed, LEAST_LINE_GBPS), MOST_LINE_GBPS)
+    if before_gbs and gbs < SLOW_HOST_SHARE * before_gbs:
+        why = f"the baseline has {rate(before_gbs)}"
+        proof = Evidence(f"{rate(before_gbs)} in the baseline", source="--baseline")
+    elif gbs < SLOW_LINE_SHARE * line / 8:
+        why = f"less than {SLOW_LINE_SHARE:.0%} of {line:g} Gb/s".replace("%", " %")
+        said = f"{where} claims {claimed:g} Gb/s" if where else "no interface in use tells its line rate"
+        proof = Evidence(f"{said}; held against {line:g} Gb/s", source="/sys/class/net/*/speed")
+    else:
+        return
+    yield _slow_pair(
+        pair,
+        f"{why}; two hosts cannot tell which of them, or what lies between, is slow",
+        [Evidence(f"{pair[0]} <-> {pair[1]}: {rate(gbs)}", source="exchange of host pairs"), proof],
+        Fix(
+            "a third host tells the two apart",
+            f"nccl-doctor bench allreduce -H {shell_word(','.join(pair))},THIRD_HOST",
+        ),
+    )
+
+
+def _slow_pair(hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
+    return finding(
+        "collectives.slow-pair",
+        Severity.WARN,
+        f"{hosts[0]} and {hosts[1]} exchange slowly: {why}",
+        evidence,
+        hosts=sorted(hosts),
+        fixes=[fix],
+        confidence=0.75,
+    )
+
+
+def _line_rates(facts: Mapping[str, Collectives]) -> list[tuple[float, str]]:
+    """Gb/s that the drivers of the real interfaces in use claim, and which one on which host."""
+    return [
+        (interface["speed_mbps"] / 1e3, f"{name} on {host}")
+        for host, fact in facts.items()
+        for event in fact.events
+        if event.get("event") == "path"
+        for name, interface in event["interfaces"].items()
+        if interface["physical"] and interface["speed_mbps"]
+    ]
 
 
 def _median(ordered: list[float]) -> float:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,19 @@ def test_the_slow_host_is_named(lab: Lab) -> None:
         found = bench(lab, "allreduce", "--sizes", "64K", "--time-budget", "1", "--min-busbw", "0.1", code=HEALTHY)
     assert ("collectives.slow-host", ("gpu03",)) in ids(found)
     assert found["verdicts"][0]["kind"] == "slow"
+
+
+def test_of_two_hosts_the_pair_is_named_and_slots_are_ranks(lab: Lab, tmp_path: Path) -> None:
+    two = tmp_path / "hosts"
+    two.write_text("gpu01 slots=2\ngpu03\n")
+    with lab.fault("slow-link", "gpu03"):
+        done = lab.run([*BENCH, "allreduce", "--sizes", "64K", "--iters", "2", "--hosts", str(two), "--format", "json"])
+    assert done.returncode == HEALTHY, done.stderr
+    found = document(done)
+    assert ids(found) == [("collectives.slow-pair", ("gpu01", "gpu03"))]
+    assert "two hosts cannot tell which" in found["findings"][0]["title"]
+    assert [(share["name"], share["ranks"]) for share in found["world"]["shares"]] == [("gpu01", 2), ("gpu03", 1)]
+    assert found["world"]["ranks_why"] == "slots of the hostfile, else one a host"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -144,3 +145,18 @@ def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str])
     assert not (directory / "ran").exists()
     rest = command(lab, directory, "srun", "--nodes=3", "hostname")
     assert sorted(rest.stdout.split()) == ["gpu01", "gpu03", "gpu04"], rest.stderr
+
+
+def test_bench_under_srun_is_one_world(lab: Lab, slurm: dict[str, str]) -> None:
+    """Rank, world size and the first host from what a real srun sets; no port and no address are given."""
+    directory = Path(slurm["LAB_SLURM"])
+    bench = ["python3", "-m", "nccl_doctor.bench", "allreduce", "--sizes", "4K,64K", "--iters", "3"]
+    done = command(lab, directory, "srun", "--nodes=3", "--ntasks=3", *bench, "--format", "json")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    found = json.loads(done.stdout)  # one document: only rank 0 prints
+    assert found["complete"] and found["world"]["backend_why"].endswith("started by srun")
+    assert [(share["name"], share["ranks"]) for share in found["world"]["shares"]] == [
+        ("gpu01", 1), ("gpu02", 1), ("gpu03", 1),
+    ]  # fmt: skip
+    assert [item["wrong"] for item in found["results"]["measurements"]] == [0, 0]
+    assert found["path"]["proved"] and set(found["path"]["gloo"]["interfaces"]) == {"eth0"}

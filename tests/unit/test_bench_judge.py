@@ -76,6 +76,21 @@ def test_the_masters_address_is_one_that_others_can_use() -> None:
     assert place({"a": host(name_addresses=("127.0.1.1",))}, PLAN).master_addr == "127.0.0.1"
 
 
+def test_a_hostfiles_slots_are_ranks_unless_the_options_say_otherwise() -> None:
+    hosts = {"a": host(), "b": host(), "c": host()}
+
+    def ranks(plan: BenchPlan = PLAN, **slots: int) -> tuple[list[int], str]:
+        world = place(hosts, plan, slots=slots)
+        return [share.ranks for share in world.shares], world.ranks_why
+
+    assert ranks() == ([1, 1, 1], "one a host")
+    assert ranks(a=2, b=4, c=2) == ([2, 4, 2], "slots of the hostfile")
+    assert ranks(b=4) == ([1, 4, 1], "slots of the hostfile, else one a host")
+    assert ranks(msgspec.structs.replace(PLAN, ranks_per_host=3), a=2, b=4) == ([3, 3, 3], "asked for")
+    with pytest.raises(CannotRun, match=r"has 2 GPU.*8 ranks were asked for; --gpus-per-host goes before"):
+        place({"a": host(gpus=2, torch=CUDA)}, PLAN, slots={"a": 8})
+
+
 def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
     with pytest.raises(CannotRun, match="has 2 GPU"):
         place({"a": host(gpus=2, torch=CUDA)}, msgspec.structs.replace(PLAN, ranks_per_host=4))

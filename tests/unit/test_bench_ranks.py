@@ -33,6 +33,16 @@ def test_srun_takes_the_step_and_its_first_host() -> None:
     assert detect(SRUN) == Identity(2, 4, 0, 2, "gpu03", 29500, "srun")
 
 
+def test_two_jobs_on_one_host_share_neither_port_nor_keys() -> None:
+    for env, name in ((SRUN, "SLURM_JOB_ID"), (OPEN_MPI, "PMIX_NAMESPACE")):
+        first, again, second = (detect({**env, name: job}) for job in ("71", "71", "72"))
+        assert first == again and first is not None and second is not None
+        assert first.master_port != second.master_port and first.attempt != second.attempt
+        assert 29500 <= first.master_port < 30000
+        given = detect({**env, name: "71", "MASTER_PORT": "1234"})
+        assert given is not None and given.master_port == 1234
+
+
 def test_a_batch_script_is_no_rank() -> None:
     assert detect({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}) is None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,6 +147,43 @@ def test_more_than_memory_is_skipped_with_the_reason() -> None:
     assert results.skips[0].size == 1 << 46 and "MiB of memory" in results.skips[0].reason
 
 
+def _memory_limit_after_first_size(victim: int, extra: int) -> Events:
+    """From outside, as a cgroup would: what this rank has mapped, and ``extra`` bytes more."""
+    pids: dict[int, int] = {}
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "world":
+            pids.update((record["rank"], record["pid"]) for record in event["ranks"])
+        if event["event"] == "size" and pids:
+            status = Path(f"/proc/{pids[victim]}/status").read_text()
+            mapped = int(status.split("VmSize:")[1].split()[0]) * 1024
+            resource.prlimit(pids[victim], resource.RLIMIT_AS, (mapped + extra, resource.RLIM_INFINITY))
+            pids.clear()
+
+    return on_event
+
+
+@pytest.mark.parametrize(("collective", "victim"), [("reducescatter", 2), ("gather", 0)])
+def test_out_of_memory_in_a_collective_ends_that_size_and_not_the_run(collective: str, victim: int) -> None:
+    """Both buffers fit, the copy that gloo makes inside its call does not; the other ranks are inside it already."""
+    large = 64 << 20
+    fact, results = run(
+        3,
+        _memory_limit_after_first_size(victim, int(1.9 * large)),
+        collectives=[collective, "allreduce"],
+        sizes=[1024, 2048, 4096, large, 8192],
+        budget_s=30.0,
+    )
+    assert all(end.finished and end.exit == 0 for end in fact.ranks), [end.output for end in fact.ranks]
+    skip = results.skips[0]
+    assert (skip.collective, skip.size) == (collective, large)
+    assert re.search(rf"^rank {victim} on .*: out of memory while it ran: .*can't allocate memory", skip.reason)
+    after = [item for item in results.measurements if item.collective == collective and item.asked == 8192]
+    assert [item.wrong for item in after] == [0]  # with the new process group
+    assert {item.asked for item in results.measurements if item.collective == "allreduce"} >= {1024, 8192}
+    assert not [item for item in results.measurements if item.wrong]
+
+
 def test_one_rank_runs_alone() -> None:
     fact, results = run(1, collectives=["allreduce", "sendrecv"], sizes=[1024])
     assert fact.ranks[0].finished, fact.ranks[0].output
@@ -200,7 +239,7 @@ def test_a_stopped_rank_is_named_within_the_limit() -> None:
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=4.0, world=2)
+    fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=3.0, world=2)
     found, *_ = failures({"here": fact})
     assert found.id == "collectives.stuck.store"
     assert "1 of 2 ranks never reached the store: [1]" in found.evidence[0].text
@@ -279,36 +318,29 @@ def test_under_torchrun_there_is_one_world_and_one_table() -> None:
     assert sum(line.startswith("# Avg bus bandwidth") for line in lines) == 1
 
 
-def test_under_srun_there_is_one_world(tmp_path: Path) -> None:
-    """Two processes with srun's variables, without Slurm: the same worker, the same table."""
-    port = launch.free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "nccl_doctor.bench",
-        "allreduce",
-        "--sizes",
-        "4K",
-        "--iters",
-        "3",
-        "--format",
-        "json",
-    ]
-    children = []
-    for rank in range(2):
-        env = {
-            **os.environ, "PYTHONPATH": str(ROOT), "SLURM_PROCID": str(rank), "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0",
-            "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        children.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    told = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0], told
-    found = json.loads(told[0][0])
-    assert not told[1][0]  # only rank 0 prints
-    assert found["complete"] and found["world"]["backend_why"].endswith("started by srun")
-    assert [record["rank"] for record in found["results"]["ranks"]] == [0, 1]
-    assert [item["wrong"] for item in found["results"]["measurements"]] == [0] and found["path"]["proved"]
+def mpirun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A real Open MPI job on this machine, without an address or a port."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("Open MPI is not installed (openmpi-bin)")
+    command = ["mpirun", "--oversubscribe", "-np", str(ranks), sys.executable, "-m", "nccl_doctor.bench", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_under_mpirun_there_is_one_world_and_plain_text() -> None:
+    done = mpirun(3, "allreduce", "--sizes", "4K,8K,64K", "--iters", "3")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum("3 ranks on 1 host" in line and "mpirun (Open MPI)" in line for line in lines) == 1
+    assert [line.split()[0] for line in lines if line.endswith(" 0") and "%" in line] == ["4K", "8K", "64K"]
+    assert "\x1b" not in done.stdout  # mpirun gives its ranks a terminal, and writes to a file
+
+
+def test_a_failed_rank_fails_the_mpirun_job_with_its_reason() -> None:
+    done = mpirun(2, "allreduce", "--sizes", "4K", "--dtype", "bfloat16", "--backend", "nccl")
+    assert done.returncode == 11, done.stderr  # rank 0's: the others wait for it to tell
+    assert "sw.no-nccl-backend" in done.stdout and "error in import" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

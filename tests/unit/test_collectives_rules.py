@@ -161,7 +161,45 @@ def test_the_slow_host_is_named_and_a_clean_fleet_is_not() -> None:
     (found,) = slow_hosts(links({2}))
     assert found.id == "collectives.slow-host" and found.hosts == ("h2",) and len(found.evidence) == 3
     assert not list(slow_hosts(links(set())))
-    assert not list(slow_hosts(links({1}, count=2)))  # nobody can say which end
+
+
+def test_a_pair_that_is_slow_alone_is_named() -> None:
+    ends = [end(rank, "end", **FINISHED) for rank in range(3)]
+    facts = world(*ends, events=(link(0, 1, 1.0), link(0, 2, 1.1), link(1, 2, 0.1)))
+    (found,) = slow_hosts(facts)
+    assert found.id == "collectives.slow-pair" and found.hosts == ("h1", "h2")
+    assert "only the exchange between them" in found.title and "1.10 GB/s" in found.title
+
+
+def interface(rank: int, gbps: float, physical: bool = True) -> dict[str, Any]:
+    speed = {"speed_mbps": int(gbps * 1000), "physical": physical}
+    return {"event": "path", "rank": rank, "connections": [], "interfaces": {"eth0": speed}}
+
+
+@pytest.mark.parametrize(
+    ("gbs", "events", "before_gbs", "words"),
+    [
+        (0.2, (interface(0, 10),), 0.0, "less than 25 % of 10 Gb/s"),
+        (0.2, (interface(0, 400),), 0.0, "less than 25 % of 10 Gb/s"),  # one stream does not fill 400 Gb/s
+        (0.4, (interface(0, 400),), 0.0, ""),
+        (0.2, (interface(0, 1),), 0.0, ""),  # more than the line claims
+        (0.02, (interface(0, 0.1),), 0.0, "less than 25 % of 1 Gb/s"),  # a line that fell to 100 Mb/s
+        (0.2, (interface(0, 10, physical=False),), 0.0, ""),  # a virtual interface's claim means nothing
+        (0.02, (), 0.0, "less than 25 % of 1 Gb/s"),
+        (0.2, (), 0.4, ""),
+        (0.2, (), 0.6, "the baseline has 0.60 GB/s"),
+    ],
+)
+def test_two_hosts_are_a_slow_pair_and_neither_is_blamed(
+    gbs: float, events: tuple[dict[str, Any], ...], before_gbs: float, words: str
+) -> None:
+    ends = (end(0, "end", **FINISHED), end(1, "end", **FINISHED))
+    found = list(slow_hosts(world(*ends, events=(link(0, 1, gbs), *events)), before_gbs))
+    assert bool(found) == bool(words)
+    for item in found:
+        assert item.id == "collectives.slow-pair" and item.hosts == ("h0", "h1") and words in item.title
+        assert "two hosts cannot tell which" in item.title and "h0,h1,THIRD_HOST" in item.fixes[0].command
+        assert playbooks.for_finding(item.id)
 
 
 def bundle(**probes: ProbeResult) -> Bundle:

@@ -81,7 +81,10 @@ class Progress:
             "step_s": round(time.monotonic() - self.since, 3),
         }
         if done is not None:
-            where["iterations"] = done()
+            try:
+                where["iterations"] = done()
+            except Exception:  # noqa: BLE001 - a broken device must not silence the watchdog
+                self.done = None
         return where
 
     def _watch(self) -> None:

@@ -5,9 +5,12 @@ incomplete, is an error that says which variables were seen.
 """
 
 import re
+import zlib
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
-DEFAULT_PORT = 29500
+DEFAULT_PORT, PORTS = 29500, 500  # where the launcher names none: one of these, by the job
+# What all processes of one job share, and no two jobs of a host. Not mixed: orted of mpirun may be a step of Slurm's.
+_JOB = {"srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"), "mpirun (Open MPI)": ("PMIX_NAMESPACE",)}
 
 
 class RankError(Exception):
@@ -121,8 +124,12 @@ def _from_mpi(env: Dict[str, str], launcher: str, rank: str, world: str, local_r
             address = first_host(hosts)
         else:
             raise RankError("MASTER_ADDR is not set: add -x MASTER_ADDR=HOST (the host of rank 0) to %s" % launcher)
-    port = _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else DEFAULT_PORT
-    return _checked(Identity(me, size, local, local_size, address, port, launcher))
+    names = _JOB.get(launcher, ())
+    job = "/".join(env[name] for name in names) if names and all(env.get(name) for name in names) else ""
+    chosen = DEFAULT_PORT + (zlib.crc32(job.encode()) % PORTS if job else 0)
+    port = _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else chosen
+    # The job's name goes into every key: a rank that meets another job's store must not join its world.
+    return _checked(Identity(me, size, local, local_size, address, port, launcher, attempt=job or "0"))
 
 
 def local_size_of_slurm(env: Mapping[str, str]) -> int:

@@ -7,11 +7,14 @@ through the TCPStore, never through the backend that is being measured. Rank 0 r
 import base64
 import contextlib
 import datetime
+import gc
 import json
 import os
+import re
 import signal
 import socket
 import sys
+import threading
 import time
 from array import array
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -57,8 +60,16 @@ class PlannedError(Exception):
         self.kind = kind
 
 
+class SizeEnded(Exception):
+    """A rank had no memory for this size: it ends on all ranks, and the run goes on. The text says which rank."""
+
+
 class Board:
-    """Agreement between ranks over the TCPStore: publish, read, gather. Every wait has the step's limit."""
+    """Agreement between ranks over the TCPStore: publish, read, gather. Every wait has the step's limit.
+
+    A rank that must give a size up publishes that in place of its parts in the agreements to come: then the agreement
+    raises ``SizeEnded`` on every rank.
+    """
 
     def __init__(self, store: Any, me: Identity, limit_s: float) -> None:
         self.store, self.me = store, me
@@ -83,12 +94,26 @@ class Board:
         """Gather on rank 0, let it choose, and return its choice on every rank."""
         values = self.gather(key, value)
         if not self.me.rank:
-            self.publish(key + "/decision", choose(values))
-        return self.read(key + "/decision")
+            self.publish(key + "/decision", next(filter(_ended, values), None) or choose(values))
+        decision = self.read(key + "/decision")
+        if _ended(decision):
+            raise SizeEnded(decision["ended"])
+        return decision
+
+    def give_up(self, keys: List[str], reason: str) -> None:
+        """Take no further part in these agreements."""
+        own = ["%s/%d" % (key, self.me.rank) for key in keys]
+        for key in own + ([] if self.me.rank else [key + "/decision" for key in keys]):
+            if not self.store.check([key]):
+                self.publish(key, {"ended": reason})
 
     def missing(self, key: str) -> List[int]:
         """Ranks that have not set their part of a key."""
         return [rank for rank in range(self.me.world) if not self.store.check(["%s/%d" % (key, rank)])]
+
+
+def _ended(value: Any) -> bool:
+    return isinstance(value, dict) and "ended" in value
 
 
 class Worker:
@@ -103,6 +128,9 @@ class Worker:
         backstop_s = 60.0 + 10 * float(self.plan["budget_s"]) if self.plan["log_file"] is not None else 0.0
         self.progress = Progress(me.rank, sink, backstop_s=backstop_s)
         self.used_s = 0.0
+        self.begun = 0.0
+        self.time_is_up = False
+        self.generation = 0  # of the process group: a size that lacks memory costs one
         self.path: Optional[Dict[str, Any]] = None
 
     # ---- the road ----
@@ -134,10 +162,11 @@ class Worker:
         where = self.progress.where()
         missing = getattr(error, "missing", None)
         self.progress.tell("error", kind=kind, text=str(error)[:4000], missing=missing, **where)
-        with contextlib.suppress(Exception):
-            import traceback
+        if not isinstance(error, PlannedError) or error.__cause__ is not None:  # else its text says it all
+            with contextlib.suppress(Exception):
+                import traceback
 
-            traceback.print_exc()
+                traceback.print_exc()
         self.progress.finish()
 
     def _import(self) -> None:
@@ -157,19 +186,13 @@ class Worker:
                 raise PlannedError("backend-missing", "this torch (%s) was built without NCCL" % torch.__version__)
             if not torch.cuda.is_available():
                 raise PlannedError("no-gpu", "torch %s sees no GPU here, and NCCL needs one" % torch.__version__)
-            devices = torch.cuda.device_count()
-            if self.identity.local_rank >= devices and not self.plan["same_gpu"]:
-                raise PlannedError(
-                    "no-gpu", "local rank %d, but torch sees %d GPU(s) here" % (self.identity.local_rank, devices)
-                )
-            self.device = torch.device("cuda", self.identity.local_rank % devices)
-            torch.cuda.set_device(self.device)
+            self._take_gpu()
         else:
             if not dist.is_gloo_available():
                 raise PlannedError("backend-missing", "this torch (%s) was built without gloo" % torch.__version__)
             self.device = torch.device("cpu")
-            if self.plan["gemm"] and torch.cuda.is_available():
-                self.device = torch.device("cuda", self.identity.local_rank % torch.cuda.device_count())
+            if self.plan["gemm"] and not self.plan["collectives"] and torch.cuda.is_available():
+                self._take_gpu()
             # As torchrun does: copies inside gloo's calls must not wait for each other's threads on a busy host.
             torch.set_num_threads(1)
         dtype = getattr(torch, self.plan["dtype"], None)
@@ -177,6 +200,21 @@ class Worker:
             raise PlannedError("dtype", "torch %s has no dtype %s" % (torch.__version__, self.plan["dtype"]))
         self.dtype = dtype
         self.item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def _take_gpu(self) -> None:
+        cuda, local_rank = self.torch.cuda, self.identity.local_rank
+        devices = cuda.device_count()
+        # Launchers may show each process one GPU alone (srun --gpus-per-task=1). If all were shown the same one, the
+        # ranks' GPU ids tell.
+        if local_rank >= devices and devices != 1 and not self.plan["same_gpu"]:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            raise PlannedError(
+                "no-gpu",
+                "local rank %d, but torch sees %d GPUs here%s"
+                % (local_rank, devices, "" if visible is None else " (CUDA_VISIBLE_DEVICES=%s)" % visible[:200]),
+            )
+        self.device = self.torch.device("cuda", local_rank % devices)
+        cuda.set_device(self.device)
 
     def _open_store(self) -> None:
         me = self.identity
@@ -265,12 +303,37 @@ class Worker:
         self.progress.stage("process-group", self.limit_s, self.plan["backend"])
         self.dist.init_process_group(
             self.plan["backend"],
-            store=self.dist.PrefixStore("group", self.store),
+            store=self.dist.PrefixStore("group/%d" % self.generation, self.store),
             rank=self.me.rank,
             world_size=self.me.world,
             # The watchdog must speak first: it knows the stage.
             timeout=datetime.timedelta(seconds=self.limit_s + 5.0),
         )
+        if self.plan["backend"] == "nccl":
+            threading.Thread(target=self._free_when_ended, args=(self.generation,), daemon=True).start()
+
+    def _free_when_ended(self, generation: int) -> None:
+        """With NCCL, a rank that waits for one that gave up waits in a kernel: only an abort from here gets it out.
+
+        Not the watchdog's business, as the store may block; and a connection of its own, as the main thread blocks its.
+        """
+        me, limit = self.identity, datetime.timedelta(seconds=max(1.0, self.limit_s - 1.0))
+        with contextlib.suppress(Exception):  # it can only help
+            store = self.dist.TCPStore(me.master_addr, me.master_port, me.world, False, limit, wait_for_workers=False)
+            store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
+            while self.generation == generation:
+                if store.check(["ended/%d" % generation]):
+                    self.dist.distributed_c10d._get_default_group()._get_backend(self.device).abort()
+                    return
+                time.sleep(1.0)
+
+    def _leave_group(self) -> None:
+        """Close this rank's connections: others that wait for it in a collective get an error for it."""
+        abort = getattr(self.dist.distributed_c10d, "_abort_process_group", None)
+        if self.plan["backend"] == "nccl" and abort is not None:
+            abort()
+        else:
+            self.dist.destroy_process_group()
 
     def _first_collective(self) -> None:
         self.progress.stage("first-collective", self.limit_s, "all-reduce of one element")
@@ -369,26 +432,73 @@ class Worker:
             parts = " for each of %d ranks" % self.me.world if operation.split else ""
             self._skip(operation, asked, mode, "smaller than one %s%s" % (self.plan["dtype"], parts))
             return True
+        if self.time_is_up:
+            self._skip(operation, asked, mode, "the time budget of %g s is used up" % float(self.plan["budget_s"]))
+            return True
         self.progress.stage("measure", self.limit_s, label)
         key = "%s/%d/%s" % (operation.name, asked, mode)
-        buffers = self._allocate(key, operation, asked, mode, count)
-        if buffers is None:
-            return True
-        started = time.monotonic()
-        call = operations.caller(self.dist, operation, mode, buffers, self.me, self.plan["op"])
-        refused, wrong = self._first_call(key, call, checker, mode, buffers, count)
-        if refused:
-            self._skip(operation, asked, mode, refused)
-            return False
-        if self.plan["cuda_graph"] and self.device.type == "cuda":
-            call = self._graph(call)
-        iterations, estimate_s = self._warm_up(key, call, label, left)
-        times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s)
-        self._report(key, operation, size, asked, count, mode, times, wrong)
-        self.used_s += time.monotonic() - started
+        self.begun = time.monotonic()
+        reason = ""
+        try:
+            buffers = self._allocate(key, operation, asked, mode, count, checker)
+            if buffers is None:
+                return True
+            call = operations.caller(self.dist, operation, mode, buffers, self.me, self.plan["op"])
+            refused, wrong = self._first_call(key, call, checker, buffers, count)
+            if refused:
+                self._skip(operation, asked, mode, refused)
+                return False
+            if self.plan["cuda_graph"]:
+                call = self._graph(call)
+                if checker is not None:  # what is timed is what is checked
+                    checker.prepare(mode, buffers)
+                _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
+            iterations, estimate_s = self._warm_up(key, call, label, left)
+            times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s)
+            self._report(key, operation, size, asked, count, mode, times, wrong)
+        except Exception as error:
+            reason = self._no_memory(key, error)
+            if not reason:
+                raise
+        finally:
+            buffers = call = None  # type: ignore[assignment]
+            self.used_s += time.monotonic() - self.begun
+        if reason:  # out of the handler, whose traceback holds on to the memory
+            self._end_size(key, operation, asked, mode, reason)
         return True
 
-    def _allocate(self, key: str, operation: Operation, asked: int, mode: str, count: int) -> Optional[Any]:
+    def _no_memory(self, key: str, error: Exception) -> str:
+        """Which rank had no memory, where that is what this error comes from; else empty."""
+        reason = str(error) if isinstance(error, SizeEnded) else ""
+        if _out_of_memory(error):
+            host = socket.gethostname()
+            reason = "rank %d on %s: %s" % (self.me.rank, host, _lack(error, "while it ran"))
+            self.board.publish("ended/%d" % self.generation, reason)
+        elif not reason:
+            # A connection that broke: it does so after the reason was published.
+            with contextlib.suppress(Exception):
+                if self.board.store.check(["ended/%d" % self.generation]):
+                    reason = self.board.read("ended/%d" % self.generation)
+        if reason:
+            points = ("/first", "/graph/first", "/iterations", "/times")
+            self.board.give_up([key + point for point in points], reason)
+        return reason
+
+    def _end_size(self, key: str, operation: Operation, asked: int, mode: str, reason: str) -> None:
+        """Leave the process group, whose state nobody knows any more, and form another for the sizes to come."""
+        self.progress.step("ending this size: out of memory", self.limit_s)
+        self._leave_group()
+        gc.collect()
+        if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()
+        reason = self.board.decide(key + "/over", reason, lambda values: values[0])
+        self._skip(operation, asked, mode, reason)
+        self.generation += 1
+        self._open_group()
+
+    def _allocate(
+        self, key: str, operation: Operation, asked: int, mode: str, count: int, checker: Any
+    ) -> Optional[Any]:
         me = self.me
         needed = operations.buffer_bytes(operation, mode, count, self.item_bytes, me.world, me.rank, me.root)
         trouble = self._too_large(needed)
@@ -396,30 +506,30 @@ class Worker:
         if not trouble:
             try:
                 buffers = operations.allocate(self.torch, operation, mode, count, self.dtype, self.device, self.me)
+                # Filled before the vote: memory that was promised may still not be there.
+                if checker is not None:
+                    checker.prepare(mode, buffers)
+                else:
+                    buffers.send.zero_()
+                self._wait()
             except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
                 if not _out_of_memory(error):
                     raise
-                trouble = "out of memory: " + str(error).splitlines()[0][:300]
+                trouble = _lack(error)
         host = socket.gethostname()
         verdict = self.board.decide(
             key + "/memory",
             "rank %d on %s: %s" % (self.me.rank, host, trouble) if trouble else "",
-            self._first_reason,
+            lambda values: next(filter(None, values), ""),
         )
         if verdict:
             self._skip(operation, asked, mode, verdict)
             return None
         return buffers
 
-    def _first_reason(self, values: List[str]) -> str:
-        # Rank 0 alone decides on time: clocks differ, and no rank may measure what another one skips.
-        # A size's checks and fewest iterations may overrun its share, hence the factor of two.
-        if self.used_s > 2 * float(self.plan["budget_s"]):
-            return "the time budget of %g s is used up" % float(self.plan["budget_s"])
-        return next((value for value in values if value), "")
-
     def _too_large(self, needed: int) -> str:
         if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()  # or the last size's buffers, kept for reuse, would count as taken
             free = int(self.torch.cuda.mem_get_info(self.device)[0])
             room, what = free - (256 << 20), "GPU memory"
         else:
@@ -430,19 +540,15 @@ class Worker:
         return "needs %.1f MiB, and %.1f MiB of %s is available" % (needed / 2.0**20, max(0, room) / 2.0**20, what)
 
     def _first_call(
-        self, key: str, call: Callable[[], None], checker: Any, mode: str, buffers: Any, count: int
+        self, key: str, call: Callable[[], None], checker: Any, buffers: Any, count: int
     ) -> Tuple[str, Optional[int]]:
         """Run once, checked; returns why the backend refuses it, and how many elements are wrong here."""
         refused, wrong = "", None
-        if checker is not None:
-            checker.prepare(mode, buffers)
-        else:
-            buffers.send.zero_()
         try:
             call()
             self._wait()
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            if not _unsupported(error):
+            if _out_of_memory(error) or not _unsupported(error):
                 raise
             refused = "%s does not do this: %s" % (self.plan["backend"], str(error).splitlines()[0][:300])
         if checker is not None and not refused:
@@ -456,7 +562,8 @@ class Worker:
 
     def _graph(self, call: Callable[[], None]) -> Callable[[], None]:
         graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph):
+        # Only this thread's calls are held against the capture: NCCL's and torch's own threads go on.
+        with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
             call()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -498,13 +605,23 @@ class Worker:
     def _timed_cuda(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
         cuda = self.torch.cuda
         events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-        self.progress.step(label, limit_s, lambda: sum(1 for event in events[1:] if event.query()))
+        recorded: List[Any] = []
+
+        def done() -> int:
+            # One that was never recorded calls itself complete, so only recorded ones are asked, the latest first.
+            number = len(recorded)
+            while number and not recorded[number - 1].query():
+                number -= 1
+            return max(0, number - 1)
+
+        self.progress.step(label, limit_s, done)
         self.dist.barrier()
         cuda.synchronize()
-        events[0].record()
-        for event in events[1:]:
-            call()
+        for number, event in enumerate(events):
+            if number:
+                call()
             event.record()
+            recorded.append(event)
         cuda.synchronize()
         return [before.elapsed_time(after) * 1e-3 for before, after in zip(events, events[1:])]
 
@@ -521,7 +638,16 @@ class Worker:
     ) -> None:
         self.progress.step("gathering times", self.limit_s)
         packed = base64.b64encode(array("d", times).tobytes()).decode()
-        records = self.board.gather(key + "/times", {"times": packed, "wrong": wrong})
+        records: List[Dict[str, Any]] = []
+
+        def keep(values: List[Dict[str, Any]]) -> bool:
+            records.extend(values)
+            # A size's checks and fewest iterations may overrun its share, hence the factor of two.
+            return self.used_s + time.monotonic() - self.begun > 2 * float(self.plan["budget_s"])
+
+        # Decided, not only gathered: a rank that gave up in the loop must stop those that got through it. And rank 0
+        # alone decides on time: clocks differ, and no rank may measure what another one skips.
+        self.time_is_up = self.board.decide(key + "/times", {"times": packed, "wrong": wrong}, keep)
         if self.me.rank:
             return
         series = [array("d", base64.b64decode(record["times"])) for record in records]
@@ -689,8 +815,16 @@ def available_memory() -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+    words = ("out of memory", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _lack(error: Exception, when: str = "") -> str:
+    """``out of memory while it ran: ...`` with the first line of what the allocator said."""
+    lines = str(error).splitlines() or [""]
+    line = next((line for line in lines if "memory" in line), lines[0])  # NCCL's first line names a source file
+    said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", line.strip())[:300]
+    return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
 
 
 def _unsupported(error: Exception) -> bool:
@@ -701,8 +835,6 @@ def _unsupported(error: Exception) -> bool:
 
 def die_with_parent() -> None:
     """End when the launcher ends: at EOF on stdin, or when the kernel says that the parent died."""
-    import threading
-
     with contextlib.suppress(Exception):
         import ctypes
 

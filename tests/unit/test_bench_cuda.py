@@ -1,0 +1,263 @@
+"""The worker's CUDA side against a device that is made up: what is called, in which order, and what comes of it.
+
+What torch and NCCL really do is tested on a GPU (tests/gpu).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nccl_doctor.agent.collective import worker as module
+from nccl_doctor.agent.collective.channel import Progress
+from nccl_doctor.agent.collective.operations import OPERATIONS
+from nccl_doctor.agent.collective.ranks import Identity
+from nccl_doctor.agent.collective.worker import PlannedError, Worker, _lack, _out_of_memory
+
+
+class Device:
+    """A stream with a clock: work takes 3 ms each, and is done when somebody synchronises (or ``finish`` is called)."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.log: list[str] = []
+        self.clock_ms = 0.0
+        self.finished_ms = 0.0
+        self.free = 8 << 30
+        self.cached = 0
+
+    def work(self) -> None:
+        self.log.append("work")
+        self.clock_ms += 3.0
+
+    def finish(self) -> None:
+        self.finished_ms = self.clock_ms
+
+    # ---- torch.cuda ----
+
+    def Event(self, enable_timing: bool = False) -> Event:
+        assert enable_timing
+        return Event(self)
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+        self.finish()
+
+    def is_available(self) -> bool:
+        return self.count > 0
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, device: Any) -> None:
+        self.log.append(f"set_device {device}")
+
+    def empty_cache(self) -> None:
+        self.free, self.cached = self.free + self.cached, 0
+
+    def mem_get_info(self, device: Any) -> tuple[int, int]:
+        return self.free, 80 << 30
+
+    def CUDAGraph(self) -> Any:
+        return types.SimpleNamespace(replay=self.work)
+
+    def graph(self, graph: Any, capture_error_mode: str = "global") -> Device:
+        self.log.append(f"capture {capture_error_mode}")
+        return self
+
+    def __enter__(self) -> None:
+        self.log.append("capturing")
+
+    def __exit__(self, *exc: object) -> None:
+        self.log.append("captured")
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at_ms = device, -1.0
+
+    def record(self) -> None:
+        self.device.log.append("record")
+        self.at_ms = self.device.clock_ms
+
+    def query(self) -> bool:
+        return self.at_ms <= self.device.finished_ms  # one never recorded is "complete", as in CUDA
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
+def fake_torch(device: Device) -> Any:
+    return types.SimpleNamespace(
+        __version__="2.8.0+cu128",
+        cuda=device,
+        device=lambda kind, index=0: types.SimpleNamespace(type=kind, index=index, __str__=lambda: f"{kind}:{index}"),
+        float32="float32",
+        empty=lambda *args, **kwargs: types.SimpleNamespace(element_size=lambda: 4),
+        set_num_threads=lambda number: None,
+        distributed=types.SimpleNamespace(
+            is_available=lambda: True,
+            is_nccl_available=lambda: True,
+            is_gloo_available=lambda: True,
+            barrier=lambda: device.log.append("barrier"),
+        ),
+    )
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worker]:
+    """A worker on a made-up device, after its import stage."""
+
+    def make(device: Device, local_rank: int = 0, **plan: Any) -> Worker:
+        torch = fake_torch(device)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
+        identity = Identity(local_rank, 8, local_rank, 8, "127.0.0.1", 1, "test")
+        made = Worker({"backend": "nccl", "collectives": ["allreduce"], **plan}, identity, lambda event: None)
+        made.progress.finish()  # no watchdog beside the test
+        made._import()
+        device.log.clear()
+        return made
+
+    return make
+
+
+def test_times_are_those_between_events_from_a_barrier_on(worker: Callable[..., Worker]) -> None:
+    device = Device()
+    times = worker(device)._timed(device.work, 3, "x", 60.0)
+    assert times == pytest.approx([0.003] * 3)
+    assert device.log == ["barrier", "synchronize", "record", *["work", "record"] * 3, "synchronize"]
+
+
+def test_iterations_done_are_those_the_device_has_finished(worker: Callable[..., Worker]) -> None:
+    device, seen = Device(), []
+    made = worker(device)
+
+    def call() -> None:
+        device.work()
+        if device.clock_ms == 6.0:
+            device.finish()  # the second is done when it is queued, the later ones are not
+        done = made.progress.done
+        assert done is not None
+        seen.append(done())
+
+    made._timed(call, 4, "x", 60.0)
+    assert seen == [0, 1, 2, 2]
+
+
+def test_a_broken_device_does_not_silence_the_watchdog() -> None:
+    progress = Progress(0, lambda event: None)
+    progress.finish()
+
+    def broken() -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    progress.step("x", 1.0, broken)
+    assert "iterations" not in progress.where() and progress.where()["detail"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "index"),
+    [(8, 3, 3), (1, 3, 0)],  # each process may see its own GPU alone (srun --gpus-per-task=1)
+)
+def test_the_gpu_of_a_rank(worker: Callable[..., Worker], count: int, local_rank: int, index: int) -> None:
+    made = worker(Device(count), local_rank)
+    assert (made.device.type, made.device.index) == ("cuda", index)
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_an_error(
+    worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(PlannedError, match=r"local rank 2, but torch sees 2 GPUs here \(CUDA_VISIBLE_DEVICES=0,1\)"):
+        worker(Device(2), 2)
+    with pytest.raises(PlannedError, match="sees no GPU"):
+        worker(Device(0))
+    assert worker(Device(2), 2, same_gpu=True).device.index == 0
+
+
+def test_two_ranks_that_were_shown_the_same_gpu_are_refused(worker: Callable[..., Worker]) -> None:
+    made = worker(Device())
+    record = {"boot": "b", "host": "h", "world": 8, "device_id": "GPU-1"}
+    records = [{**record, "rank": rank, "pid": rank} for rank in range(2)]
+    assert made._world_problem(records) == "ranks 0 and 1 both use GPU GPU-1 on h"
+    assert made._world_problem([records[0], {**records[1], "device_id": "GPU-2"}]) == ""
+
+
+def test_collectives_of_gloo_stay_on_the_cpu_and_gemm_alone_takes_the_gpu(worker: Callable[..., Worker]) -> None:
+    assert worker(Device(2), backend="gloo").device.type == "cpu"
+    assert worker(Device(2), backend="gloo", gemm=64).device.type == "cpu"
+    alone = worker(Device(2), local_rank=1, backend="gloo", gemm=64, collectives=[])
+    assert (alone.device.type, alone.device.index) == ("cuda", 1)
+
+
+def test_memory_that_torch_keeps_for_reuse_counts_as_free(worker: Callable[..., Worker]) -> None:
+    device = Device()
+    device.free, device.cached = 1 << 30, 40 << 30
+    made = worker(device)
+    assert made._too_large(8 << 30) == ""
+    assert "GPU memory" in made._too_large(80 << 30)
+
+
+def test_a_graph_is_captured_beside_other_threads_and_replayed(worker: Callable[..., Worker]) -> None:
+    device = Device()
+    replay = worker(device)._graph(device.work)
+    assert device.log == ["capture thread_local", "capturing", "work", "captured"]
+    replay()
+    assert device.log[-1] == "work"
+
+
+class Board:
+    """Agreements of a world of one."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def decide(self, key: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
+        self.told[key] = value
+        return choose([value])
+
+
+def test_what_a_graph_gives_is_what_is_checked(worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    device, events = Device(), []
+    made = worker(device, cuda_graph=True, iters=2, warmup=1)
+    made.board = Board()  # type: ignore[assignment]
+    made.progress.tell = lambda event, **fields: events.append(dict(fields, event=event))  # type: ignore[method-assign]
+    checked = iter([0, 7])  # right when called, wrong when replayed
+    checker = types.SimpleNamespace(
+        prepare=lambda mode, buffers: device.log.append("prepare"), wrong=lambda buffers, count: next(checked)
+    )
+    monkeypatch.setattr(module.operations, "allocate", lambda *args: ("send", "receive"))
+    monkeypatch.setattr(module.operations, "caller", lambda *args: device.work)
+    made.me = made.me._replace(rank=0, world=1)
+    assert made._measure(OPERATIONS["allreduce"], 1024, "in", checker, 1)
+    (size,) = [event for event in events if event["event"] == "size"]
+    assert size["wrong"] == [7] and len(size["iteration_us"]) == 2
+    assert device.log[:3] == ["prepare", "synchronize", "work"] and device.log.count("prepare") == 2
+
+
+NCCL_OOM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.5
+ncclUnhandledCudaError: Call to CUDA function failed.
+Last error:
+Cuda failure 2 'out of memory'"""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError(NCCL_OOM), "out of memory: Cuda failure 2 'out of memory'"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out of memory: CUDA out of memory. Tried"),
+        (MemoryError(), "out of memory"),
+        (MemoryError("std::bad_alloc"), "out of memory: std::bad_alloc"),
+    ],
+)
+def test_lack_of_memory_in_its_own_words(error: Exception, words: str) -> None:
+    assert _out_of_memory(error) and _lack(error).startswith(words)
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    assert not _out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
