@@ -40,8 +40,8 @@ def answered(host: Host) -> GpuFact:
 
 
 def devices(fact: GpuFact) -> list[GpuDevice]:
-    """The GPUs that answered NVML (a lost one has no handle and is another rule's business)."""
-    return [gpu for gpu in fact.gpus if "handle" not in gpu.errors]
+    """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
+    return [gpu for gpu in fact.gpus if not {"handle"} & {*gpu.errors, *gpu.not_permitted, *gpu.not_supported}]
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:

@@ -87,6 +87,18 @@ A100 = {
     "fabric_state": "ns",
 }
 
+H200 = {
+    **H100,
+    "name": "NVIDIA H200",
+    "memory_total": str(143771 << 20),
+    "memory_used": str(4 << 20),
+    "board_part": "692-2G520-0280-000",
+    "vbios": "96.00.CF.00.01",
+    "clock_2": "3201",
+    "clock_max_2": "3201",
+}
+ALL_LINKS = "," + ",".join(map(str, range(18))) + ","
+
 
 @functools.cache
 def library() -> Path:
@@ -147,7 +159,7 @@ class Machine:
         self.hcas = [Hca(f"mlx5_{i}", self.nic_bus(i)) for i in range(nics)]
         self.on_bus = [self.gpu_bus(i) for i in range(gpus)]
         self.settings: dict[str, str] = {"driver": DRIVER, "library": f"12.{DRIVER}"}
-        self.kernel_log: list[tuple[float, str]] = [(3.2, "Linux version 5.15.0-105-generic")]
+        self.kernel_log: list[tuple[float, str]] | None = [(3.2, "Linux version 5.15.0-105-generic")]
         self.modules = {"nvidia", "nvidia_uvm", "nvidia_peermem", "mlx5_core", "mlx5_ib", "ib_uverbs", "ib_core"}
         self.module_version = DRIVER
         self.open_module = True
@@ -163,6 +175,17 @@ class Machine:
         self.nvlink_lost: set[int] = set()
         self.default_route = "eno1"
         self.files: dict[str, str] = {}  # further files of the tree
+        self.tools: dict[str, str] = {}  # further commands: name -> script
+        self.dmesg = "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1\n"
+
+    @classmethod
+    def alone(cls, directory: Path) -> Machine:
+        """A virtual machine with one H200 of eight: NVLinks inactive, no fabric, no InfiniBand, no NVSwitch."""
+        machine = cls(directory, gpus=1, model=H200, nics=0)
+        machine.model.update(nvlinks_down=ALL_LINKS, fabric_state="ns")
+        machine.modules -= {"mlx5_core", "mlx5_ib", "nvidia_peermem"}
+        machine.nvswitches, machine.fabric_manager, machine.hypervisor = 0, False, True
+        return machine
 
     @staticmethod
     def gpu_bus(index: int) -> str:
@@ -219,10 +242,12 @@ class Machine:
             "/proc/sys/kernel/osrelease": "5.15.0-105-generic\n",
             "/proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
             f"{self.default_route}\t00000000\t0101000A\t0003\t0\t0\t0\t00000000\n",
-            "/dev/kmsg": "".join(f"6,{i},{int(at * 1e6)},-;{text}\n" for i, (at, text) in enumerate(self.kernel_log)),
             "/sys/devices/system/node/node0/cpulist": "0-55,112-167\n",
             "/sys/devices/system/node/node1/cpulist": "56-111,168-223\n",
         }
+        if self.kernel_log is not None:
+            records = enumerate(self.kernel_log)
+            files["/dev/kmsg"] = "".join(f"6,{i},{int(at * 1e6)},-;{text}\n" for i, (at, text) in records)
         if "nvidia" in self.modules and self.on_bus:
             files["/sys/module/nvidia/version"] = self.module_version + "\n"
             files["/proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavor}  {self.module_version}\n"
@@ -322,6 +347,10 @@ class Machine:
         lines += [f"gpu{index}.{key}={text}" for index, gpu in enumerate(self.gpus) for key, text in gpu.items()]
         _put(self.directory / "nvml.conf", "\n".join(lines) + "\n")
 
+    def _linked(self) -> bool:
+        """Whether the GPUs have NVLinks (``nvlinks`` may also be an error of the stand-in's)."""
+        return self.model["nvlinks"].isdecimal() and self.model["nvlinks"] != "0"
+
     def topology(self) -> str:
         """The matrix as nvidia-smi prints it."""
         if self.matrix is not None:
@@ -336,7 +365,7 @@ class Machine:
         def cell(a: int, b: int) -> str:
             if a == b:
                 return " X "
-            if a < width and b < width and not {a, b} & self.nvlink_lost and int(self.model["nvlinks"]):
+            if a < width and b < width and not {a, b} & self.nvlink_lost and self._linked():
                 return "NV" + self.model["nvlinks"]
             one, other = base(a), base(b)
             return "PIX" if one == other else "NODE" if one // 4 == other // 4 else "SYS"
@@ -363,8 +392,13 @@ class Machine:
     def _smi(self) -> None:
         tools = self.directory / "bin"
         shutil.rmtree(tools, ignore_errors=True)
+        tools.mkdir(parents=True)
+        if self.kernel_log is None:
+            for name in ("dmesg", "journalctl"):
+                self._tool(name, self.dmesg)
+        for name, text in self.tools.items():
+            self._tool(name, text)
         if self.smi_missing:
-            tools.mkdir(parents=True)
             return
         driver = self.settings["driver"]
         rows = [
@@ -375,8 +409,12 @@ class Machine:
         _put(self.directory / "smi.topo", self.topology())
         script = "#!/bin/sh\n" + ("exec sleep 600\n" if self.smi_hangs else "")
         script += f'case "$1" in topo) cat {self.directory}/smi.topo;; *) cat {self.directory}/smi.gpus;; esac\n'
-        _put(tools / "nvidia-smi", script)
-        (tools / "nvidia-smi").chmod(0o755)
+        self._tool("nvidia-smi", script)
+
+    def _tool(self, name: str, script: str) -> None:
+        place = self.directory / "bin" / name
+        _put(place, script)
+        place.chmod(0o755)
 
     # --- reading -----------------------------------------------------------------------------------------------
 

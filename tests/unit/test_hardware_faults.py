@@ -129,7 +129,11 @@ def attribute(**values: Any) -> Break:
 
 
 def log(*lines: str, ago_s: float = 600.0) -> Break:
-    return lambda machine: machine.kernel_log.extend((machine.uptime_s - ago_s, line) for line in lines)
+    def apply(machine: Machine) -> None:
+        assert machine.kernel_log is not None
+        machine.kernel_log.extend((machine.uptime_s - ago_s, line) for line in lines)
+
+    return apply
 
 
 def seven_of_eight(machine: Machine) -> None:
