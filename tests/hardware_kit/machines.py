@@ -150,9 +150,9 @@ class Machine:
         self.gpus: list[dict[str, str]] = [
             {
                 "bus_id": self.gpu_bus(i),
-                "uuid": f"GPU-00000000-0000-0000-0000-{i:012d}",
+                "uuid": f"GPU-5b1c7e2a-9d3f-4c6e-8a70-{i:012d}",
                 "minor": str(i),
-                "serial": f"165{i}",
+                "serial": f"16532230410{i:02d}",
             }
             for i in range(gpus)
         ]
@@ -217,7 +217,8 @@ class Machine:
         for path, text in self._plain().items():
             _put(root / path.lstrip("/"), text)
         for index, bus in enumerate(self.on_bus):
-            self._pci(root, self._path(bus), "0x10de", "0x2330", "0x030200", numa=index // 4)
+            real = self._pci(root, self._path(bus), "0x10de", "0x2330", "0x030200", numa=index // 4)
+            (real / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
         for hca in self.hcas:
             self._hca(root, hca)
         for index in range(self.nvswitches):
@@ -408,8 +409,37 @@ class Machine:
         _put(self.directory / "smi.gpus", "\n".join(rows) + "\n")
         _put(self.directory / "smi.topo", self.topology())
         script = "#!/bin/sh\n" + ("exec sleep 600\n" if self.smi_hangs else "")
-        script += f'case "$1" in topo) cat {self.directory}/smi.topo;; *) cat {self.directory}/smi.gpus;; esac\n'
+        _put(self.directory / "smi.query", self._query())
+        script += f"""case "$1" in
+topo) cat {self.directory}/smi.topo;;
+-q) cat {self.directory}/smi.query;;
+--query-gpu=pci.bus_id,*) cat {self.directory}/smi.gpus;;
+*) echo "this stub does not know $*"; exit 2;;
+esac
+"""
         self._tool("nvidia-smi", script)
+
+    def _query(self) -> str:
+        """``nvidia-smi -q``, the part that our tests look at."""
+        lines = [
+            f"Driver Version                            : {self.settings['driver']}",
+            "CUDA Version                              : 12.4",
+            f"\nAttached GPUs                             : {len(self.gpus)}",
+        ]
+        fabric = {"0": "N/A", "1": "Not Started", "2": "In Progress", "3": "Completed"}
+        for gpu in self.gpus:
+            told = {**self.model, **gpu}
+            lines += [
+                f"GPU 0000{gpu['bus_id'].upper()}",
+                f"    Product Name                          : {told['name']}",
+                f"    GPU UUID                              : {told['uuid']}",
+                f"    VBIOS Version                         : {told['vbios']}",
+                "    Remapped Rows",
+                f"        Pending                           : {'Yes' if told['remap_pending'] == '1' else 'No'}",
+                "    Fabric",
+                f"        State                             : {fabric.get(told['fabric_state'], 'N/A')}",
+            ]
+        return "\n".join(lines) + "\n"
 
     def _tool(self, name: str, script: str) -> None:
         place = self.directory / "bin" / name
