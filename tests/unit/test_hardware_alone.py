@@ -3,7 +3,6 @@ there, and what cannot be seen from inside is said to be unknown."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware_kit"))
-
-import machines
-from machines import Machine
-
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.judge import Report, judge
+from tests.hardware_kit import machines
+from tests.hardware_kit.machines import Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
