@@ -112,9 +112,8 @@ def _bundle(
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     """The hosts whose matrix is there, and host -> why not for the others."""
-    from nccl_doctor.facts import topology_matrix
-    from nccl_doctor.facts.topology import TopologyFact
-    from nccl_doctor.rules.engine import Host, MissingFact
+    from nccl_doctor.rules import topology
+    from nccl_doctor.rules.engine import Host, MissingFact, SkipRule
     from nccl_doctor.rules.gpudirect import sentences
 
     found: list[Found] = []
@@ -125,15 +124,11 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
             missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
             continue
         try:
-            topology = host.need(TopologyFact)
-            if topology.matrix.outcome != "ok" and not topology.matrix.text:
-                missing[facts.name] = topology.matrix.detail or topology.matrix.outcome
-                continue
-            matrix = topology_matrix.parse(topology.matrix.text)
-        except (MissingFact, topology_matrix.TopologyError) as error:
-            missing[facts.name] = str(error)
+            matrix = topology.matrix_of(host)
+        except (MissingFact, SkipRule) as reason:
+            missing[facts.name] = str(reason)
             continue
-        found.append((facts.name, matrix, sentences(host, matrix)))
+        found.append((facts.name, matrix, [*topology.witnesses(host, matrix), *sentences(host, matrix)]))
     return found, missing
 
 

@@ -76,6 +76,7 @@ class Matrix(msgspec.Struct, frozen=True, dict=True):
     rows: tuple[str, ...] = ()
     p2p: tuple[Link, ...] = ()
     notes: tuple[str, ...] = ()
+    source: str = "nvidia-smi"  # or sysfs: rebuilt, see topology_tree
 
     def kinds(self) -> Mapping[tuple[str, str], str]:
         """(a, b) -> kind for both directions; where only one row was read, it answers for both."""

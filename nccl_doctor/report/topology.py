@@ -39,6 +39,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "nics": [{"name": nic.name, "device": nic.device} for nic in matrix.nics],
         "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in matrix.links],
         "truncated": matrix.truncated,
+        "source": matrix.source,
         "notes": list(matrix.notes),
         "uneven": [{"topic": item.topic, "text": item.text, "names": list(item.names)} for item in uneven(matrix)],
     }
@@ -109,7 +110,7 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
     if not found and len(matrix.gpus) > 1 and not matrix.truncated and not statuses_only:
         say("even", "every GPU has the same links and an equally near NIC" if matrix.nics else "no GPU stands out")
     for note in matrix.notes:
-        say("truncated", note, "bold yellow")
+        say("truncated" if matrix.source == "nvidia-smi" else "not known", note, "bold yellow")
     return lines
 
 

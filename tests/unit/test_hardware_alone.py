@@ -72,7 +72,8 @@ def test_container_without_rights(tmp_path: Path) -> None:
     machine.files["/.dockerenv"] = ""
     found = report(machine)
     assert not [item for item in found.findings if item.severity is Severity.FAIL], ids(found)
-    assert {"kernel_log", "nvidia-smi topo -m"} <= unknown(found)
+    assert "kernel_log" in unknown(found)
+    assert "nvidia-smi topo -m" not in unknown(found)  # sysfs and NVML stand in for it
     assert found.verdict == "incomplete"
 
 
