@@ -120,6 +120,16 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "Xid 79": (log(XID.format(79, "GPU has fallen off the bus.")), {"gpu.fell-off-bus"}, "Xid (PCI:0000:3b:00): 79"),
     "Xid 94": (log(XID.format(94, "Contained: SM (0x1). RST: No")), {"gpu.ecc.contained"}, "94"),
     "Xid 79 long ago": (log(XID.format(79, "x"), ago_s=2 * 86400), {"gpu.fell-off-bus"}, "2 d ago"),
+    "Xid 74": (
+        log(XID.format(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")),
+        {"gpu.nvlink"},
+        "link 14: register 3 bit 16: repeated: run the field diagnostic",
+    ),
+    "Xid 149": (
+        log(XID.format(149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)")),
+        {"gpu.nvlink"},
+        "link 8: NETIR_LINK_EVT: link down, alignment lost",
+    ),
     "SXid fatal": (
         log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 12 LTSSM Fault Up"),
         {"gpu.nvlink.nvswitch"},

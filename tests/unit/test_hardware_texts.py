@@ -151,6 +151,18 @@ def test_xid_lines(line: str, number: int, bus_id: str, switch: bool) -> None:
     assert (event.number, event.bus_id, event.switch) == (number, bus_id, switch)
 
 
+def test_one_sxid_is_told_once() -> None:
+    """Its engine and its data stand on lines of their own, without the word that says how bad it is."""
+    head = "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, "
+    lines = (
+        "Fatal, Link 37 LTSSM Fault Up",
+        "Severity 1 Engine instance 37 Sub-engine instance 00",
+        "Data {0x10000000}",
+    )
+    (event,) = xid_events(tuple(LogLine(head + line) for line in lines))
+    assert event.line.text.endswith("LTSSM Fault Up")
+
+
 PARSERS = [
     (tools.parse_ibstat, tools.ToolTextError),
     (tools.parse_ibstatus, tools.ToolTextError),
