@@ -59,7 +59,7 @@ def fact(host: HostFacts, kind: type[F]) -> F | None:
     if result is None or result.outcome is not Outcome.OK:
         return None
     try:
-        return msgspec.convert(result.data, kind)
+        return msgspec.convert(result.data, kind).completed()
     except msgspec.ValidationError:
         return None
 

@@ -79,6 +79,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     numa_node: int | None = None
     netdevs: tuple[NetDevice, ...] = ()
     ports: tuple[Port, ...] = ()
+    source: str = "sysfs"  # or the tool whose word stands in for it, see infiniband_witness
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,3 +119,11 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True):
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
     witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)
+
+    def completed(self) -> InfinibandFact:
+        """Where sysfs shows no device: with those that ibstat, ibv_devinfo and show_gids list."""
+        if self.devices or not self.witnesses:
+            return self
+        from nccl_doctor.facts.infiniband_witness import completed
+
+        return completed(self)

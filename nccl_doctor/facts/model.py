@@ -8,7 +8,7 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -109,7 +109,14 @@ class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
     interrupted: bool = False
 
 
+F = TypeVar("F", bound="Fact")
+
+
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of the typed facts. ``PROBE`` is the probe's name: the key in :attr:`HostFacts.probes`."""
 
     PROBE: ClassVar[str]
+
+    def completed(self: F) -> F:
+        """The fact as rules see it: with what one part of it can say in place of another that was not there."""
+        return self

@@ -215,7 +215,8 @@ def _row(section: _Section, name: str, rest: str) -> None:
         position = found.end()
     if section.names and (len(cells) < limit or cells[section.names.index(name)] != "X"):
         section.cut.append(name)
-        if "X" in cells and cells.index("X") != section.names.index(name):
+        own = section.names.index(name)
+        if ("X" in cells and cells.index("X") != own) or (own < len(cells) and cells[own] != "X"):
             return  # shifted: no cell of this row can be trusted
         cells = cells[:-1] if position >= len(rest.rstrip()) else cells  # the last cell may be cut in itself
     if name in section.rows:

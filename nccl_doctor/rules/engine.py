@@ -68,7 +68,7 @@ class Host:
                 kind.PROBE, f"{result.outcome.value}: {result.detail}" if result.detail else result.outcome.value
             )
         try:
-            return msgspec.convert(result.data, kind)
+            return msgspec.convert(result.data, kind).completed()
         except msgspec.ValidationError as error:
             raise MissingFact(kind.PROBE, f"unreadable: {error}") from error
 

@@ -8,6 +8,7 @@ from nccl_doctor.env import gid as gids
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
+from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
@@ -34,7 +35,9 @@ def own_rails(host: Host, plan: Plan) -> list[Rail]:
 
 
 def sysfs(host: Host, rail: Rail, text: str, file: str = "") -> Evidence:
-    """A quoted value of a port's sysfs directory."""
+    """A quoted value of a port's sysfs directory, or of the tool that stands in for it."""
+    if rail.device.source != SYSFS:
+        return Evidence(text, f"{rail.device.source} {rail.label}", host=host.name)
     path = f"/sys/class/infiniband/{rail.device.name}/ports/{rail.port.port}"
     return Evidence(text, f"{path}/{file}" if file else path, host=host.name)
 
@@ -164,6 +167,8 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     version = tuple(int(part) for part in plan.nccl_version.split(".") if part.isdecimal()) or None
     for rail in ports:
         table = entries(rail.port)
+        if not table and rail.device.source != SYSFS:
+            raise MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
         if any(entry.version is None for entry in table):
             raise MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
     index = int(given) if given.lstrip("-").isdecimal() else -1
@@ -483,6 +488,55 @@ def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("collectives",),
             confidence=0.9,
         )
+
+
+@host_rule("infiniband", "ib.witnesses-differ", "ib.sysfs-missing")
+def further_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
+    """What ibstat, ibv_devinfo and show_gids say of a port, where they are installed, is what sysfs says.
+
+    State, physical state, rate, link layer, firmware and GIDs are compared. A tool that gives up on a device, or lists one
+    that sysfs lacks, disagrees, too. Where sysfs shows no RDMA device at all (some containers), the tools stand in for it
+    in all rules: what they do not tell (counters, MTU) stays unknown.
+    """
+    fact = with_devices(host)
+    tools = {name: tool for name, tool in fact.witnesses.items() if tool.outcome != "tool-missing"}
+    if not tools:
+        raise SkipRule("ibstat, ibv_devinfo and show_gids are not installed")
+    stuck = [name for name, tool in tools.items() if tool.outcome == "timed-out"]
+    if stuck:
+        raise MissingFact(stuck[0], tools[stuck[0]].detail or "does not answer")
+    if fact.devices[0].source != SYSFS:
+        names = ", ".join(device.name for device in fact.devices)
+        yield finding(
+            "ib.sysfs-missing",
+            Severity.INFO,
+            f"sysfs shows no RDMA device; {len(fact.devices)} are taken from the tools' word",
+            [
+                Evidence("no device", "/sys/class/infiniband", host=host.name),
+                Evidence(f"lists {names}", fact.devices[0].source, host=host.name),
+            ],
+            hosts=(host.name,),
+        )
+        return
+    proofs = [Evidence(str(item), item.tool, host=host.name) for item in disagreements(fact)]
+    proofs += [
+        Evidence(line, name, host=host.name)
+        for name, tool in tools.items()
+        for line in f"{tool.text}\n{tool.detail}".splitlines()
+        if "ibpanic" in line
+    ]
+    if proofs:
+        yield finding(
+            "ib.witnesses-differ",
+            Severity.WARN,
+            f"{', '.join(sorted({proof.source for proof in proofs}))} and sysfs disagree about RDMA ports",
+            proofs[:8],
+            hosts=(host.name,),
+            confidence=0.8,
+            fixes=[Fix("look again: a port that changes between two readings flaps", "ibstat; ibv_devinfo", host.name)],
+        )
+    elif not all_told(fact.witnesses):
+        raise MissingFact(", ".join(sorted(tools)), "what they print names no port")
 
 
 @host_rule("infiniband", "ib.gdr.off", "ib.gdr.unknown")

@@ -446,6 +446,34 @@ esac
         _put(place, script)
         place.chmod(0o755)
 
+    def rdma_tools(self) -> dict[str, str]:
+        """ibstat, ibv_devinfo and show_gids as they would print this machine, for :attr:`tools`."""
+        stat, info, gids = [], [], ["DEV\tPORT\tINDEX\tGID\tIPv4\tVER\tDEV", "---\t----\t-----\t---\t----\t---\t---"]
+        for hca in self.hcas:
+            state = hca.state.split(": ")[1]
+            stat += [
+                f"CA '{hca.name}'",
+                f"\tCA type: {hca.hca_type}",
+                f"\tFirmware version: {hca.fw_ver}",
+                "\tPort 1:",
+                f"\t\tState: {state.capitalize()}",
+                f"\t\tPhysical state: {hca.phys_state.split(': ')[1]}",
+                f"\t\tRate: {hca.rate.split()[0]}",
+                f"\t\tLink layer: {hca.link_layer}",
+            ]
+            info += [
+                f"hca_id:\t{hca.name}",
+                f"\tfw_ver:                         {hca.fw_ver}",
+                "\t\tport:\t1",
+                f"\t\t\tstate:\t\t\tPORT_{state} ({hca.state[0]})",
+                f"\t\t\tlink_layer:\t\t{hca.link_layer}",
+                "",
+            ]
+            for index, (gid, kind) in enumerate(hca.gids):
+                gids.append(f"{hca.name}\t1\t{index}\t{gid}\t\t v{'2' if kind.endswith('2') else '1'}\t{hca.netdev}")
+        texts = {"ibstat": stat, "ibv_devinfo": info, "show_gids": gids}
+        return {name: "#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n" for name, lines in texts.items()}
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:

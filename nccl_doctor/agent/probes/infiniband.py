@@ -43,13 +43,13 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "pci_rdma": _pci_without_driver(),
         "witnesses": {},
     }
-    if not names:
+    if not (names or data["uverbs"] or data["pci_rdma"]):
         return data
     for tool, argv in _WITNESSES.items():
         result = run_command(argv, limit_s=8.0, limit_bytes=1 << 20)
         data["witnesses"][tool] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
     left = started + interval_s - time.monotonic()
-    if left > 0:
+    if left > 0 and names:
         time.sleep(left)
     second = {name: _counters(name) for name in names}
     elapsed = time.monotonic() - started
