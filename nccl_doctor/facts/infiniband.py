@@ -73,6 +73,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     sys_image_guid: str | None = None
     node_type: str | None = None
     bus_id: str | None = None
+    slot: str | None = None  # the platform's name of the PCIe slot
     path: tuple[str, ...] = ()
     pci_device: str | None = None
     pci_vendor: str | None = None

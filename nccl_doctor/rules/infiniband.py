@@ -42,6 +42,18 @@ def sysfs(host: Host, rail: Rail, text: str, file: str = "") -> Evidence:
     return Evidence(text, f"{path}/{file}" if file else path, host=host.name)
 
 
+def card(host: Host, rail: Rail) -> Evidence:
+    """Which card this is: PCI address, slot, board and GUID, to find it in the machine and its cable in the fabric."""
+    device = rail.device
+    words = [
+        f"{device.name} is {device.bus_id or 'at an unknown PCI address'}",
+        f"slot {device.slot}" if device.slot else "",
+        " ".join(text for text in (device.hca_type, device.board_id) if text),
+        f"node GUID {device.node_guid}" if device.node_guid else "",
+    ]
+    return Evidence(", ".join(word for word in words if word), f"/sys/class/infiniband/{device.name}", host=host.name)
+
+
 def place(host: Host, rail: Rail) -> Place:
     """Where a finding about a port points."""
     return Place(host=host.name, nic=rail.label)
@@ -90,6 +102,7 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
             [
                 sysfs(host, rail, f"state {state}", "state"),
                 sysfs(host, rail, f"phys_state {physical}", "phys_state"),
+                card(host, rail),
             ],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail),
@@ -107,6 +120,12 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
             host.name,
         ),
     ]
+    if rail.roce:
+        cable = f"sudo lldpcli show neighbors ports {rail.device.netdevs[0].name}" if rail.device.netdevs else ""
+    else:
+        cable = f"sudo iblinkinfo --switches-only | grep {host.name}"
+    if cable:
+        fixes.insert(1, Fix("find the switch port at the other end of its cable", cable, host.name))
     if rail.roce and rail.device.netdevs:
         fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {rail.device.netdevs[0].name} up", host.name))
     if "INIT" in (rail.port.state or ""):
@@ -134,6 +153,7 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 [
                     sysfs(host, rail, rail.port.rate or "", "rate"),
                     next(sysfs(host, o, o.port.rate or "", "rate") for o in active if o.port.gbps == best),
+                    card(host, rail),
                 ],
                 places=[place(host, rail)],
                 fixes=[
@@ -326,7 +346,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             "ib.link-flapping",
             Severity.FAIL,
             f"rail {rail.label} goes down and up right now",
-            sysfs(host, rail, now, "counters/link_downed"),
+            [sysfs(host, rail, now, "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
             explains=("ib.errors", "ib.port-down", "ib.rate"),
@@ -337,7 +357,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             "ib.link-flapping.past",
             Severity.WARN,
             f"the link of rail {rail.label} went down {total} times{up}",
-            sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"),
+            [sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
             confidence=0.8,
@@ -358,7 +378,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             "ib.errors.rising",
             Severity.FAIL,
             f"errors on rail {rail.label} are rising right now",
-            rising,
+            [*rising, card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
         )
@@ -378,7 +398,10 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             "ib.errors",
             Severity.WARN,
             f"rail {rail.label} has had many errors{up}",
-            [sysfs(host, rail, f"{words}: {count}{up}", f"counters/{name}") for name, words, count in high],
+            [
+                *(sysfs(host, rail, f"{words}: {count}{up}", f"counters/{name}") for name, words, count in high),
+                card(host, rail),
+            ],
             places=[place(host, rail)],
             confidence=0.7,
         )

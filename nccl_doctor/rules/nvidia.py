@@ -50,8 +50,12 @@ def place(host: Host, gpu: GpuDevice) -> Place:
 
 
 def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
-    """What NVML said of one GPU, as evidence."""
-    return Evidence(text, f"NVML, GPU {gpu.index}", host=host.name)
+    """What NVML said of one GPU, as evidence; its source says which card that is: slot and serial number."""
+    fact = host.want(GpuFact)
+    slot = next((one.slot for one in fact.pci_gpus if one.bus_id == gpu.bus_id), None) if fact else None
+    card = [f"slot {slot}"] if slot else []
+    card += [f"serial {gpu.serial}"] if gpu.serial else []
+    return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({', '.join(card)})" if card else ""), host=host.name)
 
 
 def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:

@@ -116,7 +116,7 @@ def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str
                 "link_width": _first_line(base + "/current_link_width"),
                 "link_width_max": _first_line(base + "/max_link_width"),
                 "driver": _link_name(base + "/driver"),
-                "slot": _slot(address),
+                "slot": slot_of(address),
             }
         )
     return found
@@ -129,7 +129,7 @@ def _link_name(absolute: str) -> Optional[str]:
         return None
 
 
-def _slot(address: str) -> Optional[str]:
+def slot_of(address: str) -> Optional[str]:
     """The name of the physical slot that holds this address, where the platform names its slots."""
     stem = address.rsplit(".", 1)[0]
     for name in _listed("/sys/bus/pci/slots"):

@@ -6,6 +6,7 @@ import resource
 import time
 from typing import Any, Dict, List, Optional
 
+from nccl_doctor.agent.probes.gpu import slot_of
 from nccl_doctor.agent.probes.topology import pci_path
 from nccl_doctor.agent.probing import path, probe, read_text, run_command
 
@@ -89,6 +90,7 @@ def _device(name: str) -> Dict[str, Any]:
         device[field] = _line("%s/%s" % (base, field))
     real = os.path.realpath(path(base + "/device"))
     device["bus_id"] = os.path.basename(real) if os.path.isdir(real) else None
+    device["slot"] = slot_of(device["bus_id"]) if device["bus_id"] else None
     device["path"] = pci_path(base + "/device")
     device["pci_device"] = _line(base + "/device/device")
     device["pci_vendor"] = _line(base + "/device/vendor")
