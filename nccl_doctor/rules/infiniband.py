@@ -110,6 +110,17 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def _far_end(host: Host, rail: Rail) -> list[Fix]:
+    """How to find the switch port at the other end of a rail's cable."""
+    if not rail.roce:
+        command = f"sudo iblinkinfo --switches-only | grep {host.name}"
+    elif rail.device.netdevs:
+        command = f"sudo lldpcli show neighbors ports {rail.device.netdevs[0].name}"
+    else:
+        return []
+    return [Fix("find the switch port at the other end of its cable", command, host.name)]
+
+
 def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
     name = rail.device.name
     fixes = [
@@ -120,12 +131,7 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
             host.name,
         ),
     ]
-    if rail.roce:
-        cable = f"sudo lldpcli show neighbors ports {rail.device.netdevs[0].name}" if rail.device.netdevs else ""
-    else:
-        cable = f"sudo iblinkinfo --switches-only | grep {host.name}"
-    if cable:
-        fixes.insert(1, Fix("find the switch port at the other end of its cable", cable, host.name))
+    fixes[1:1] = _far_end(host, rail)
     if rail.roce and rail.device.netdevs:
         fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {rail.device.netdevs[0].name} up", host.name))
     if "INIT" in (rail.port.state or ""):
@@ -161,7 +167,8 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                         "reseat or replace cable and transceiver; see speed and lanes at both ends",
                         f"sudo mlxlink -d {rail.device.name} -m -c",
                         host.name,
-                    )
+                    ),
+                    *_far_end(host, rail),
                 ],
                 explains=("ib.rails-differ",),
             )

@@ -52,10 +52,14 @@ def place(host: Host, gpu: GpuDevice) -> Place:
 def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
     """What NVML said of one GPU, as evidence; its source says which card that is: slot and serial number."""
     fact = host.want(GpuFact)
-    slot = next((one.slot for one in fact.pci_gpus if one.bus_id == gpu.bus_id), None) if fact else None
-    card = [f"slot {slot}"] if slot else []
-    card += [f"serial {gpu.serial}"] if gpu.serial else []
-    return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({', '.join(card)})" if card else ""), host=host.name)
+    card = card_words(fact, gpu.bus_id, gpu.serial) if fact else ""
+    return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({card})" if card else ""), host=host.name)
+
+
+def card_words(fact: GpuFact, bus_id: str | None, serial: str | None) -> str:
+    """``slot 12, serial 1653223041002``: how to find a GPU in the machine and on a return form; what is known of it."""
+    slot = next((one.slot for one in fact.pci_gpus if one.bus_id == bus_id), None)
+    return ", ".join(word for word in (f"slot {slot}" if slot else "", f"serial {serial}" if serial else "") if word)
 
 
 def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:

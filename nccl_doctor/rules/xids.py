@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from nccl_doctor.facts.nvlink_xid import Decoded, decode
 from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import with_hardware
+from nccl_doctor.rules.nvidia import card_words, with_hardware
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
@@ -122,6 +123,7 @@ def _gpu(
         [
             *_quoted(host, log, events),
             *_registers(decoded),
+            *(_card(host, fact, log, bus_id) if action not in _HARMLESS else ()),
             *([Evidence(entry.note, "Xid catalogue")] if entry.note and not told else []),
         ],
         places=[Place(host=host.name, gpu=label)],
@@ -129,6 +131,20 @@ def _gpu(
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
     )
+
+
+# NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.  (the driver's word when a GPU falls off the bus)
+_SERIAL = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]{7,16}): GPU serial number is ([0-9]{6,20})")
+
+
+def _card(host: Host, fact: GpuFact, log: KernelLogFact, bus_id: str) -> list[Evidence]:
+    """Which card it is: its slot, and its serial number from NVML or, where NVML has lost it, from the kernel log."""
+    serial = next((gpu.serial for gpu in fact.gpus if gpu.bus_id == bus_id), None)
+    if serial is None:
+        told = [found for line in log.lines if (found := _SERIAL.search(line.text[:1024]))]
+        serial = next((found.group(2) for found in told if found.group(1).lower() == bus_id), None)
+    words = card_words(fact, bus_id, serial)
+    return [Evidence(f"{bus_id} is {words}", "NVML, /sys/bus/pci, kernel log", host=host.name)] if words else []
 
 
 def _decoded(fact: GpuFact, events: list[XidEvent]) -> list[Decoded]:

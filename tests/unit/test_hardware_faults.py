@@ -117,6 +117,19 @@ def test_missing_gpu_is_named_by_its_slot(healthy: Facts, tmp_path: Path) -> Non
     assert item.title == "NVML sees 7 of 8 GPUs: 0000:6b:00.0 (slot 12) is missing"
 
 
+def test_the_card_of_a_gpu_that_fell_off_is_named(healthy: Facts, tmp_path: Path) -> None:
+    """Slot from sysfs, serial number from the kernel log: NVML has lost it."""
+    machine = Machine(tmp_path)
+    machine.files = {"/sys/bus/pci/slots/12/address": "0000:3b:00\n"}
+    machine.gpus[2]["handle"] = "lost"
+    log(
+        XID.format(79, "GPU has fallen off the bus."),
+        "NVRM: GPU 0000:3b:00.0: GPU serial number is 1653723052734.",
+    )(machine)
+    item = told(report(fleet(healthy, machine.facts())))["gpu.fell-off-bus"]
+    assert "0000:3b:00.0 is slot 12, serial 1653723052734" in _words(item)
+
+
 def test_gpu_gone_from_the_bus_too(healthy: Facts, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     del machine.gpus[5], machine.on_bus[5]
