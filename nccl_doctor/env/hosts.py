@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from nccl_doctor.env import nccl_conf, sources, versions
+from nccl_doctor.env import knowledge, nccl_conf, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem
 from nccl_doctor.env.lint import Devices, Remark, remark
 from nccl_doctor.facts.environment import Environment
+from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
 from nccl_doctor.facts.software import Software
@@ -71,6 +72,7 @@ def of_facts(bundle: Bundle) -> FleetReading:
     problems: list[Problem] = []
     devices: dict[str, Devices] = {}
     winners: dict[str, dict[str, Assignment]] = {}
+    softwares = {host.name: fact(host, Software) for host in bundle.hosts}
     for host in bundle.hosts:
         if host.reach.outcome is not ReachOutcome.OK:
             problems.append(Problem(host.name, f"was not reached: {host.reach.detail or host.reach.outcome.value}"))
@@ -81,14 +83,15 @@ def of_facts(bundle: Bundle) -> FleetReading:
             why = f"{result.outcome.value}: {result.detail}" if result else "not collected"
             problems.append(Problem(host.name, f"its environment is not known ({why})"))
             continue
-        layers = layers_of(host.name, environment, fact(host, Interfaces), version_of(host))
+        interfaces = fact(host, Interfaces)
+        layers = layers_of(host.name, environment.variables, interfaces, version_of(softwares[host.name]))
         assignments += [item for _, layer in layers for item in layer]
         remarks += sources.source_order(layers)
         winners[host.name] = sources.effective(layers)
-        devices[host.name] = devices_of(host)
+        devices[host.name] = devices_of(interfaces, fact(host, InfinibandFact))
     remarks += disagreements(winners)
-    releases = {version_of(host) for host in bundle.hosts} - {""}
-    torches = {torch_of(host) for host in bundle.hosts} - {""}
+    releases = {version_of(software) for software in softwares.values()} - {""}
+    torches = {torch_of(software) for software in softwares.values()} - {""}
     return FleetReading(
         tuple(assignments),
         tuple(remarks),
@@ -106,15 +109,13 @@ def _oldest(releases: Iterable[str]) -> str:
     return found[0] if found else ""
 
 
-def version_of(host: HostFacts) -> str:
-    """The NCCL release torch on this host would load; empty if not known."""
-    software = fact(host, Software)
-    return software.nccl_version if software else ""
+def version_of(software: Software | None) -> str:
+    """The NCCL release a job on this host would load; empty if not known."""
+    return software.installed_nccl if software else ""
 
 
-def torch_of(host: HostFacts) -> str:
+def torch_of(software: Software | None) -> str:
     """The PyTorch release of this host; empty if there is none or it is not known."""
-    software = fact(host, Software)
     found = software.torch.version.split("+")[0] if software and software.torch else ""
     try:
         versions.parse(found)
@@ -123,24 +124,24 @@ def torch_of(host: HostFacts) -> str:
     return found
 
 
-def devices_of(host: HostFacts) -> Devices:
+def devices_of(interfaces: Interfaces | None, fabric: InfinibandFact | None) -> Devices:
     """The names NCCL's filters are matched against, in kernel order; empty where they were not collected."""
-    interfaces = fact(host, Interfaces)
     names = dict.fromkeys(address.name for address in interfaces.addresses) if interfaces else {}
-    result = host.probes.get("infiniband")
-    hcas: list[str] = []
-    if result is not None and result.outcome is Outcome.OK and isinstance(result.data, dict):
-        found = result.data.get("devices")
-        hcas = [str(item["name"]) for item in found or () if isinstance(item, dict) and item.get("name")]
-    return Devices(tuple(names), tuple(hcas))
+    return Devices(tuple(names), tuple(device.name for device in fabric.devices) if fabric else ())
 
 
 def layers_of(
-    host: str, environment: Environment, interfaces: Interfaces | None, nccl_version: str
+    host: str,
+    environment: Mapping[str, str],
+    interfaces: Interfaces | None,
+    nccl_version: str,
+    job_environment: Mapping[str, str] | None = None,
 ) -> list[tuple[str, tuple[Assignment, ...]]]:
-    """The host's sources, highest precedence first."""
-    layers = [("environment", sources.of_environment(environment.variables, host))]
-    version = versions.parse(nccl_version or "2.30.7")
+    """The host's sources, highest precedence first; what the job will be started with comes before all."""
+    layers = [("environment", sources.of_environment(environment, host))]
+    if job_environment:
+        layers.insert(0, ("job environment", sources.of_environment(job_environment, host, "job environment")))
+    version = versions.parse(nccl_version or knowledge.NEWEST_NCCL)
     release = (*version, 0, 0)[:3]
     for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), (release[0], release[1], release[2])):
         found: list[Assignment] = []

@@ -10,10 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.nccl_version import Version
-from nccl_doctor.env.socket_interface import Choice, nccl_interfaces
+from nccl_doctor.env.socket_interface import Choice, nccl_bootstrap, nccl_interfaces
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.findings.model import EnvAdvice
+
+IFNAME = "NCCL_SOCKET_IFNAME"
 
 
 class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,11 +38,39 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """What to set. Without ``advice``, ``works`` tells "nothing needs setting" (True) from "nothing known works"."""
+    """What to set, or to remove. Without ``advice``, ``works`` tells "nothing needs setting" from "nothing works".
+
+    ``set_on`` are the hosts on which the variable is set and need not be; with ``harmful`` it must not be.
+    """
 
     works: bool
     reason: str
     advice: EnvAdvice | None = None
+    set_on: tuple[str, ...] = ()
+    harmful: bool = False
+    bare: Mapping[str, Choice] = {}  # what each host takes where NCCL_SOCKET_IFNAME is not set
+
+
+class Station(msgspec.Struct, frozen=True):
+    """One host of a fleet: its interfaces, and what NCCL there sees set. ``rdma``: it has an RDMA device.
+
+    With an RDMA device NCCL hands out the bootstrap's address only, otherwise those of all interfaces it opens.
+    """
+
+    facts: Interfaces
+    version: Version
+    settings: Mapping[str, Setting] = {}
+    rdma: bool = False
+
+    def handed_out(self, *, without: str = "") -> Choice:
+        """The addresses peers are given, the bootstrap's first; as if the variable ``without`` were not set."""
+        values = {name: setting.value for name, setting in self.settings.items() if name != without}
+        every = nccl_interfaces(self.facts.addresses, values, self.version)
+        if "NCCL_COMM_ID" not in values:
+            return msgspec.structs.replace(every, addresses=every.addresses[:1]) if self.rdma else every
+        first = nccl_bootstrap(self.facts.addresses, values, self.version)
+        rest = () if self.rdma else every.addresses
+        return msgspec.structs.replace(first, addresses=tuple(dict.fromkeys((*first.addresses, *rest))))
 
 
 @functools.cache
@@ -189,6 +220,36 @@ def recommend_interface(
     if works:
         return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
     return Recommendation(False, "no setting of NCCL_SOCKET_IFNAME is known to work: no network is common to all hosts")
+
+
+def decide(stations: Mapping[str, Station], attempts: Sequence[Attempt] = ()) -> Recommendation:
+    """What to do about NCCL_SOCKET_IFNAME on these hosts, as they are set now; removing it comes before setting it."""
+    facts = {host: item.facts for host, item in stations.items()}
+    versions = {host: item.version for host, item in stations.items()}
+    set_on = tuple(host for host, item in stations.items() if IFNAME in item.settings)
+
+    bare = {host: item.handed_out(without=IFNAME) for host, item in stations.items()}
+    chosen = {**bare, **{host: stations[host].handed_out() for host in set_on}}
+    now = recommend_interface(facts, chosen, versions, attempts)
+    if not set_on or len(stations) < 2:
+        return msgspec.structs.replace(now, bare=bare)
+    fine = now.works and now.advice is None
+    without = recommend_interface(facts, bare, versions, attempts)
+    if without.works and without.advice is None:
+        if fine:
+            return msgspec.structs.replace(without, bare=bare, set_on=set_on)
+        places = ", ".join(f"{stations[host].settings[IFNAME].place} on {host}" for host in set_on[:3])
+        reason = f"nothing needs setting once {IFNAME} is removed ({places})"
+        removable = tuple(host for host in set_on if not stations[host].settings[IFNAME].line)  # no line of a file
+        hosts = () if len(removable) == len(stations) else removable
+        advice = EnvAdvice(IFNAME, "", reason, unset=True, hosts=hosts) if removable else None
+        return Recommendation(True, reason, advice, set_on, harmful=True, bare=bare)
+    values = {stations[host].settings[IFNAME].value for host in set_on}
+    if fine and len(values) == 1 and len(set_on) == len(stations):
+        reason = "set already on every host, and it works"
+        advice = EnvAdvice(IFNAME, values.pop(), reason, versions=">=2.5.6")
+        return Recommendation(True, reason, advice, bare=bare)
+    return msgspec.structs.replace(now, bare=bare)
 
 
 def _proof(fleet: Fleet) -> str:

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from nccl_doctor.env import gid, versions
+from nccl_doctor.env import gid, lint, nccl_conf, versions
+from nccl_doctor.env import hosts as fleet
+from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
-from nccl_doctor.env.interface_advice import Attempt, recommend_interface
+from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide
+from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version
-from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, nccl_interfaces
+from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.findings.model import EnvAdvice
+from nccl_doctor.findings.model import EnvAdvice, Severity
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
@@ -71,6 +74,9 @@ class HostNeeds(msgspec.Struct, frozen=True):
     shm_bytes: int | None = None
     memlock_bytes: int | None = None  # -1: unlimited
     environment: Mapping[str, str] = {}
+    job_environment: Mapping[str, str] = {}  # what the job will be started with: it wins
+    rdma: bool = False  # it has an RDMA device
+    devices: lint.Devices = lint.Devices()
 
     @property
     def version(self) -> Version:
@@ -80,14 +86,30 @@ class HostNeeds(msgspec.Struct, frozen=True):
         release = (*versions.parse(self.nccl_version), 0, 0)[:3]
         return release[0], release[1], release[2]
 
+    @property
+    def layers(self) -> list[tuple[str, tuple[Assignment, ...]]]:
+        """What a job there sees set, by source, the one that wins first."""
+        return fleet.layers_of("", self.environment, self.interfaces, self.nccl_version, self.job_environment)
+
+    @property
+    def station(self) -> Station | None:
+        """The host as far as its interface choice goes; None where that is not known."""
+        if self.interfaces is None:
+            return None
+        files = self.interfaces.conf_files
+        settings = nccl_conf.effective(self.environment, files, self.version, self.job_environment)
+        comm_id = settings.get("NCCL_COMM_ID")
+        if comm_id is not None and needs_resolver(comm_id.value):
+            return None
+        return Station(self.interfaces, self.version, settings, self.rdma)
+
 
 class Line(msgspec.Struct, frozen=True):
-    """One variable to set. ``fact`` is the quoted fact that calls for it; ``only`` names hosts if not all need it."""
+    """One variable to set or to remove. ``fact`` is the quoted fact that calls for it."""
 
     advice: EnvAdvice
     confidence: float
     fact: str
-    only: tuple[str, ...] = ()
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -137,19 +159,20 @@ class _Draft:
         risky: bool = False,
         only: Iterable[str] = (),
     ) -> None:
-        advice = EnvAdvice(name, value, reason, versions=releases, risky=risky)
-        self.lines.append(Line(advice, confidence, fact, tuple(only)))
+        advice = EnvAdvice(name, value, reason, versions=releases, risky=risky, hosts=tuple(only))
+        self.lines.append(Line(advice, confidence, fact))
 
 
 def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purpose: Purpose = Purpose.RUN) -> Advice:
     """The smallest set for these hosts. ``attempts``: the connections that were tried between them."""
     draft = _Draft()
-    _interface(hosts, attempts, draft)
-    _gloo(hosts, draft)
+    taken = _interface(hosts, attempts, draft)
+    _gloo(hosts, taken, draft)
     _adapters(hosts, draft)
     _gids(hosts, draft)
     _plugins(hosts, draft)
     _containers(hosts, draft)
+    _removals(hosts, draft)
     if purpose is Purpose.HANG:
         _hang(hosts, draft)
     _always_left(draft)
@@ -171,56 +194,64 @@ def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purp
 # ------------------------------------------------------------------------------------------------------ interfaces
 
 
-def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _Draft) -> None:
-    """NCCL_SOCKET_IFNAME only where NCCL's own choice does not reach every peer; NCCL_SOCKET_FAMILY where mixed."""
-    name = "NCCL_SOCKET_IFNAME"
-    known = {host.host: host.interfaces for host in hosts if host.interfaces is not None}
-    missing = [host.host for host in hosts if host.interfaces is None]
+def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _Draft) -> dict[str, str]:
+    """NCCL_SOCKET_IFNAME only where NCCL's own choice does not reach every peer; NCCL_SOCKET_FAMILY where mixed.
+
+    Gives the interface that each host ends up with, as far as that is decided.
+    """
+    stations = {host.host: station for host in hosts if (station := host.station) is not None}
+    missing = [host.host for host in hosts if host.host not in stations]
     if missing:
-        draft.unknown.append(f"{name}: the interfaces of {_some(missing)} are not known")
-    if len(known) < 2:
+        draft.unknown.append(f"{IFNAME}: what NCCL would choose on {_some(missing)} is not known")
+    if len(stations) < 2:
         if not missing:
-            draft.left.append(Left(name, "one host: nothing leaves it"))
-        return
-    releases = {host.host: host.version for host in hosts}
-    # What NCCL would choose without any setting: that is what a setting would have to improve on.
-    choices = {host: nccl_interfaces(facts.addresses, {}, releases[host]) for host, facts in known.items()}
-    measured = bool(attempts)
-    found = recommend_interface(known, choices, releases, attempts)
+            draft.left.append(Left(IFNAME, "one host: nothing leaves it"))
+        return {}
+    found = decide(stations, attempts)
+    if not found.works:
+        draft.unknown.append(f"{IFNAME}: {found.reason}")
+        return {}
+    choices = found.bare
+    if found.harmful:
+        _wrongly_set(stations, found, draft)
+    elif found.advice is not None:
+        taken = {f"{choice.address.name} on {host}" for host, choice in choices.items() if choice.address is not None}
+        fact = f"without it NCCL takes {_some(sorted(taken)) or 'nothing'}; {found.reason}"
+        draft.lines.append(Line(found.advice, 0.95 if attempts else 0.6, fact))
+        value = Setting(IFNAME, found.advice.value, "recommended")
+        choices = {
+            host: msgspec.structs.replace(station, settings={**station.settings, IFNAME: value}).handed_out()
+            for host, station in stations.items()
+        }
+    elif found.set_on:
+        for place, names in _places(stations, found.set_on):
+            draft.notes.append(Note(f"{place} on {_some(names)} is not needed: NCCL chooses right by itself"))
+    if found.harmful or found.advice is None:
+        proof = "reached by every peer that tried" if attempts else "in one network, by its addresses (not tried)"
+        draft.left.append(Left(IFNAME, f"{found.reason} on every host: {proof}"))
+        _family(choices, {host: station.facts for host, station in stations.items()}, draft)
+    return {host: choice.address.name for host, choice in choices.items() if choice.address is not None}
+
+
+def _places(stations: Mapping[str, Station], hosts: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """(``place: NCCL_SOCKET_IFNAME=value``, the hosts where it stands so)."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        setting = stations[host].settings[IFNAME]
+        found.setdefault(f"{setting.place}: {setting.quote}", []).append(host)
+    return sorted(found.items())
+
+
+def _wrongly_set(stations: Mapping[str, Station], found: Recommendation, draft: _Draft) -> None:
+    """A setting that keeps NCCL from working, where without it NCCL would."""
+    broken = [host for host in found.set_on if not stations[host].handed_out().addresses]
+    why = f"it matches no interface on {_some(broken)}: NCCL cannot start" if broken else "peers do not reach it"
+    said = "; ".join(f"{place} on {_some(hosts)}" for place, hosts in _places(stations, found.set_on))
     if found.advice is not None:
-        wrong = sorted(
-            {f"{choice.address.name} on {host}" for host, choice in choices.items() if choice.address is not None}
-        )
-        draft.lines.append(
-            Line(found.advice, 0.95 if measured else 0.6, f"without it NCCL takes {_some(wrong)}; {found.reason}")
-        )
-    elif found.works:
-        proof = "reached by every peer that tried" if measured else "in one network, by its addresses (not tried)"
-        draft.left.append(Left(name, f"{found.reason} on every host: {proof}"))
-        _family(choices, known, draft)
-    else:
-        draft.unknown.append(f"{name}: {found.reason}")
-    if found.advice is None and found.works:
-        _not_needed(name, hosts, draft)
-
-
-def _not_needed(name: str, hosts: Sequence[HostNeeds], draft: _Draft) -> None:
-    """Where NCCL's own choice works, a setting is at best of no use, and where it matches nothing NCCL cannot start."""
-    for value in sorted({host.environment.get(name, "") for host in hosts} - {""}):
-        having = [host for host in hosts if host.environment.get(name) == value]
-        broken = [
-            host.host
-            for host in having
-            if host.interfaces
-            and nccl_interfaces(host.interfaces.addresses, {name: value}, host.version).address is None
-        ]
-        idle = [host.host for host in having if host.host not in broken]
-        if broken:
-            reason = f"{name}={value} matches no interface there: NCCL cannot start, there is no fallback"
-            advice = EnvAdvice(name, "", reason, unset=True)
-            draft.lines.append(Line(advice, 0.99, f"set on {_some(broken)}", tuple(broken)))
-        if idle:
-            draft.notes.append(Note(f"{name}={value} is set on {_some(idle)} and is not needed"))
+        advice = msgspec.structs.replace(found.advice, reason=f"{why}; without it NCCL chooses right")
+        draft.lines.append(Line(advice, 0.95, said))
+    for place, hosts in _places(stations, [host for host in found.set_on if stations[host].settings[IFNAME].line]):
+        draft.notes.append(Note(f"remove {place} on {_some(hosts)}: {why}"))
 
 
 def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draft: _Draft) -> None:
@@ -245,44 +276,75 @@ def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draf
     draft.unknown.append(f"NCCL_SOCKET_FAMILY: {fact}, and no family is there on every host")
 
 
-def _gloo(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+def _gloo(hosts: Sequence[HostNeeds], taken: Mapping[str, str], draft: _Draft) -> None:
     """GLOO_SOCKET_IFNAME where the host's own name resolves to loopback; /etc/hosts is the better place to mend it."""
+    name = "GLOO_SOCKET_IFNAME"
     if len(hosts) < 2:
         return
     bad: list[str] = []
     for host in hosts:
         if host.interfaces is None or host.own_addresses is None:
-            draft.unknown.append(f"GLOO_SOCKET_IFNAME: what {host.host}'s own name resolves to is not known")
+            draft.unknown.append(f"{name}: what {host.host}'s own name resolves to is not known")
             return
         choice = gloo_interfaces(host.interfaces.addresses, None, host.own_addresses)
         if choice is not None and choice.address is not None and choice.address.loopback:
             bad.append(host.host)
     if not bad:
-        draft.left.append(Left("GLOO_SOCKET_IFNAME", "every host's own name resolves to an address its peers know"))
+        draft.left.append(Left(name, "every host's own name resolves to an address its peers know"))
         return
-    chosen = Counter(
-        choice.address.name
-        for host in hosts
-        if host.interfaces is not None
-        for choice in [nccl_interfaces(host.interfaces.addresses, {}, host.version)]
-        if choice.address is not None
-    )
-    name, count = chosen.most_common(1)[0]
-    if count == len(hosts):
+    interfaces = {taken.get(host, "") for host in bad}
+    if len(interfaces) == 1 and "" not in interfaces:
         draft.add(
-            "GLOO_SOCKET_IFNAME",
             name,
+            interfaces.pop(),
             "else Gloo hands loopback addresses to its peers",
             f"the own name of {_some(bad)} resolves to loopback",
             confidence=0.85,
-            only=bad,
+            only=bad if len(bad) < len(hosts) else (),
         )
     draft.notes.append(
         Note(
-            f"better than GLOO_SOCKET_IFNAME: mend the host's own name on {_some(bad)}, so that no job needs it",
+            f"better than {name}: mend the host's own name on {_some(bad)}, so that no job needs it",
             "sudo sed -i 's/^127\\.0\\.1\\.1/#&/' /etc/hosts; getent ahosts $(hostname)",
         )
     )
+
+
+# ----------------------------------------------------------------------------------------------- what is set and harms
+
+
+def _removals(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
+    """What lint would take away: debugging settings left over, pins, dead names, lists that match nothing."""
+    decided = {line.advice.name for line in draft.lines} | {IFNAME}
+    judged: dict[object, list[lint.Remark]] = {}
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for host in hosts:
+        items = tuple(item for _, layer in host.layers for item in layer)
+        if not items:
+            continue
+        key = items, host.devices, host.nccl_version, host.torch_version
+        if key not in judged:  # on most clusters all hosts are set alike
+            judged[key] = lint.remarks(items, host.nccl_version, host.torch_version, {"": host.devices})
+        for made in judged[key]:
+            wrong = made.assignment
+            removed = made.edit is not None and made.edit.removes and made.finding.severity is not Severity.INFO
+            if removed and wrong.name not in decided:
+                where = f"{wrong.file}:{wrong.line}" if wrong.line else ""
+                reason = made.finding.env[0].reason if made.finding.env else made.finding.title
+                found.setdefault((wrong.name, wrong.value or "", where, reason), []).append(host.host)
+    lines: dict[str, Line] = {}
+    for (name, value, where, reason), names in sorted(found.items()):
+        if where:
+            draft.notes.append(Note(f"remove {where}: {name}={value} on {_some(names)}: {reason}"))
+        elif name not in lines:
+            own = tuple(names) if len(names) < len(hosts) else ()
+            advice = EnvAdvice(name, "", reason, unset=True, hosts=own)
+            lines[name] = Line(advice, 0.9, f"{name}={value} is set on {_some(names)}")
+        else:
+            before = lines[name].advice
+            own = tuple(sorted({*before.hosts, *names})) if before.hosts else ()
+            lines[name] = msgspec.structs.replace(lines[name], advice=msgspec.structs.replace(before, hosts=own))
+    draft.lines += lines.values()
 
 
 # ---------------------------------------------------------------------------------------------------------- fabric

@@ -117,6 +117,18 @@ def _comm_id_address(value: str, resolve: Resolver) -> IPv4Address | IPv6Address
         return ip_address(resolved) if resolved else None
 
 
+def needs_resolver(comm_id: str) -> bool:
+    """Whether NCCL_COMM_ID holds a host name: what is chosen then depends on what it resolves to."""
+    name = comm_id.split(":")[0]
+    if len(comm_id) < 2 or ":" not in comm_id or comm_id.startswith("["):
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return True
+    return False
+
+
 def _resolves_nothing(_: str) -> str | None:
     return None
 

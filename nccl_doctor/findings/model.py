@@ -64,7 +64,8 @@ def shell_word(value: str) -> str:
 class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
     """One environment variable to set (or, with ``unset``, to remove), and the fact that calls for it.
 
-    ``versions`` is the NCCL (or torch) range it holds for, such as ``>=2.28`` or ``any``.
+    ``versions`` is the NCCL (or torch) range it holds for, such as ``>=2.28`` or ``any``. ``hosts`` are those that
+    need it; empty: all.
     """
 
     name: str
@@ -73,6 +74,7 @@ class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: str = "any"
     risky: bool = False
     unset: bool = False
+    hosts: tuple[str, ...] = ()
 
     @property
     def shell(self) -> str:

@@ -165,8 +165,12 @@ def _fixes(items: list[Finding]) -> list[Fix]:
 
 
 def _setting(advice: EnvAdvice) -> Text:
-    setting = advice.shell
-    return Text(visible(setting), "bold").append(f"   {visible(advice.reason)}", "not bold dim")
+    return Text(visible(advice.shell), "bold").append(f"   {visible(setting_reason(advice))}", "not bold dim")
+
+
+def setting_reason(advice: EnvAdvice) -> str:
+    """Why, and which hosts need it if not all do."""
+    return advice.reason + (f"; only {fold(advice.hosts)}" if advice.hosts else "")
 
 
 def _evidence(proof: Evidence) -> Text:
@@ -188,12 +192,7 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
             yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(stage.reason)})", "dim")
     if report.env:
         for advice in report.env:
-            setting = advice.shell
-            yield (
-                Text("environment  ", "green")
-                .append(visible(setting), "bold")
-                .append(f"   {visible(advice.reason)}", "dim")
-            )
+            yield Text("environment  ", "green").append_text(_setting(advice))
     else:
         yield Text("environment  ", "green").append(no_setting(report))
     infos = [item for item in report.causes if item.severity is Severity.INFO]
@@ -213,7 +212,12 @@ def no_setting(report: Report) -> str:
     """What to say without advice: "nothing needs setting" only where the interfaces, which decide it, were looked at."""
     states = {stage.name: stage.state for stage in report.stages}
     if report.reached and states.get("interfaces") not in (None, "unknown"):
-        return "nothing needs setting"
+        names = ", ".join(item.split(":")[0] for item in report.env_unknown)
+        return (
+            f"nothing known to need setting; not decided: {names} (env recommend says why)"
+            if names
+            else "nothing needs setting"
+        )
     why = "the interfaces stage was not measured" if report.reached else "no host was reached"
     return f"not known: {why}"
 

@@ -262,7 +262,7 @@ def _set_lines(advice: Advice) -> tuple[Line, ...]:
 
 
 def _comment(line: Line) -> str:
-    only = f"; only {', '.join(line.only)}" if line.only else ""
+    only = f"; only {fold(line.advice.hosts)}" if line.advice.hosts else ""
     return visible(f"{line.advice.reason} ({line.fact}){only}")
 
 
@@ -282,7 +282,7 @@ def advice_json(advice: Advice) -> dict[str, Any]:
                 "versions": line.advice.versions,
                 "confidence": line.confidence,
                 "risky": line.advice.risky,
-                "only": list(line.only),
+                "only": list(line.advice.hosts),
             }
             for line in advice.lines
         ],

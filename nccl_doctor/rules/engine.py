@@ -176,12 +176,13 @@ def reached(bundle: Bundle) -> tuple[Host, ...]:
     return tuple(Host(facts) for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK)
 
 
-def _internal_error(rule: Rule, error: Exception, hosts: tuple[str, ...]) -> Finding:
+def internal_error(rule: str, error: Exception, hosts: tuple[str, ...]) -> Finding:
+    """What is told of a rule that raised."""
     return finding(
         "internal-error",
         Severity.WARN,
-        f"rule {rule.name} failed: what it checks is not known",
-        Evidence(f"{type(error).__name__}: {error}", source=f"rule {rule.name}"),
+        f"rule {rule} failed: what it checks is not known",
+        Evidence(f"{type(error).__name__}: {error}", source=f"rule {rule}"),
         hosts=hosts,
     )
 
@@ -200,7 +201,7 @@ def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult
         except SkipRule as reason:
             skipped[host.name] = str(reason)
         except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-            findings.append(_internal_error(rule, error, (host.name,)))
+            findings.append(internal_error(rule.name, error, (host.name,)))
             gaps.setdefault((rule.name, "internal error"), []).append(host.name)
         else:
             findings.extend(found)
@@ -222,7 +223,7 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResul
     except SkipRule as reason:
         skipped = dict.fromkeys(names, str(reason))
     except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-        findings = (_internal_error(rule, error, names),)
+        findings = (internal_error(rule.name, error, names),)
         fleet.missing.setdefault((rule.name, "internal error"), []).extend(names)
     blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
     absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
@@ -235,9 +236,11 @@ def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
     return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()) if hosts)
 
 
-def run(bundle: Bundle, rules: Iterable[Rule] | None = None) -> Iterator[RuleResult]:
-    """Run the rules of the bundle's planned stages over its reached hosts, in stage order."""
-    hosts = reached(bundle)
+def run(
+    bundle: Bundle, rules: Iterable[Rule] | None = None, hosts: tuple[Host, ...] | None = None
+) -> Iterator[RuleResult]:
+    """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order."""
+    hosts = reached(bundle) if hosts is None else hosts
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue

@@ -12,6 +12,7 @@ from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
 
@@ -52,11 +53,8 @@ _IDS = tuple(
 def layers(host: Host, plan: Plan) -> list[tuple[str, tuple[Assignment, ...]]]:
     """What NCCL on this host would see, highest precedence first; ``MissingFact`` without the host's environment."""
     environment = host.need(Environment)
-    release = plan.nccl_version or hosts.version_of(host.facts)
-    found = hosts.layers_of(host.name, environment, host.want(Interfaces), release)
-    if plan.env:
-        found.insert(0, ("job environment", sources.of_environment(plan.env, host.name, "job environment")))
-    return found
+    release = plan.nccl_version or hosts.version_of(host.want(Software))
+    return hosts.layers_of(host.name, environment.variables, host.want(Interfaces), release, plan.env)
 
 
 def _kept(finding: Finding, name: str) -> bool:
@@ -76,10 +74,10 @@ def variables(host: Host, plan: Plan) -> Iterator[Finding]:
     NCCL_IB_DISABLE=1 on a host with an active InfiniBand or RoCE port fails: the job would run over TCP.
     """
     found = layers(host, plan)
-    release = plan.nccl_version or hosts.version_of(host.facts)
+    release = plan.nccl_version or hosts.version_of(host.want(Software))
     items = [item for _, layer in found for item in layer]
-    devices = {host.name: hosts.devices_of(host.facts)}
-    remarks = lint.remarks(items, release, hosts.torch_of(host.facts), devices)
+    devices = {host.name: hosts.devices_of(host.want(Interfaces), host.want(InfinibandFact))}
+    remarks = lint.remarks(items, release, hosts.torch_of(host.want(Software)), devices)
     for made in (*remarks, *sources.source_order(found)):
         if not _kept(made.finding, made.assignment.name) or (
             made.assignment.written and "conf-syntax" in made.finding.id

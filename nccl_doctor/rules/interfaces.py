@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from ipaddress import ip_address
 
 import msgspec
 
-from nccl_doctor.env.interface_advice import Attempt, Recommendation, reachable, recommend_interface, trap
+from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, reachable, trap
 from nccl_doctor.env.nccl_conf import Setting, effective, ignored_lines
 from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version, parse_version, show
 from nccl_doctor.env.socket_interface import (
@@ -17,7 +16,7 @@ from nccl_doctor.env.socket_interface import (
     Filter,
     gloo_interfaces,
     nccl_bootstrap,
-    nccl_interfaces,
+    needs_resolver,
     parse_filter,
 )
 from nccl_doctor.facts.interfaces import Address, Interfaces
@@ -27,8 +26,6 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-
-IFNAME = "NCCL_SOCKET_IFNAME"
 
 
 class View(msgspec.Struct, frozen=True):
@@ -91,12 +88,12 @@ def view(host: Host, plan: Plan) -> View:
     version, assumed = nccl_version(host, plan)
     settings = effective(facts.environment, facts.conf_files, version, plan.env)
     values = {name: setting.value for name, setting in settings.items()}
-    _reject_unresolved(values.get("NCCL_COMM_ID", ""))
+    if needs_resolver(comm_id := values.get("NCCL_COMM_ID", "")):
+        raise MissingFact("interface choice", f"NCCL_COMM_ID={comm_id}: the name was not resolved")
     bootstrap = nccl_bootstrap(facts.addresses, values, version)
-    every = nccl_interfaces(facts.addresses, values, version)
     system = host.want(System)
     rdma = system is not None and bool(system.rdma_devices)
-    used = bootstrap.addresses if rdma else tuple(dict.fromkeys((*bootstrap.addresses, *every.addresses)))
+    used = Station(facts, version, settings, rdma).handed_out().addresses
     names = host.want(Names)
     gloo = gloo_interfaces(
         facts.addresses,
@@ -104,16 +101,6 @@ def view(host: Host, plan: Plan) -> View:
         names.own.addresses if names is not None else None,
     )
     return View(host.name, facts, version, assumed, settings, bootstrap, used, rdma, gloo)
-
-
-def _reject_unresolved(comm_id: str) -> None:
-    name = comm_id.split(":")[0]
-    if len(comm_id) < 2 or ":" not in comm_id or comm_id.startswith("["):
-        return
-    try:
-        ip_address(name)
-    except ValueError:
-        raise MissingFact("interface choice", f"NCCL_COMM_ID={comm_id}: the name was not resolved") from None
 
 
 def views(fleet: Fleet) -> dict[str, View]:
@@ -128,32 +115,9 @@ def views(fleet: Fleet) -> dict[str, View]:
 
 
 def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
-    """The smallest NCCL_SOCKET_IFNAME that works on all these hosts, or that none is needed, or that none works.
-
-    Taking a wrong setting away is smaller than setting another one.
-    """
-    facts = {host: item.facts for host, item in seen.items()}
-    versions = {host: item.version for host, item in seen.items()}
-    attempts = tuple(tried)
-    now = {host: Choice(item.bootstrap.rule, item.used, item.bootstrap.failure) for host, item in seen.items()}
-    advised = recommend_interface(facts, now, versions, attempts)
-    set_on = [host for host, item in seen.items() if IFNAME in item.settings]
-    if advised.advice is None or not set_on:
-        return advised
-    without = recommend_interface(
-        facts, {**now, **{host: _unset_choice(seen[host]) for host in set_on}}, versions, attempts
-    )
-    if without.advice is None and without.works:
-        places = ", ".join(f"{seen[host].settings[IFNAME].place} on {host}" for host in set_on[:3])
-        return Recommendation(True, f"nothing needs setting once {IFNAME} is removed ({places})")
-    return advised
-
-
-def _unset_choice(item: View) -> Choice:
-    """What this host would use without NCCL_SOCKET_IFNAME."""
-    values = {name: setting.value for name, setting in item.settings.items() if name != IFNAME}
-    choice = nccl_interfaces(item.facts.addresses, values, item.version)
-    return msgspec.structs.replace(choice, addresses=choice.addresses[:1]) if item.rdma else choice
+    """What to do about NCCL_SOCKET_IFNAME on these hosts: the same answer as ``env recommend`` gives."""
+    stations = {host: Station(item.facts, item.version, item.settings, item.rdma) for host, item in seen.items()}
+    return decide(stations, tuple(tried))
 
 
 # --- one host: settings --------------------------------------------------------------------------------------------
@@ -708,9 +672,9 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     )
     if advised is None:
         outcome = ""
-    elif advised.advice is not None:
+    elif advised.advice is not None and not advised.advice.unset:
         outcome = f"; set {advised.advice.name}={advised.advice.value}"
-    elif advised.works and "removed" in advised.reason:
+    elif advised.harmful:
         outcome = f"; {advised.reason}"
     elif advised.works:
         outcome = "; nothing needs setting"

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from nccl_doctor.env.recommend import Advice, recommend
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.rules import engine, requirements, thresholds
+from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
 REPORT_SCHEMA = "nccl-doctor/report/1"
@@ -40,9 +41,10 @@ class Report(msgspec.Struct, frozen=True):
     reached: tuple[str, ...]  # the hosts on which an agent ran
     findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
     unknown: tuple[Unknown, ...]
-    env: tuple[EnvAdvice, ...]
+    env: tuple[EnvAdvice, ...]  # what `env recommend` says of these hosts
     stages: tuple[StageResult, ...]
     seconds: float
+    env_unknown: tuple[str, ...] = ()  # the variables env recommend could not decide on, each with the reason
 
     @property
     def causes(self) -> tuple[Finding, ...]:
@@ -64,26 +66,36 @@ class Report(msgspec.Struct, frozen=True):
 
 def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
     """The report of a bundle, by the given thresholds or the default ones."""
+    hosts = engine.reached(bundle)
     with thresholds.using(rows), _no_collector():
-        results = tuple(engine.run(bundle))
+        results = tuple(engine.run(bundle, hosts=hosts))
+        advice, broken = _advice(hosts, bundle)
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
-    found += [item for result in results for item in result.findings]
+    found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
     unknown = _unknown(bundle, results)
-    env = {advice.name: advice for item in findings if not item.folded_under for advice in item.env}
     return Report(
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
         created=bundle.created,
-        verdict=verdict_of(findings, unknown) if results and engine.reached(bundle) else _nothing_measured(findings),
+        verdict=verdict_of(findings, unknown) if results and hosts else _nothing_measured(findings),
         hosts=tuple(facts.name for facts in bundle.hosts),
-        reached=tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK),
+        reached=tuple(host.name for host in hosts),
         findings=findings,
         unknown=unknown,
-        env=tuple(env[name] for name in sorted(env)),
+        env=tuple(line.advice for line in advice.lines) if advice else (),
+        env_unknown=advice.unknown if advice else ("the environment",),
         stages=tuple(_stage(name, bundle, results, findings, unknown) for name in bundle.plan.stages),
         seconds=bundle.seconds,
     )
+
+
+def _advice(hosts: tuple[engine.Host, ...], bundle: Bundle) -> tuple[Advice | None, list[Finding]]:
+    """What ``env recommend`` says of these hosts; None, and a finding that says so, where that fails."""
+    try:
+        return recommend(*needs.of_fleet(engine.Fleet(hosts, bundle.plan))), []
+    except Exception as error:  # noqa: BLE001 - as a rule that fails: it must hide no finding
+        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in hosts))]
 
 
 @contextlib.contextmanager

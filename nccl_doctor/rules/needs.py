@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import msgspec
 
 from nccl_doctor.env import gid, hosts
 from nccl_doctor.env.interface_advice import Attempt
@@ -11,43 +11,50 @@ from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
-from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Plan
+from nccl_doctor.facts.model import Bundle, Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.rules import engine, interfaces, rails
 
-F = TypeVar("F", bound=Fact)
-
 
 def of_bundle(bundle: Bundle) -> tuple[tuple[HostNeeds, ...], tuple[Attempt, ...]]:
     """(what is known of every reached host, the connections tried between them)."""
-    fleet = engine.Fleet(engine.reached(bundle), bundle.plan)
+    return of_fleet(engine.Fleet(engine.reached(bundle), bundle.plan))
+
+
+def of_fleet(fleet: engine.Fleet) -> tuple[tuple[HostNeeds, ...], tuple[Attempt, ...]]:
+    """As :func:`of_bundle`, of hosts whose facts the rules have read already."""
     # Rails by what the boards are, not by an NCCL_IB_HCA that somebody has set: that is what is to be judged.
-    plan = Plan(stages=bundle.plan.stages, nccl_version=bundle.plan.nccl_version)
+    plan = msgspec.structs.replace(fleet.plan, env={})
     fabrics = [fact for host in fleet.hosts if (fact := host.want(InfinibandFact)) is not None]
     kinds = rails.kinds_of_rails(fabrics)
-    return tuple(_needs(host.facts, plan, kinds) for host in fleet.hosts), interfaces.attempts(fleet)
+    needs = tuple(_needs(host, fleet.plan, plan, kinds) for host in fleet.hosts)
+    return needs, interfaces.attempts(fleet)
 
 
-def _needs(host: HostFacts, plan: Plan, kinds: set[tuple[str, str]]) -> HostNeeds:
-    fabric = hosts.fact(host, InfinibandFact)
-    software = hosts.fact(host, Software)
-    system = hosts.fact(host, System)
-    names = hosts.fact(host, Names)
-    environment = hosts.fact(host, Environment)
+def _needs(host: engine.Host, plan: Plan, bare: Plan, kinds: set[tuple[str, str]]) -> HostNeeds:
+    fabric = host.want(InfinibandFact)
+    software = host.want(Software)
+    system = host.want(System)
+    names = host.want(Names)
+    network = host.want(Interfaces)
+    environment = host.want(Environment)
     memlock = system.limits.get("memlock") if system else None
     return HostNeeds(
         host=host.name,
-        interfaces=hosts.fact(host, Interfaces),
+        interfaces=network,
         own_addresses=names.own.addresses if names else None,
-        ports=_ports(fabric, plan, kinds) if fabric else None,
-        nccl_version=plan.nccl_version or hosts.version_of(host),
-        torch_version=hosts.torch_of(host),
+        ports=_ports(fabric, bare, kinds) if fabric else None,
+        nccl_version=plan.nccl_version or hosts.version_of(software),
+        torch_version=hosts.torch_of(software),
         net_plugins=tuple(item.name for item in software.plugins if item.kind == "net") if software else (),
         container=bool(system and system.container.hints),
         shm_bytes=system.shm.size_bytes if system and system.shm.present else None,
         memlock_bytes=memlock.soft if memlock else None,
-        environment=environment.variables if environment else {},
+        environment=environment.variables if environment else network.environment if network else {},
+        job_environment=plan.env,
+        rdma=bool(system and system.rdma_devices),
+        devices=hosts.devices_of(network, fabric),
     )
 
 
@@ -66,7 +73,9 @@ def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> t
                 item.name in fabric.default_route_devices or item.master in fabric.default_route_devices
                 for item in device.netdevs
             ),
-            gids=tuple(gid.GidEntry(item.index, item.gid, gid.roce_version(item.type)) for item in port.gids),
+            gids=tuple(gid.GidEntry(item.index, item.gid, gid.roce_version(item.type)) for item in port.gids)
+            if port.link_layer == rails.ETHERNET
+            else (),
         )
         for device in fabric.devices
         for port in device.ports

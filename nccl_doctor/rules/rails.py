@@ -61,12 +61,13 @@ def _candidates(fact: InfinibandFact) -> list[tuple[Device, Port]]:
 def kinds_of_rails(facts: Iterable[InfinibandFact]) -> set[Kind]:
     """The kinds that are rails: those with a port at the best active rate; of several, the most frequent."""
     ports = [pair for fact in facts for pair in _candidates(fact)]
-    active = [(device, port) for device, port in ports if port.active and port.gbps]
+    active = [(rate, device, port) for device, port in ports if port.active and (rate := port.gbps)]
     if not active:
         counts = Counter(_kind(device, port) for device, port in ports)
-        return {kind for kind, count in counts.items() if count == max(counts.values())}
-    best = max(port.gbps or 0.0 for _, port in active)
-    fastest = Counter(_kind(device, port) for device, port in active if port.gbps == best)
+        most = max(counts.values(), default=0)
+        return {kind for kind, count in counts.items() if count == most}
+    best = max(rate for rate, _, _ in active)
+    fastest = Counter(_kind(device, port) for rate, device, port in active if rate == best)
     return {fastest.most_common(1)[0][0]}
 
 

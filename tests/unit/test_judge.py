@@ -6,16 +6,18 @@ import json
 import random
 from pathlib import Path
 
+import fleets
 import jsonschema
 import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.rules import reach
+from nccl_doctor.rules import needs, reach
 from nccl_doctor.rules.engine import all_rules
 from nccl_doctor.rules.judge import judge, to_json
 from nccl_doctor.rules.localise import blame
@@ -40,6 +42,31 @@ def test_nothing_reached_is_no_verdict_of_health() -> None:
         builder.reach[name] = Reach(ReachOutcome.NOT_TRIED, "deadline")
     report = judge(builder.bundle())
     assert report.verdict == "incomplete" and report.exit_code() is ExitCode.NOTHING_CHECKED
+
+
+def test_the_environment_told_is_what_env_recommend_says() -> None:
+    builder = Builder(stages=("connectivity", "ports", "interfaces", "software"))
+    for number, name in enumerate(NAMES, start=1):
+        builder.probes[name]["interfaces"] = msgspec.to_builtins(fleets.interfaces(f"eth0/10.0.0.{number}/24"))
+        builder.probes[name]["environment"] = {"variables": {"NCCL_P2P_DISABLE": "1"} if number == 2 else {}}
+    bundle = builder.bundle()
+    report = judge(bundle)
+    wanted = recommend(*needs.of_bundle(bundle))
+    assert report.env == tuple(line.advice for line in wanted.lines) and report.env_unknown == wanted.unknown
+    (line,) = report.env
+    assert line.shell == "unset NCCL_P2P_DISABLE" and line.hosts == (NAMES[1],)
+
+
+def test_a_recommendation_that_fails_hides_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("nccl_doctor.rules.judge.recommend", fails)
+    builder = Builder()
+    builder.reach["gpu02"] = Reach(ReachOutcome.TIMED_OUT, "because", ("quoted",))
+    report = judge(builder.bundle())
+    assert report.verdict == "faulty" and not report.env and report.env_unknown
+    assert any(item.id == "internal-error" and "broken" in item.evidence[0].text for item in report.findings)
 
 
 def test_the_same_facts_in_any_order_give_the_same_bytes() -> None:

@@ -17,7 +17,7 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
-from nccl_doctor.report.console import alike, confidence_word, no_setting
+from nccl_doctor.report.console import alike, confidence_word, no_setting, setting_reason
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
@@ -79,14 +79,14 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         rows=matrix(report),
         entries=entries(report),
         unknown=[(gap.what, fold(gap.hosts), gap.why, gap.next) for gap in report.unknown],
-        env=[(item.shell, item.reason) for item in report.env],
+        env=[(item.shell, setting_reason(item)) for item in report.env],
         heatmaps=measured.heatmaps(bundle),
         drift=measured.drift(bundle),
         topologies=measured.topologies(bundle),
         plot=Markup(svg(runs)) if runs else None,
         curves=measured.curves(runs),
         stage_states=report.stages,
-        no_setting=no_setting(report).capitalize() + ".",
+        no_setting=f"{no_setting(report)[0].upper()}{no_setting(report)[1:]}.",
     )
     return text
 
@@ -181,7 +181,7 @@ def _entry(number: int, group: list[Finding], report: Report) -> Entry:
             (text, command, fold(host for host in hosts if host), risky)
             for (text, command, risky), hosts in list(fixes.items())[:8]
         ),
-        env=tuple((item.shell, item.reason) for item in first.env),
+        env=tuple((item.shell, setting_reason(item)) for item in first.env),
         playbook=tuple((heading, load(book).section(heading)) for heading in sections) if book else (),
         consequences=tuple(
             sorted({f"{other.title} ({other.id})" for other in report.findings if other.folded_under == first.id})

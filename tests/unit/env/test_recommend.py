@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 import yaml
 
@@ -11,7 +12,7 @@ from nccl_doctor.env.extract import conf, shell
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import Attempt
 from nccl_doctor.env.recommend import Advice, FabricPort, HostNeeds, Purpose, recommend
-from nccl_doctor.facts.interfaces import Address, Device, Interfaces
+from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine, Device, Interfaces
 from nccl_doctor.report import env as report
 
 V4V2 = GidEntry(3, "0000:0000:0000:0000:0000:ffff:0a00:0001", 2)
@@ -147,7 +148,7 @@ def test_mixed_families() -> None:
 def test_gloo_on_hosts_whose_name_is_loopback() -> None:
     advice = recommend([host(1, own_addresses=("127.0.1.1",)), host(2)])
     (line,) = advice.lines
-    assert (line.advice.name, line.advice.value, line.only) == ("GLOO_SOCKET_IFNAME", "eth0", ("n1",))
+    assert (line.advice.name, line.advice.value, line.advice.hosts) == ("GLOO_SOCKET_IFNAME", "eth0", ("n1",))
     assert any("/etc/hosts" in note.command for note in advice.notes)
 
 
@@ -223,3 +224,56 @@ def test_nothing_to_set_is_valid_in_every_format() -> None:
     for name, render in report.ADVICE_FORMATS.items():
         assert isinstance(render(advice), str), name
     assert yaml.safe_load(report.advice_k8s(advice)) == {"env": []}
+
+
+def with_bridge(number: int, **fields: object) -> HostNeeds:
+    """A host with a bridge that leads nowhere, which NCCL by itself leaves alone."""
+    return host(
+        number, interfaces=interfaces(number, Address("docker0", "inet", "192.168.9.1", 24), before=False), **fields
+    )
+
+
+def test_a_list_that_leads_nowhere_is_taken_away_not_replaced() -> None:
+    wrong = {"NCCL_SOCKET_IFNAME": "docker0"}
+    advice = recommend([with_bridge(1, environment=wrong), with_bridge(2, environment=wrong), with_bridge(3)])
+    (line,) = advice.lines
+    assert line.advice.unset and line.advice.name == "NCCL_SOCKET_IFNAME" and line.advice.hosts == ("n1", "n2")
+    assert "NCCL_SOCKET_IFNAME=docker0" in line.fact and "unset NCCL_SOCKET_IFNAME" in report.advice_text(advice)
+
+
+def test_a_list_of_nccl_conf_is_a_line_to_remove() -> None:
+    facts = with_bridge(1).interfaces
+    assert facts is not None
+    file = ConfFile("system", "/etc/nccl.conf", lines=(ConfLine(3, "NCCL_SOCKET_IFNAME=docker0"),))
+    advice = recommend([with_bridge(2), host(1, interfaces=msgspec.structs.replace(facts, conf_files=(file,)))])
+    assert not advice.lines, "no unset helps against a file"
+    assert any("/etc/nccl.conf:3" in note.text and "n1" in note.text for note in advice.notes)
+
+
+def test_a_list_that_is_needed_and_set_already_is_kept_as_it_is() -> None:
+    before = interfaces(1, Address("br-1", "inet", "192.168.9.1", 24))
+    hosts = [
+        host(n, interfaces=Interfaces((*before.addresses[:2], *interfaces(n).addresses[1:]), hostname=f"n{n}"))
+        for n in (1, 2)
+    ]
+    assert names(recommend(hosts)) == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    hosts = [msgspec.structs.replace(item, environment={"NCCL_SOCKET_IFNAME": "eth"}) for item in hosts]
+    advice = recommend(hosts)
+    assert names(advice) == {"NCCL_SOCKET_IFNAME": "eth"} and "already" in advice.lines[0].advice.reason
+
+
+def test_with_an_rdma_device_only_the_bootstrap_interface_must_reach_its_peers() -> None:
+    rails = tuple(Address(f"rail{number}", "inet", f"10.{number}.0.1", 30) for number in (1, 2))
+    hosts = [host(n, interfaces=interfaces(n, *rails, before=False), rdma=True) for n in (1, 2)]
+    assert not recommend(hosts).lines
+
+
+def test_what_is_left_over_on_a_host_is_taken_away() -> None:
+    advice = recommend([host(1, environment={"NCCL_P2P_DISABLE": "1"}), host(2, job_environment={"NCCL_ALGO": "Ring"})])
+    assert {line.advice.name: line.advice.hosts for line in advice.lines if line.advice.unset} == {
+        "NCCL_P2P_DISABLE": ("n1",),
+        "NCCL_ALGO": ("n2",),
+    }
+    assert all(line.advice.name in line.fact for line in advice.lines)
+    shown = report.advice_text(advice)
+    assert "only n1" in shown and "export" not in shown
