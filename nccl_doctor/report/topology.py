@@ -20,6 +20,7 @@ _P2P_WORDS = {
     "DR": "DR: disabled in the driver",
     "U": "U: unknown",
 }
+_LABEL = 13  # characters before a sentence
 _STYLE = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red", "SOC": "red", "OK": "green"}
 
 
@@ -60,7 +61,8 @@ def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tupl
         console.print(line, soft_wrap=True)
     console.print()
     for line in _words(matrix, uneven(matrix), facts):
-        console.print(line)
+        for index, part in enumerate(line[_LABEL:].wrap(console, max(40, console.width - _LABEL))):
+            console.print((line[:_LABEL] if index == 0 else Text(" " * _LABEL)) + part, soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:
@@ -96,7 +98,7 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
     lines: list[Text] = []
 
     def say(label: str, text: str, look: str = "") -> None:
-        lines.append(Text(f"{label:<13}", look or "cyan").append(visible(text), "not bold default"))
+        lines.append(Text(f"{label:<{_LABEL}}", look or "cyan").append(visible(text), "not bold default"))
 
     for index, text in enumerate(_transports(matrix)):
         say("GPU to GPU" if index == 0 else "", text)
