@@ -5,11 +5,11 @@ Every answer is a value, or its absence has a reason: a call that the driver doe
 """
 
 import ctypes
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-MAX_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS of nvidia-ml-py 13
+MAX_NVLINKS = 18  # where pynvml does not tell NVML_NVLINK_MAX_LINKS (Hopper and Blackwell have 18)
 
 # field -> (call, arguments). The call's answer is stored as it is (text decoded); see also _STRUCTURES.
 _SIMPLE = (
@@ -41,7 +41,6 @@ _SIMPLE = (
     ("clock_memory_max_mhz", "nvmlDeviceGetMaxClockInfo", (2,)),
     ("clock_sm_application_mhz", "nvmlDeviceGetApplicationsClock", (1,)),
     ("performance_state", "nvmlDeviceGetPerformanceState", ()),
-    ("throttle_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", ()),
     ("persistence_mode", "nvmlDeviceGetPersistenceMode", ()),
     ("compute_mode", "nvmlDeviceGetComputeMode", ()),
     ("ecc_corrected_volatile", "nvmlDeviceGetTotalEccErrors", (0, 0)),
@@ -75,6 +74,13 @@ _P2P_STATUS = {
     6: "U",
 }
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# The same answer under its new name (R535) and its old one, which CUDA 14 drops.
+_THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+# NVML's return codes that mean "this driver or this GPU has no such thing": not supported, function not found, no data,
+# ECC not supported on a vGPU, a structure's version that the driver does not know, deprecated.
+_UNSUPPORTED = (3, 13, 21, 22, 25, 26)
+_NO_PERMISSION = 4
+_INVALID_ARGUMENT = 2
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
 
@@ -87,6 +93,7 @@ class _Asker:
         self.report = report
         self.gpu = gpu
         self.into = into
+        self.code: Optional[int] = None  # of the last call that failed
         for key in ("not_supported", "not_permitted"):
             into.setdefault(key, [])
         into.setdefault("errors", {})
@@ -109,13 +116,29 @@ class _Asker:
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
     def _file(self, field: str, call: str, error: Any) -> None:
-        code = getattr(error, "value", None)
-        if code in (self.nvml.NVML_ERROR_NOT_SUPPORTED, self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 25):
-            self._refuse("not_supported", field)  # 25: the driver does not know this version of a structure
-        elif code == self.nvml.NVML_ERROR_NO_PERMISSION:
+        code = self.code = getattr(error, "value", None)
+        if code in _UNSUPPORTED:
+            self._refuse("not_supported", field)
+        elif code == _NO_PERMISSION:
             self._refuse("not_permitted", field)
         else:
             self.into["errors"][field] = "%s: %s" % (call, error)
+
+    def ask_any(self, field: str, calls: Sequence[str], *arguments: Any) -> Any:
+        """The answer of the first call that this pynvml and driver have; refused only where none has one."""
+        for call in calls:
+            self.forget(field)
+            answer = self.ask(field, call, *arguments)
+            if answer is not None or field not in self.into["not_supported"]:
+                return answer
+        return None
+
+    def forget(self, field: str) -> None:
+        """Take back what was filed for ``field``: another call may still answer."""
+        for reason in ("not_supported", "not_permitted"):
+            if field in self.into[reason]:
+                self.into[reason].remove(field)
+        self.into["errors"].pop(field, None)
 
     def _refuse(self, reason: str, field: str) -> None:
         if field not in self.into[reason]:
@@ -171,6 +194,7 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     gpu["pci_device_id"] = "%08x" % pci.pciDeviceId if pci is not None else None
     for field, call, arguments in _SIMPLE:
         gpu[field] = asker.ask(field, call, handle, *arguments)
+    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     for field in ("power", "power_limit", "power_default", "power_enforced"):
         value = gpu.pop(field + "_mw")
         gpu[field + "_w"] = None if value is None else value / 1000.0
@@ -221,12 +245,11 @@ def _fabric(asker: _Asker, handle: Any) -> None:
         info = kind()
         if asker.ask("fabric", call, handle, ctypes.byref(info)) is None:
             continue
-        if "fabric" in gpu["not_supported"]:
-            gpu["not_supported"].remove("fabric")
-        gpu["errors"].pop("fabric", None)
+        asker.forget("fabric")
         mask = getattr(info, "healthMask", None)
+        state = int(info.state) & 0xFF  # one byte in the driver, four in pynvml
         gpu["fabric"] = {
-            "state": _FABRIC_STATES.get(int(info.state), str(int(info.state))),
+            "state": _FABRIC_STATES.get(state, str(state)),
             "status": int(info.status),
             "cluster": bytes(bytearray(info.clusterUuid)).hex(),
             "clique": int(info.cliqueId),
@@ -258,19 +281,18 @@ def _field_values(asker: _Asker, handle: Any) -> None:
 
 
 def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
-    """The GPU's NVLinks; an empty list where the GPU has none, None where the driver will not say."""
+    """The GPU's NVLinks by number; an empty list where the driver knows none of them, None where it fails to say."""
     scratch: Dict[str, Any] = {}
     probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
     links: List[Dict[str, Any]] = []
-    for link in range(MAX_NVLINKS):
-        scratch["not_supported"], scratch["errors"] = [], {}
+    for link in range(getattr(asker.nvml, "NVML_NVLINK_MAX_LINKS", MAX_NVLINKS)):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
-            trouble = scratch["errors"].get("state", "")
-            if trouble and "Invalid Argument" not in trouble and "InvalidArgument" not in trouble:
-                asker.into["errors"]["nvlinks"] = trouble
+            if "state" in scratch["errors"] and probe.code != _INVALID_ARGUMENT:
+                asker.into["errors"]["nvlinks"] = scratch["errors"]["state"]
                 return links or None
-            break  # not supported, or no such link: the ones before are all there are
+            probe.forget("state")
+            continue  # no such link: numbers may have gaps (H800, A800)
         entry: Dict[str, Any] = {"link": link, "active": bool(state)}
         if state:
             entry["version"] = probe.ask("version", "nvmlDeviceGetNvLinkVersion", handle, link)

@@ -24,8 +24,8 @@ def check(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage (repeat for several).")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this stage out (repeat for several).")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage (several: repeat, or commas).")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave this stage out (several: repeat, or commas).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[
         str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
@@ -69,7 +69,7 @@ def check(
         from nccl_doctor.facts import bundle as bundles
 
         with _hosts.bad_input_stops():
-            bundle = bundles.read(from_)
+            bundle = _narrowed(bundles.read(from_), stage or [], skip or [])
     else:
         from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.facts.model import Plan
@@ -95,9 +95,23 @@ def check(
     _tell(bundle, rows, format, save, history, strict, verbose)
 
 
+def _narrowed(bundle: Bundle, only: list[str], without: list[str]) -> Bundle:
+    """The bundle, to be judged by some of its stages alone where the user names them."""
+    import msgspec
+
+    if not (only or without):
+        return bundle
+    wanted = _stages(only, without, quick=False)
+    if only and (absent := [name for name in wanted if name not in bundle.plan.stages]):
+        _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(bundle.plan.stages)}")
+    stages = tuple(name for name in bundle.plan.stages if name in wanted)
+    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, stages=stages))
+
+
 def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:
     from nccl_doctor.rules.engine import STAGES
 
+    only, without = ([name.strip() for word in words for name in word.split(",")] for words in (only, without))
     for name in [*only, *without]:
         if name not in STAGES:
             _hosts.stop(f"no stage {name!r}; the stages are: {', '.join(STAGES)}")

@@ -32,7 +32,10 @@ def topo(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    from_: Annotated[Path | None, typer.Option("--from", metavar="BUNDLE", help="Take it from a saved bundle.")] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="BUNDLE|FILE", help="Take it from a saved bundle, or a FILE as above."),
+    ] = None,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -54,6 +57,8 @@ def topo(
     if sum((file is not None, from_ is not None, named)) > 1:
         _hosts.stop("give one of FILE, --from and hosts")
     missing: dict[str, str] = {}
+    if from_ is not None and _is_text(from_):
+        file = str(from_)
     if file is not None:
         found = _from_file(file)
     else:
@@ -62,6 +67,15 @@ def topo(
         )
         found, missing = _from_bundle(bundle)
     _tell(found, missing, format, file is not None)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether this is readable and no bundle (which is gzip): then it is taken for a pasted matrix."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(2) != b"\x1f\x8b"
+    except OSError:
+        return False
 
 
 def _from_file(file: str) -> list[Found]:
@@ -112,9 +126,8 @@ def _bundle(
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     """The hosts whose matrix is there, and host -> why not for the others."""
-    from nccl_doctor.facts import topology_matrix
-    from nccl_doctor.facts.topology import TopologyFact
-    from nccl_doctor.rules.engine import Host, MissingFact
+    from nccl_doctor.rules import topology
+    from nccl_doctor.rules.engine import Host, MissingFact, SkipRule
     from nccl_doctor.rules.gpudirect import sentences
 
     found: list[Found] = []
@@ -125,15 +138,11 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
             missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
             continue
         try:
-            topology = host.need(TopologyFact)
-            if topology.matrix.outcome != "ok" and not topology.matrix.text:
-                missing[facts.name] = topology.matrix.detail or topology.matrix.outcome
-                continue
-            matrix = topology_matrix.parse(topology.matrix.text)
-        except (MissingFact, topology_matrix.TopologyError) as error:
-            missing[facts.name] = str(error)
+            matrix = topology.matrix_of(host)
+        except (MissingFact, SkipRule) as reason:
+            missing[facts.name] = str(reason)
             continue
-        found.append((facts.name, matrix, sentences(host, matrix)))
+        found.append((facts.name, matrix, [*topology.witnesses(host, matrix), *sentences(host, matrix)]))
     return found, missing
 
 

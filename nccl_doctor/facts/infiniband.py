@@ -79,12 +79,14 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     sys_image_guid: str | None = None
     node_type: str | None = None
     bus_id: str | None = None
+    slot: str | None = None  # the platform's name of the PCIe slot
     path: tuple[str, ...] = ()
     pci_device: str | None = None
     pci_vendor: str | None = None
     numa_node: int | None = None
     netdevs: tuple[NetDevice, ...] = ()
     ports: tuple[Port, ...] = ()
+    source: str = "sysfs"  # or the tool whose word stands in for it, see infiniband_witness
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,3 +126,11 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True):
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
     witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)
+
+    def completed(self) -> InfinibandFact:
+        """Where sysfs shows no device: with those that ibstat, ibv_devinfo and show_gids list."""
+        if self.devices or not self.witnesses:
+            return self
+        from nccl_doctor.facts.infiniband_witness import completed
+
+        return completed(self)

@@ -14,6 +14,9 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})[^)]{0,40}\): ([0-
 # nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)
 _SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,6})(?:,| |$)(.{0,400})")
 
+# The driver writes up to three lines for one SXid: the event, then these two.
+_SXID_DETAILS = ("Severity ", "Data {")
+
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line and the second since boot at which it was written (None where the source does not tell)."""
@@ -52,7 +55,8 @@ def xid_events(lines: tuple[LogLine, ...]) -> list[XidEvent]:
         if "Xid" not in text:
             continue
         switch = "SXid" in text
-        if match := (_SXID if switch else _XID).search(text):
+        match = (_SXID if switch else _XID).search(text)
+        if match and not (switch and match.group(3).lstrip().startswith(_SXID_DETAILS)):
             found.append(XidEvent(int(match.group(2)), _address(match.group(1)), line, switch))
     return found
 

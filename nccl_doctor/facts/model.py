@@ -62,13 +62,17 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
 
+F = TypeVar("F", bound="Fact")
+
+
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of the typed facts. ``PROBE`` is the probe's name: the key in :attr:`HostFacts.probes`."""
 
     PROBE: ClassVar[str]
 
-
-F = TypeVar("F", bound=Fact)
+    def completed(self: F) -> F:
+        """The fact as rules see it: with what one part of it can say in place of another that was not there."""
+        return self
 
 
 class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -88,7 +92,8 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         known: dict[type[Fact], Fact] = self.__dict__.setdefault("facts", {})
         if kind not in known:
             raw = isinstance(self.data, msgspec.Raw)
-            known[kind] = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
+            plain = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
+            known[kind] = plain.completed()
         return cast(F, known[kind])
 
 

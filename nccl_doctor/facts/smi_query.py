@@ -41,10 +41,28 @@ class SmiQuery(msgspec.Struct, frozen=True):
     gpus: tuple[SmiGpu, ...]
 
 
+class _Gpu:
+    """One GPU while it is read."""
+
+    def __init__(self, bus_id: str) -> None:
+        self.bus_id = bus_id
+        self.values: dict[tuple[str, ...], str] = {}
+        self.processes: list[dict[str, str]] = []
+
+    def put(self, section: tuple[str, ...], name: str, value: str) -> None:
+        if section[:1] != ("Processes",):
+            self.values.setdefault((*section, name), value)
+            return
+        if name == "Process ID":
+            self.processes.append({})
+        if self.processes:
+            self.processes[-1][name] = value
+
+
 def parse(text: str) -> SmiQuery:
     """The tree in the text; ``SmiQueryError`` if it has neither a head nor a GPU. Linear."""
     head: dict[str, str] = {}
-    gpus: list[SmiGpu] = []
+    gpus: list[_Gpu] = []
     stack: list[tuple[int, str]] = []
     for raw in text[:TEXT_LIMIT].splitlines():
         line = raw[:LINE_LIMIT].rstrip()
@@ -52,7 +70,7 @@ def parse(text: str) -> SmiQuery:
         if not bare:
             continue
         if found := _GPU.match(bare):
-            gpus.append(SmiGpu(found.group(1).lower(), {}, ()))
+            gpus.append(_Gpu(found.group(1).lower()))
             stack = []
             continue
         indent = len(line) - len(line.lstrip())
@@ -67,7 +85,7 @@ def parse(text: str) -> SmiQuery:
         if not gpus:
             head.setdefault(name, value)
         else:
-            gpus[-1] = _put(gpus[-1], tuple(part for _, part in stack), name, value)
+            gpus[-1].put(tuple(part for _, part in stack), name, value)
         if not value and len(stack) < DEPTH_LIMIT:
             stack.append((indent, name))
     if not gpus and "Driver Version" not in head:
@@ -77,16 +95,5 @@ def parse(text: str) -> SmiQuery:
         head.get("Driver Version"),
         head.get("CUDA Version"),
         int(attached) if attached.isdecimal() and len(attached) < 6 else None,
-        tuple(gpus),
+        tuple(SmiGpu(gpu.bus_id, gpu.values, tuple(gpu.processes)) for gpu in gpus),
     )
-
-
-def _put(gpu: SmiGpu, section: tuple[str, ...], name: str, value: str) -> SmiGpu:
-    if section[:1] == ("Processes",):
-        if name == "Process ID":
-            gpu = msgspec.structs.replace(gpu, processes=(*gpu.processes, {}))
-        if gpu.processes:
-            gpu.processes[-1][name] = value
-        return gpu
-    gpu.values.setdefault((*section, name), value)
-    return gpu

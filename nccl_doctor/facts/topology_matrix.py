@@ -76,6 +76,7 @@ class Matrix(msgspec.Struct, frozen=True, dict=True):
     rows: tuple[str, ...] = ()
     p2p: tuple[Link, ...] = ()
     notes: tuple[str, ...] = ()
+    source: str = "nvidia-smi"  # or sysfs: rebuilt, see topology_tree
 
     def kinds(self) -> Mapping[tuple[str, str], str]:
         """(a, b) -> kind for both directions; where only one row was read, it answers for both."""
@@ -214,7 +215,8 @@ def _row(section: _Section, name: str, rest: str) -> None:
         position = found.end()
     if section.names and (len(cells) < limit or cells[section.names.index(name)] != "X"):
         section.cut.append(name)
-        if "X" in cells and cells.index("X") != section.names.index(name):
+        own = section.names.index(name)
+        if ("X" in cells and cells.index("X") != own) or (own < len(cells) and cells[own] != "X"):
             return  # shifted: no cell of this row can be trusted
         cells = cells[:-1] if position >= len(rest.rstrip()) else cells  # the last cell may be cut in itself
     if name in section.rows:

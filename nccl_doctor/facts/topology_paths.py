@@ -121,7 +121,7 @@ def to_network(matrix: Matrix, gpu: str) -> str:
     """How NCCL brings this GPU's data to the network by default, by distance alone."""
     near = near_nics(matrix)
     if gpu not in near:
-        return "no NIC in the matrix" if not matrix.nics else "its cells to the NICs are not in the text"
+        return "no NIC in the matrix" if not matrix.nics else "cells to the NICs are not in the text"
     own = near[gpu]
     names = "/".join(own.nics[:4]) + ("/..." if len(own.nics) > 4 else "")
     if own.kind in NEAR:

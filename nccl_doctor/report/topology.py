@@ -20,6 +20,7 @@ _P2P_WORDS = {
     "DR": "DR: disabled in the driver",
     "U": "U: unknown",
 }
+_LABEL = 13  # characters before a sentence
 _STYLE = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red", "SOC": "red", "OK": "green"}
 
 
@@ -39,6 +40,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "nics": [{"name": nic.name, "device": nic.device} for nic in matrix.nics],
         "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in matrix.links],
         "truncated": matrix.truncated,
+        "source": matrix.source,
         "notes": list(matrix.notes),
         "uneven": [{"topic": item.topic, "text": item.text, "names": list(item.names)} for item in uneven(matrix)],
     }
@@ -59,7 +61,8 @@ def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tupl
         console.print(line, soft_wrap=True)
     console.print()
     for line in _words(matrix, uneven(matrix), facts):
-        console.print(line)
+        for index, part in enumerate(line[_LABEL:].wrap(console, max(40, console.width - _LABEL))):
+            console.print((line[:_LABEL] if index == 0 else Text(" " * _LABEL)) + part, soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:
@@ -95,7 +98,7 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
     lines: list[Text] = []
 
     def say(label: str, text: str, look: str = "") -> None:
-        lines.append(Text(f"{label:<13}", look or "cyan").append(visible(text), "not bold default"))
+        lines.append(Text(f"{label:<{_LABEL}}", look or "cyan").append(visible(text), "not bold default"))
 
     for index, text in enumerate(_transports(matrix)):
         say("GPU to GPU" if index == 0 else "", text)
@@ -109,7 +112,7 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
     if not found and len(matrix.gpus) > 1 and not matrix.truncated and not statuses_only:
         say("even", "every GPU has the same links and an equally near NIC" if matrix.nics else "no GPU stands out")
     for note in matrix.notes:
-        say("truncated", note, "bold yellow")
+        say("truncated" if matrix.source == "nvidia-smi" else "not known", note, "bold yellow")
     return lines
 
 

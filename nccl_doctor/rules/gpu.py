@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import Slot, answered, devices, place, proof, with_hardware
 
 # NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
@@ -31,6 +31,7 @@ _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
         "ldconfig -p | grep -i nvidia-ml",
     ),
 }
+GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
 MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
 _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
 
@@ -74,6 +75,8 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
         yield _driver_finding(host, fact, id, title, text, command, fact.nvml.detail)
     elif broken := {gpu.index: gpu.errors for gpu in devices(fact) if len(gpu.errors) >= MANY_ERRORS}:
         index, errors = next(iter(broken.items()))
+        if fact.container == GVISOR:
+            raise MissingFact(f"{len(errors)} NVML answers about GPU {index}", "a sandbox (gVisor) is in between")
         yield _driver_finding(
             host,
             fact,
@@ -120,9 +123,15 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     """NVML sees every GPU that the PCI bus and the driver's /proc tree list.
 
     A GPU that fell off the bus shows exactly so: it is listed, and NVML (or nvidia-smi) does not have it. GPUs handed
-    to a virtual machine (vfio-pci) do not count, and in a container the runtime decides what is seen.
+    to a virtual machine (vfio-pci) do not count, and in a container the runtime decides what is seen; where that it is
+    a container is only likely, nothing is known.
     """
     fact = answered(host)
+    barred = [gpu.index for gpu in fact.gpus if "handle" in gpu.not_permitted]
+    if barred and not fact.container:
+        raise MissingFact(
+            f"GPU {', '.join(map(str, barred))}", "not permitted: the device's cgroup or file is closed to us"
+        )
     lost = [gpu for gpu in fact.gpus if "handle" in gpu.errors or any("GPU is lost" in e for e in gpu.errors.values())]
     for gpu in lost:
         text = next(iter(gpu.errors.values()))
@@ -148,10 +157,14 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     seen = {gpu.bus_id for gpu in fact.gpus if gpu.bus_id}
     missing = [Slot(bus_id, slot) for bus_id, slot in sorted(listed.items()) if bus_id not in seen]
     unknown_handles = sum(gpu.bus_id is None for gpu in fact.gpus)
-    if len(missing) <= unknown_handles or fact.container:
-        return  # the lost ones were told above; a container is given what its runtime gives it
-    none = not seen
+    if len(missing) <= unknown_handles:
+        return  # the lost ones were told above
     names = ", ".join(str(slot) for slot in missing)
+    if fact.container and fact.container.startswith("pid 1"):
+        raise MissingFact(f"GPU {names}", f"on the PCI bus, not in NVML; {fact.container}: this may be a container")
+    if fact.container:
+        return  # it is given what its runtime gives it
+    none = not seen
     yield finding(
         "gpu.not-visible.none" if none else "gpu.not-visible.fewer-than-bus",
         Severity.FAIL,

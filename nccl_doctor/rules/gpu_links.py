@@ -114,17 +114,22 @@ def _link(host: Host, gpu: GpuDevice, id: str, severity: Severity, title: str, q
     )
 
 
-@host_rule("gpu", "gpu.nvlink.link-down", "gpu.nvlink.errors")
+@host_rule("gpu", "gpu.nvlink.link-down", "gpu.nvlink.inactive", "gpu.nvlink.errors")
 def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     """All NVLinks of a module (SXM, superchip) are up, and none has repeated errors.
 
-    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours.
+    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours. One GPU
+    alone (a virtual machine with one of eight) has no peer over NVLink: that its links are inactive is information.
     """
     gpus = devices(answered(host))
+    if alone := _alone(gpus):
+        yield _inactive(host, alone)
+        return
     for gpu in gpus:  # before any finding: a rule that does not know gives none
         model = find(gpu.name)
-        if gpu.nvlinks is None and model and model.nvlinks:
-            raise MissingFact("NVLink state", gpu.errors.get("nvlinks", "not told by the driver"))
+        if not gpu.nvlinks and model and model.nvlinks:
+            why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
+            raise MissingFact(f"NVLink state of GPU {gpu.label}", gpu.errors.get("nvlinks", why))
     for gpu in gpus:
         model = find(gpu.name)
         if gpu.nvlinks is None:
@@ -134,6 +139,25 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
+
+
+def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
+    """The only GPU of a host if it is a module, none of its NVLinks is up, and no multi-node NVLink joins it."""
+    if len(gpus) != 1 or gpus[0].nvlinks is None or any(link.active for link in gpus[0].nvlinks):
+        return None
+    gpu, model = gpus[0], find(gpus[0].name)
+    joined = gpu.fabric is not None and bool(gpu.fabric.cluster.strip("0"))
+    return gpu if model and model.nvlinks and not joined else None
+
+
+def _inactive(host: Host, gpu: GpuDevice) -> Finding:
+    return finding(
+        "gpu.nvlink.inactive",
+        Severity.INFO,
+        f"no NVLink of GPU {gpu.label} is up; it is the only GPU here, so NCCL has no use for one",
+        proof(host, gpu, f"active NVLinks: 0 of {len(gpu.nvlinks or ())} that the driver tells; GPUs on this host: 1"),
+        places=[place(host, gpu)],
+    )
 
 
 def _most_among(gpus: Iterable[GpuDevice], name: str | None) -> int:

@@ -8,6 +8,7 @@ from nccl_doctor.env import gid as gids
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
+from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
@@ -34,9 +35,23 @@ def own_rails(host: Host, plan: Plan) -> list[Rail]:
 
 
 def sysfs(host: Host, rail: Rail, text: str, file: str = "") -> Evidence:
-    """A quoted value of a port's sysfs directory."""
+    """A quoted value of a port's sysfs directory, or of the tool that stands in for it."""
+    if rail.device.source != SYSFS:
+        return Evidence(text, f"{rail.device.source} {rail.label}", host=host.name)
     path = f"/sys/class/infiniband/{rail.device.name}/ports/{rail.port.port}"
     return Evidence(text, f"{path}/{file}" if file else path, host=host.name)
+
+
+def card(host: Host, rail: Rail) -> Evidence:
+    """Which card this is: PCI address, slot, board and GUID, to find it in the machine and its cable in the fabric."""
+    device = rail.device
+    words = [
+        f"{device.name} is {device.bus_id or 'at an unknown PCI address'}",
+        f"slot {device.slot}" if device.slot else "",
+        " ".join(text for text in (device.hca_type, device.board_id) if text),
+        f"node GUID {device.node_guid}" if device.node_guid else "",
+    ]
+    return Evidence(", ".join(word for word in words if word), f"/sys/class/infiniband/{device.name}", host=host.name)
 
 
 def place(host: Host, rail: Rail) -> Place:
@@ -87,11 +102,23 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
             [
                 sysfs(host, rail, f"state {state}", "state"),
                 sysfs(host, rail, f"phys_state {physical}", "phys_state"),
+                card(host, rail),
             ],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail),
             explains=("ib.rate", "ib.rails-differ", "ib.gid-index", "collectives"),
         )
+
+
+def _far_end(host: Host, rail: Rail) -> list[Fix]:
+    """How to find the switch port at the other end of a rail's cable."""
+    if not rail.roce:
+        command = f"sudo iblinkinfo --switches-only | grep {host.name}"
+    elif rail.device.netdevs:
+        command = f"sudo lldpcli show neighbors ports {rail.device.netdevs[0].name}"
+    else:
+        return []
+    return [Fix("find the switch port at the other end of its cable", command, host.name)]
 
 
 def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
@@ -104,6 +131,7 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
             host.name,
         ),
     ]
+    fixes[1:1] = _far_end(host, rail)
     if rail.roce and rail.device.netdevs:
         fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {rail.device.netdevs[0].name} up", host.name))
     if "INIT" in (rail.port.state or ""):
@@ -131,6 +159,7 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 [
                     sysfs(host, rail, rail.port.rate or "", "rate"),
                     next(sysfs(host, o, o.port.rate or "", "rate") for o in active if o.port.gbps == best),
+                    card(host, rail),
                 ],
                 places=[place(host, rail)],
                 fixes=[
@@ -138,7 +167,8 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                         "reseat or replace cable and transceiver; see speed and lanes at both ends",
                         f"sudo mlxlink -d {rail.device.name} -m -c",
                         host.name,
-                    )
+                    ),
+                    *_far_end(host, rail),
                 ],
                 explains=("ib.rails-differ",),
             )
@@ -164,6 +194,8 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     version = tuple(int(part) for part in plan.nccl_version.split(".") if part.isdecimal()) or None
     for rail in ports:
         table = entries(rail.port)
+        if not table and rail.device.source != SYSFS:
+            raise MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
         if any(entry.version is None for entry in table):
             raise MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
     index = int(given) if given.lstrip("-").isdecimal() else -1
@@ -322,7 +354,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             "ib.link-flapping",
             Severity.FAIL,
             f"rail {rail.label} goes down and up right now",
-            sysfs(host, rail, now, "counters/link_downed"),
+            [sysfs(host, rail, now, "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
             explains=("ib.errors", "ib.port-down", "ib.rate"),
@@ -333,7 +365,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             "ib.link-flapping.past",
             Severity.WARN,
             f"the link of rail {rail.label} went down {total} times{up}",
-            sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"),
+            [sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
             confidence=0.8,
@@ -357,7 +389,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             "ib.errors.rising",
             Severity.FAIL,
             f"errors on rail {rail.label} are rising right now",
-            rising,
+            [*rising, card(host, rail)],
             places=[place(host, rail)],
             fixes=_port_fixes(host, rail)[-2:],
         )
@@ -377,7 +409,10 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             "ib.errors",
             Severity.WARN,
             f"rail {rail.label} has had many errors{up}",
-            [sysfs(host, rail, f"{words}: {count}{up}", f"counters/{name}") for name, words, count in high],
+            [
+                *(sysfs(host, rail, f"{words}: {count}{up}", f"counters/{name}") for name, words, count in high),
+                card(host, rail),
+            ],
             places=[place(host, rail)],
             confidence=0.7,
         )
@@ -487,6 +522,55 @@ def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("collectives",),
             confidence=0.9,
         )
+
+
+@host_rule("infiniband", "ib.witnesses-differ", "ib.sysfs-missing")
+def further_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
+    """What ibstat, ibv_devinfo and show_gids say of a port, where they are installed, is what sysfs says.
+
+    State, physical state, rate, link layer, firmware and GIDs are compared. A tool that gives up on a device, or lists one
+    that sysfs lacks, disagrees, too. Where sysfs shows no RDMA device at all (some containers), the tools stand in for it
+    in all rules: what they do not tell (counters, MTU) stays unknown.
+    """
+    fact = with_devices(host)
+    tools = {name: tool for name, tool in fact.witnesses.items() if tool.outcome != "tool-missing"}
+    if not tools:
+        raise SkipRule("ibstat, ibv_devinfo and show_gids are not installed")
+    stuck = [name for name, tool in tools.items() if tool.outcome == "timed-out"]
+    if stuck:
+        raise MissingFact(stuck[0], tools[stuck[0]].detail or "does not answer")
+    if fact.devices[0].source != SYSFS:
+        names = ", ".join(device.name for device in fact.devices)
+        yield finding(
+            "ib.sysfs-missing",
+            Severity.INFO,
+            f"sysfs shows no RDMA device; {len(fact.devices)} are taken from the tools' word",
+            [
+                Evidence("no device", "/sys/class/infiniband", host=host.name),
+                Evidence(f"lists {names}", fact.devices[0].source, host=host.name),
+            ],
+            hosts=(host.name,),
+        )
+        return
+    proofs = [Evidence(str(item), item.tool, host=host.name) for item in disagreements(fact)]
+    proofs += [
+        Evidence(line, name, host=host.name)
+        for name, tool in tools.items()
+        for line in f"{tool.text}\n{tool.detail}".splitlines()
+        if "ibpanic" in line
+    ]
+    if proofs:
+        yield finding(
+            "ib.witnesses-differ",
+            Severity.WARN,
+            f"{', '.join(sorted({proof.source for proof in proofs}))} and sysfs disagree about RDMA ports",
+            proofs[:8],
+            hosts=(host.name,),
+            confidence=0.8,
+            fixes=[Fix("look again: a port that changes between two readings flaps", "ibstat; ibv_devinfo", host.name)],
+        )
+    elif not all_told(fact.witnesses):
+        raise MissingFact(", ".join(sorted(tools)), "what they print names no port")
 
 
 @host_rule("infiniband", "ib.gdr.off", "ib.gdr.unknown")

@@ -40,8 +40,8 @@ def answered(host: Host) -> GpuFact:
 
 
 def devices(fact: GpuFact) -> list[GpuDevice]:
-    """The GPUs that answered NVML (a lost one has no handle and is another rule's business)."""
-    return [gpu for gpu in fact.gpus if "handle" not in gpu.errors]
+    """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
+    return [gpu for gpu in fact.gpus if not {"handle"} & {*gpu.errors, *gpu.not_permitted, *gpu.not_supported}]
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:
@@ -50,8 +50,16 @@ def place(host: Host, gpu: GpuDevice) -> Place:
 
 
 def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
-    """What NVML said of one GPU, as evidence."""
-    return Evidence(text, f"NVML, GPU {gpu.index}", host=host.name)
+    """What NVML said of one GPU, as evidence; its source says which card that is: slot and serial number."""
+    fact = host.want(GpuFact)
+    card = card_words(fact, gpu.bus_id, gpu.serial) if fact else ""
+    return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({card})" if card else ""), host=host.name)
+
+
+def card_words(fact: GpuFact, bus_id: str | None, serial: str | None) -> str:
+    """``slot 12, serial 1653223041002``: how to find a GPU in the machine and on a return form; what is known of it."""
+    slot = next((one.slot for one in fact.pci_gpus if one.bus_id == bus_id), None)
+    return ", ".join(word for word in (f"slot {slot}" if slot else "", f"serial {serial}" if serial else "") if word)
 
 
 def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:

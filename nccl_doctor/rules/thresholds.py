@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
+import difflib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,30 +32,48 @@ class ThresholdError(ValueError):
 Overrides = Mapping[str, Threshold]
 
 
-def parse(text: str, name: str) -> dict[str, Threshold]:
-    """The rows of one file; ``ThresholdError`` names the file and the row."""
+def parse(text: str, name: str) -> dict[str, Any]:
+    """The rows of one file as plain data, by id; ``ThresholdError`` names the file and the place."""
     import yaml
 
     try:
         raw: Any = yaml.safe_load(text)
-        return msgspec.convert(raw or {}, dict[str, Threshold])
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ThresholdError(f"{name}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ThresholdError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw or {}, dict):
+        raise ThresholdError(f"{name}: expected lines of `id: number`")
+    return {str(id): row for id, row in (raw or {}).items()}
+
+
+def _row(id: str, row: Any, name: str) -> Threshold:
+    """One row of a user's file: a number, or all four fields; where it says no more, the rest is the default's."""
+    if isinstance(row, int | float) and not isinstance(row, bool):
+        return msgspec.structs.replace(defaults()[id], value=float(row), source=name)
+    try:
+        return msgspec.convert(row, Threshold)
+    except msgspec.ValidationError as error:
+        raise ThresholdError(
+            f"{name}: {id}: {str(error).partition(' - at ')[0]}; give a number, or value, unit, source and date"
+        ) from error
 
 
 @functools.cache
 def defaults() -> dict[str, Threshold]:
     """The rows that come with nccl-doctor."""
-    return parse(FILE.read_text(encoding="utf-8"), FILE.name)
+    return msgspec.convert(parse(FILE.read_text(encoding="utf-8"), FILE.name), dict[str, Threshold])
 
 
 def load(file: Path) -> dict[str, Threshold]:
     """The default rows with those of ``file`` in their place; an id that no rule knows is an error."""
-    given = parse(file.read_text(encoding="utf-8"), str(file))
-    strange = sorted(set(given) - set(defaults()))
-    if strange:
-        raise ThresholdError(f"{file}: no threshold is called {strange[0]!r}; known: {', '.join(sorted(defaults()))}")
-    return {**defaults(), **given}
+    try:
+        given = parse(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    for id in sorted(set(given) - set(defaults())):
+        near = difflib.get_close_matches(id, list(defaults()), n=1)
+        known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(defaults()))}"
+        raise ThresholdError(f"{file}: no threshold is called {id!r}; {known}")
+    return {**defaults(), **{id: _row(id, row, str(file)) for id, row in given.items()}}
 
 
 _IN_FORCE: contextvars.ContextVar[Overrides | None] = contextvars.ContextVar("thresholds", default=None)

@@ -20,6 +20,7 @@ from nccl_doctor.facts.topology_paths import (
     signature,
     uneven,
 )
+from nccl_doctor.facts.topology_tree import SYSFS, differences, rebuild
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import row
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
@@ -30,7 +31,22 @@ NO_GPU = "no NVIDIA GPU on this host"
 
 
 def matrix_of(host: Host) -> Matrix:
-    """The host's parsed matrix; ``SkipRule`` without a GPU, ``MissingFact`` where nvidia-smi gave none."""
+    """The host's matrix: nvidia-smi's, else the one rebuilt from sysfs and NVML.
+
+    ``SkipRule`` without a GPU, ``MissingFact`` where there is neither.
+    """
+    try:
+        return printed_matrix(host)
+    except MissingFact:
+        try:
+            return rebuild(host.need(TopologyFact), host.want(GpuFact))
+        except TopologyError:
+            pass
+        raise
+
+
+def printed_matrix(host: Host) -> Matrix:
+    """The matrix that nvidia-smi printed, parsed."""
     fact = host.need(TopologyFact)
     if fact.matrix.outcome == "not-run":
         raise SkipRule(fact.matrix.detail or NO_GPU)
@@ -42,10 +58,58 @@ def matrix_of(host: Host) -> Matrix:
         raise MissingFact(SOURCE, str(error)) from error
 
 
+def source_of(matrix: Matrix) -> str:
+    """Where a cell of this matrix was read, as evidence names it."""
+    return SOURCE if matrix.source != SYSFS else "the PCI tree in sysfs and NVML"
+
+
+@host_rule("topology", "topology.witnesses-differ")
+def two_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The matrix of nvidia-smi agrees with the one rebuilt from the PCI tree in sysfs and from NVML's NVLinks.
+
+    Distances over PCIe that are counted differently are information (a virtual machine may show one tree and mean
+    another); NVLinks that one of them has and the other has not are a warning. NCCL itself reads sysfs and NVML.
+    """
+    fact = host.need(TopologyFact)
+    try:
+        printed, rebuilt = printed_matrix(host), rebuild(fact, host.want(GpuFact))
+    except (MissingFact, TopologyError) as error:
+        raise SkipRule(f"nothing to compare with: {error}") from error
+    found = differences(printed, rebuilt)
+    if not found:
+        return
+    linked = [item for item in found if item.nvlink]
+    told = linked or found
+    yield finding(
+        "topology.witnesses-differ",
+        Severity.WARN if linked else Severity.INFO,
+        f"nvidia-smi and sysfs disagree on {len(told)} pairs of devices"
+        + (" about NVLinks" if linked else ", over PCIe alone"),
+        [Evidence(str(item), f"{SOURCE}; /sys/bus/pci, NVML", host=host.name) for item in told[:4]],
+        hosts=(host.name,),
+        confidence=0.7,
+    )
+
+
+def witnesses(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
+    """(label, sentence) lines for a reader of the matrix: that it was rebuilt and why, or that sysfs disagrees with it."""
+    if matrix.source == SYSFS:
+        try:
+            printed_matrix(host)
+        except MissingFact as gap:
+            return [("source", f"rebuilt from the PCI tree in sysfs and NVML; {gap.what}: {gap.why}")]
+    try:
+        found = differences(matrix, rebuild(host.need(TopologyFact), host.want(GpuFact)))
+    except (MissingFact, TopologyError):
+        return []
+    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+    return [("disagree", "; ".join(str(item) for item in found[:2]) + more)] if found else []
+
+
 def _row_quoted(host: Host, matrix: Matrix, name: str) -> Evidence:
     """One row of the matrix, as evidence."""
     cells = " ".join(f"{link.b}={link.kind}" for link in matrix.links if link.a == name)
-    return Evidence(f"{name}: {cells}", SOURCE, host=host.name)
+    return Evidence(f"{name}: {cells}", source_of(matrix), host=host.name)
 
 
 @host_rule("topology", "gpu.nvlink.lost", "gpu.nvlink.narrow")
@@ -336,7 +400,10 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         "the hosts have different topologies"
         if drift.tie
         else f"the topology of {fold(drift.odd)} differs from the other hosts",
-        [Evidence(_difference(matrices[host], usual), SOURCE, host=host) for host in drift.differing[:6]],
+        [
+            Evidence(_difference(matrices[host], usual), source_of(matrices[host]), host=host)
+            for host in drift.differing[:6]
+        ],
         hosts=drift.differing,
         confidence=0.8 if drift.tie else 0.9,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.kernel_log import KernelLogFact, XidEvent, xid_events
 from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.nvlink_xid import Decoded, decode
 from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import with_hardware
+from nccl_doctor.rules.nvidia import card_words, with_hardware
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
@@ -40,7 +43,8 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
     """The kernel log holds no Xid or SXid that asks for action.
 
     Each number has a meaning and an action in the catalogue (NVIDIA's, with date). Application errors (13, 31, 43, 45)
-    are information: they name a job that failed, not a sick GPU. Events older than a day are warnings: the GPU may have
+    are information: they name a job that failed, not a sick GPU. NVLink Xids (74 on Hopper, 144 to 150) are decoded from
+    the registers in their line: link, cause, and whether a reset is needed. Events older than a day are warnings: the GPU may have
     been repaired since without a reboot. Reading the kernel log may need root; then nothing is known.
     """
     fact = with_hardware(host)
@@ -81,7 +85,7 @@ def _severity(action: str, age: float | None) -> Severity:
     if action in _HARMLESS:
         return Severity.INFO
     recent = age is None or age <= value("gpu.xid.recent")
-    return Severity.FAIL if recent else Severity.WARN
+    return Severity.FAIL if recent and action != "contact-support" else Severity.WARN
 
 
 def _gpu(
@@ -101,11 +105,13 @@ def _gpu(
             confidence=0.5,
         )
         return
-    action = _told_action(entry, events[-1])
+    decoded = _decoded(fact, events)
+    told = next((one.do for one in reversed(decoded) if one.do), None)
+    action = told or _told_action(entry, events[-1])
     severity = _severity(action, age)
     if number == 94 and not aborted:
         severity = Severity.WARN
-    if "Nonfatal" in events[-1].line.text or "Non-fatal" in events[-1].line.text:
+    if told is None and ("Nonfatal" in events[-1].line.text or "Non-fatal" in events[-1].line.text):
         severity = Severity.INFO
     text, command, risky = _ACTIONS.get(action, ("", "", False))
     if command == _GPU_RESET:
@@ -113,13 +119,57 @@ def _gpu(
     yield finding(
         entry.finding,
         severity,
-        f"Xid {number} on GPU {label}{count}: {entry.name}",
-        [*_quoted(host, log, events), *([Evidence(entry.note, "Xid catalogue")] if entry.note else [])],
+        f"Xid {number} on GPU {label}{_links(decoded)}{count}: {entry.name}",
+        [
+            *_quoted(host, log, events),
+            *_registers(decoded),
+            *(_card(host, fact, log, bus_id) if action not in _HARMLESS else ()),
+            *([Evidence(entry.note, "Xid catalogue")] if entry.note and not told else []),
+        ],
         places=[Place(host=host.name, gpu=label)],
         fixes=[Fix(text, command, host.name, risky)] if text else [],
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
     )
+
+
+# NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.  (the driver's word when a GPU falls off the bus)
+_SERIAL = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]{7,16}): GPU serial number is ([0-9]{6,20})")
+
+
+def _card(host: Host, fact: GpuFact, log: KernelLogFact, bus_id: str) -> list[Evidence]:
+    """Which card it is: its slot, and its serial number from NVML or, where NVML has lost it, from the kernel log."""
+    serial = next((gpu.serial for gpu in fact.gpus if gpu.bus_id == bus_id), None)
+    if serial is None:
+        told = [found for line in log.lines if (found := _SERIAL.search(line.text[:1024]))]
+        serial = next((found.group(2) for found in told if found.group(1).lower() == bus_id), None)
+    words = card_words(fact, bus_id, serial)
+    return [Evidence(f"{bus_id} is {words}", "NVML, /sys/bus/pci, kernel log", host=host.name)] if words else []
+
+
+def _decoded(fact: GpuFact, events: list[XidEvent]) -> list[Decoded]:
+    """What the registers of NVLink Xids say, event by event."""
+    model = next((gpu.name for gpu in fact.gpus if gpu.bus_id == events[0].bus_id), None)
+    model = model or next((gpu.name for gpu in fact.gpus if gpu.name), None)  # a GPU that is gone: like its neighbours
+    return [one for event in events if (one := decode(event.number, event.line.text, model))]
+
+
+def _links(decoded: list[Decoded]) -> str:
+    """``, link 14`` or ``, links 3, 14``."""
+    links = sorted({one.link for one in decoded if one.link >= 0})
+    return f", link{'s' if len(links) > 1 else ''} {', '.join(map(str, links))}" if links else ""
+
+
+def _registers(decoded: list[Decoded]) -> list[Evidence]:
+    """Each meaning once, with the links it was seen on and how often."""
+    seen = Counter((words, one.link) for one in decoded for words in one.words)
+    return [
+        Evidence(
+            (f"link {link}: " if link >= 0 else "") + words + (f" ({count} times)" if count > 1 else ""),
+            "Xid catalogue, the line's registers",
+        )
+        for (words, link), count in list(seen.items())[:SHOWN]
+    ]
 
 
 def _told_action(entry: Xid, event: XidEvent) -> str:

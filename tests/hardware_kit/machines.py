@@ -87,6 +87,18 @@ A100 = {
     "fabric_state": "ns",
 }
 
+H200 = {
+    **H100,
+    "name": "NVIDIA H200",
+    "memory_total": str(143771 << 20),
+    "memory_used": str(4 << 20),
+    "board_part": "692-2G520-0280-000",
+    "vbios": "96.00.CF.00.01",
+    "clock_2": "3201",
+    "clock_max_2": "3201",
+}
+ALL_LINKS = "," + ",".join(map(str, range(18))) + ","
+
 
 @functools.cache
 def library() -> Path:
@@ -138,16 +150,16 @@ class Machine:
         self.gpus: list[dict[str, str]] = [
             {
                 "bus_id": self.gpu_bus(i),
-                "uuid": f"GPU-00000000-0000-0000-0000-{i:012d}",
+                "uuid": f"GPU-5b1c7e2a-9d3f-4c6e-8a70-{i:012d}",
                 "minor": str(i),
-                "serial": f"165{i}",
+                "serial": f"16532230410{i:02d}",
             }
             for i in range(gpus)
         ]
         self.hcas = [Hca(f"mlx5_{i}", self.nic_bus(i)) for i in range(nics)]
         self.on_bus = [self.gpu_bus(i) for i in range(gpus)]
         self.settings: dict[str, str] = {"driver": DRIVER, "library": f"12.{DRIVER}"}
-        self.kernel_log: list[tuple[float, str]] = [(3.2, "Linux version 5.15.0-105-generic")]
+        self.kernel_log: list[tuple[float, str]] | None = [(3.2, "Linux version 5.15.0-105-generic")]
         self.modules = {"nvidia", "nvidia_uvm", "nvidia_peermem", "mlx5_core", "mlx5_ib", "ib_uverbs", "ib_core"}
         self.module_version = DRIVER
         self.open_module = True
@@ -163,6 +175,17 @@ class Machine:
         self.nvlink_lost: set[int] = set()
         self.default_route = "eno1"
         self.files: dict[str, str] = {}  # further files of the tree
+        self.tools: dict[str, str] = {}  # further commands: name -> script
+        self.dmesg = "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1\n"
+
+    @classmethod
+    def alone(cls, directory: Path) -> Machine:
+        """A virtual machine with one H200 of eight: NVLinks inactive, no fabric, no InfiniBand, no NVSwitch."""
+        machine = cls(directory, gpus=1, model=H200, nics=0)
+        machine.model.update(nvlinks_down=ALL_LINKS, fabric_state="ns")
+        machine.modules -= {"mlx5_core", "mlx5_ib", "nvidia_peermem"}
+        machine.nvswitches, machine.fabric_manager, machine.hypervisor = 0, False, True
+        return machine
 
     @staticmethod
     def gpu_bus(index: int) -> str:
@@ -194,7 +217,8 @@ class Machine:
         for path, text in self._plain().items():
             _put(root / path.lstrip("/"), text)
         for index, bus in enumerate(self.on_bus):
-            self._pci(root, self._path(bus), "0x10de", "0x2330", "0x030200", numa=index // 4)
+            real = self._pci(root, self._path(bus), "0x10de", "0x2330", "0x030200", numa=index // 4)
+            (real / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
         for hca in self.hcas:
             self._hca(root, hca)
         for index in range(self.nvswitches):
@@ -219,10 +243,12 @@ class Machine:
             "/proc/sys/kernel/osrelease": "5.15.0-105-generic\n",
             "/proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
             f"{self.default_route}\t00000000\t0101000A\t0003\t0\t0\t0\t00000000\n",
-            "/dev/kmsg": "".join(f"6,{i},{int(at * 1e6)},-;{text}\n" for i, (at, text) in enumerate(self.kernel_log)),
             "/sys/devices/system/node/node0/cpulist": "0-55,112-167\n",
             "/sys/devices/system/node/node1/cpulist": "56-111,168-223\n",
         }
+        if self.kernel_log is not None:
+            records = enumerate(self.kernel_log)
+            files["/dev/kmsg"] = "".join(f"6,{i},{int(at * 1e6)},-;{text}\n" for i, (at, text) in records)
         if "nvidia" in self.modules and self.on_bus:
             files["/sys/module/nvidia/version"] = self.module_version + "\n"
             files["/proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavor}  {self.module_version}\n"
@@ -322,6 +348,10 @@ class Machine:
         lines += [f"gpu{index}.{key}={text}" for index, gpu in enumerate(self.gpus) for key, text in gpu.items()]
         _put(self.directory / "nvml.conf", "\n".join(lines) + "\n")
 
+    def _linked(self) -> bool:
+        """Whether the GPUs have NVLinks (``nvlinks`` may also be an error of the stand-in's)."""
+        return self.model["nvlinks"].isdecimal() and self.model["nvlinks"] != "0"
+
     def topology(self) -> str:
         """The matrix as nvidia-smi prints it."""
         if self.matrix is not None:
@@ -336,7 +366,7 @@ class Machine:
         def cell(a: int, b: int) -> str:
             if a == b:
                 return " X "
-            if a < width and b < width and not {a, b} & self.nvlink_lost and int(self.model["nvlinks"]):
+            if a < width and b < width and not {a, b} & self.nvlink_lost and self._linked():
                 return "NV" + self.model["nvlinks"]
             one, other = base(a), base(b)
             return "PIX" if one == other else "NODE" if one // 4 == other // 4 else "SYS"
@@ -363,8 +393,13 @@ class Machine:
     def _smi(self) -> None:
         tools = self.directory / "bin"
         shutil.rmtree(tools, ignore_errors=True)
+        tools.mkdir(parents=True)
+        if self.kernel_log is None:
+            for name in ("dmesg", "journalctl"):
+                self._tool(name, self.dmesg)
+        for name, text in self.tools.items():
+            self._tool(name, text)
         if self.smi_missing:
-            tools.mkdir(parents=True)
             return
         driver = self.settings["driver"]
         rows = [
@@ -374,9 +409,70 @@ class Machine:
         _put(self.directory / "smi.gpus", "\n".join(rows) + "\n")
         _put(self.directory / "smi.topo", self.topology())
         script = "#!/bin/sh\n" + ("exec sleep 600\n" if self.smi_hangs else "")
-        script += f'case "$1" in topo) cat {self.directory}/smi.topo;; *) cat {self.directory}/smi.gpus;; esac\n'
-        _put(tools / "nvidia-smi", script)
-        (tools / "nvidia-smi").chmod(0o755)
+        _put(self.directory / "smi.query", self._query())
+        script += f"""case "$1" in
+topo) cat {self.directory}/smi.topo;;
+-q) cat {self.directory}/smi.query;;
+--query-gpu=pci.bus_id,*) cat {self.directory}/smi.gpus;;
+*) echo "this stub does not know $*"; exit 2;;
+esac
+"""
+        self._tool("nvidia-smi", script)
+
+    def _query(self) -> str:
+        """``nvidia-smi -q``, the part that our tests look at."""
+        lines = [
+            f"Driver Version                            : {self.settings['driver']}",
+            "CUDA Version                              : 12.4",
+            f"\nAttached GPUs                             : {len(self.gpus)}",
+        ]
+        fabric = {"0": "N/A", "1": "Not Started", "2": "In Progress", "3": "Completed"}
+        for gpu in self.gpus:
+            told = {**self.model, **gpu}
+            lines += [
+                f"GPU 0000{gpu['bus_id'].upper()}",
+                f"    Product Name                          : {told['name']}",
+                f"    GPU UUID                              : {told['uuid']}",
+                f"    VBIOS Version                         : {told['vbios']}",
+                "    Remapped Rows",
+                f"        Pending                           : {'Yes' if told['remap_pending'] == '1' else 'No'}",
+                "    Fabric",
+                f"        State                             : {fabric.get(told['fabric_state'], 'N/A')}",
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _tool(self, name: str, script: str) -> None:
+        place = self.directory / "bin" / name
+        _put(place, script)
+        place.chmod(0o755)
+
+    def rdma_tools(self) -> dict[str, str]:
+        """ibstat, ibv_devinfo and show_gids as they would print this machine, for :attr:`tools`."""
+        stat, info, gids = [], [], ["DEV\tPORT\tINDEX\tGID\tIPv4\tVER\tDEV", "---\t----\t-----\t---\t----\t---\t---"]
+        for hca in self.hcas:
+            state = hca.state.split(": ")[1]
+            stat += [
+                f"CA '{hca.name}'",
+                f"\tCA type: {hca.hca_type}",
+                f"\tFirmware version: {hca.fw_ver}",
+                "\tPort 1:",
+                f"\t\tState: {state.capitalize()}",
+                f"\t\tPhysical state: {hca.phys_state.split(': ')[1]}",
+                f"\t\tRate: {hca.rate.split()[0]}",
+                f"\t\tLink layer: {hca.link_layer}",
+            ]
+            info += [
+                f"hca_id:\t{hca.name}",
+                f"\tfw_ver:                         {hca.fw_ver}",
+                "\t\tport:\t1",
+                f"\t\t\tstate:\t\t\tPORT_{state} ({hca.state[0]})",
+                f"\t\t\tlink_layer:\t\t{hca.link_layer}",
+                "",
+            ]
+            for index, (gid, kind) in enumerate(hca.gids):
+                gids.append(f"{hca.name}\t1\t{index}\t{gid}\t\t v{'2' if kind.endswith('2') else '1'}\t{hca.netdev}")
+        texts = {"ibstat": stat, "ibv_devinfo": info, "show_gids": gids}
+        return {name: "#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n" for name, lines in texts.items()}
 
     # --- reading -----------------------------------------------------------------------------------------------
 

@@ -279,17 +279,20 @@ Return nvmlDeviceGetFieldValues(Device d, int count, Field *values) {
     }
     return OK;
 }
+/* How many NVLinks; minus NVML's error code where the value is an error. */
 static int links(Device d) {
     unsigned long long value;
-    return number(d, "nvlinks", &value) ? -1 : (int)value;
+    Return bad = number(d, "nvlinks", &value);
+    return bad ? -bad : (int)value;
 }
 Return nvmlDeviceGetNvLinkState(Device d, unsigned link, unsigned *into) {
     char text[256], one[16];
     int count = links(d);
     hang("nvmlDeviceGetNvLinkState", d);
-    if (count < 0) return NOT_SUPPORTED;
+    if (count < 0) return -count;
     if ((int)link >= count) return INVALID;
     snprintf(one, sizeof one, ",%u,", link);
+    if (get(d, "nvlinks_absent", text, sizeof text) && strstr(text, one)) return NOT_SUPPORTED; /* a gap */
     *into = !(get(d, "nvlinks_down", text, sizeof text) && strstr(text, one)); /* ",3,7," */
     return OK;
 }

@@ -1,7 +1,7 @@
 """``nccl-doctor check`` over four GPU machines that are not there: real sshd, agents, probes and rules from end to end.
 
-Each lab host gets a tree of files, a stand-in NVML and a stub nvidia-smi of its own (see tests/hardware_kit); the fault
-is in one of them. What is broken in how many ways is the unit tests' business; here the whole way is walked.
+Each lab host gets a tree of files, a stand-in NVML and a stub nvidia-smi of its own (see tests/hardware_kit); one check
+meets a fault on each. What is broken in how many ways is the unit tests' business; here the whole way is walked.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from tests.hardware_kit import machines
+from tests.hardware_kit.faults import FAULTS, ODD, ROCE_FAULTS, Break, flapping
 from tests.hardware_kit.machines import Machine
 
 from .lab import Lab
@@ -27,7 +29,6 @@ pytestmark = [
 
 STAGES = ("--stage", "gpu", "--stage", "topology", "--stage", "infiniband")
 VARIABLES = ("NCCL_DOCTOR_ROOT", "NVML_STAND_IN", "LD_LIBRARY_PATH", "PATH")
-GUILTY = "gpu02"
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +58,14 @@ Examine = Callable[..., tuple[int, Any]]
 
 @pytest.fixture
 def examine(lab: Lab, places: dict[str, Path]) -> Iterator[Examine]:
-    """Exit status and report of a check; ``breaking`` is done to one of the machines first, and undone at the end."""
+    """Exit status and report of a check. What is done to the machines of some hosts first is undone at the end."""
+    broken: list[str] = []
 
-    def run(breaking: Callable[[Machine], None] | None = None, *options: str) -> tuple[int, Any]:
-        if breaking is not None:
-            machine = Machine(places[GUILTY])
-            breaking(machine)
+    def run(breaking: Mapping[str, Break] = MappingProxyType({}), *options: str) -> tuple[int, Any]:
+        for name, apply in breaking.items():
+            broken.append(name)
+            machine = Machine(places[name])
+            apply(machine)
             machine.write()
         words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--format", "json", *STAGES, *options]
         done = lab.run(words, timeout=120)
@@ -70,7 +73,8 @@ def examine(lab: Lab, places: dict[str, Path]) -> Iterator[Examine]:
         return done.returncode, json.loads(done.stdout)
 
     yield run
-    Machine(places[GUILTY]).write()
+    for name in broken:
+        Machine(places[name]).write()
 
 
 def test_healthy_machines(examine: Examine) -> None:
@@ -96,49 +100,70 @@ def lacks_pynvml(python: str) -> bool:
 @pytest.mark.skipif(not lacks_pynvml(SYSTEM_PYTHON), reason=f"no {SYSTEM_PYTHON} without pynvml here")
 def test_pynvml_is_sent_along(examine: Examine) -> None:
     """A host whose Python has no pynvml is examined all the same."""
-    status, report = examine(None, "--python", SYSTEM_PYTHON)
+    status, report = examine({}, "--python", SYSTEM_PYTHON)
     assert (status, report["findings"], report["unknown"]) == (0, [], [])
     assert [stage["state"] for stage in report["stages"]] == ["pass", "pass", "pass"]
 
 
-def seven_of_eight(machine: Machine) -> None:
-    del machine.gpus[5]
+# Each check meets one fault per host: faults of one host are told apart from its neighbours', which have their own.
+TOGETHER = (
+    ("7 of 8 GPUs", "uncorrectable ECC", "row remap pending", "thermal"),
+    ("hanging NVML", "driver mismatch", "Xid 79", "Xid 94"),
+    ("power brake", "PCIe x8", "PCIe Gen3", "NVLink down"),
+    ("no fabric manager", "MIG", "held by a process", "IB port down"),
+    ("other model", "other driver", "half rate", "no peermem"),
+    ("no IB here",),
+)
 
 
-def hanging_driver(machine: Machine) -> None:
-    machine.settings["hang"] = "nvmlDeviceGetUUID"
-    machine.smi_hangs = True
+def expect(report: Any, wanted: dict[str, tuple[set[str], str]]) -> None:
+    """Exactly the wanted ids on each host (beyond information), with the quote in the evidence and a playbook."""
+    causes = [item for item in report["findings"] if item["severity"] != "info" and not item.get("folded_under")]
+    told: dict[str, set[str]] = {}
+    for item in causes:
+        assert len(item["hosts"]) == 1, item
+        told.setdefault(item["hosts"][0], set()).add(item["id"])
+        assert item["evidence"] and item["playbook"], item
+    assert told == {host: ids for host, (ids, _) in wanted.items()}
+    for host, (_, quote) in wanted.items():
+        words = [
+            item["title"] + " ".join(proof["text"] for proof in item["evidence"])
+            for item in causes
+            if item["hosts"] == [host]
+        ]
+        assert any(quote in text for text in words), (host, quote, words)
 
 
-def fallen_off(machine: Machine) -> None:
-    line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
-    machine.kernel_log.append((machine.uptime_s - 60, line))
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_every_fault_is_named_on_its_host(names: tuple[str, ...], examine: Examine, lab: Lab) -> None:
+    faults = {host: FAULTS[name] for host, name in zip(lab.hostnames, names, strict=False)}
+    status, report = examine({host: breaking for host, (breaking, _, _) in faults.items()})
+    assert status == 11
+    expect(report, {host: (ids, quote.replace(ODD, host)) for host, (_, ids, quote) in faults.items()})
 
 
-def half_a_rail(machine: Machine) -> None:
-    machine.hcas[3].rate = "200 Gb/sec (2X NDR)"
+def test_link_flaps_that_rise(examine: Examine, lab: Lab, places: dict[str, Path]) -> None:
+    host = lab.hostnames[2]
+    with flapping(places[host]):
+        status, report = examine()
+    assert status == 11
+    expect(report, {host: ({"ib.link-flapping"}, "link_downed")})
+    Machine(places[host]).write()
 
 
-def another_driver(machine: Machine) -> None:
-    machine.settings["driver"] = machine.module_version = "535.161.08"
+def test_gid_table_without_roce_v2(examine: Examine, lab: Lab) -> None:
+    """A fleet with RoCE rails: healthy but for one port of one host."""
+    breaking, ids = ROCE_FAULTS["no RoCE v2"]
+    odd = lab.hostnames[1]
 
+    def apply(machine: Machine) -> None:
+        machine.roce()
+        if machine.directory.parent.name == odd or odd in machine.directory.parts:
+            breaking(machine)
 
-CASES = [
-    (seven_of_eight, "gpu.not-visible.fewer-than-bus", "0000:6b:00.0"),
-    (hanging_driver, "gpu.driver.hang", "nvmlDeviceGetUUID of GPU 0"),
-    (fallen_off, "gpu.fell-off-bus", "fallen off the bus"),
-    (half_a_rail, "ib.rate.degraded", "200 Gb/sec (2X NDR)"),
-    (another_driver, "gpu.driver.differs", "535.161.08 on gpu02"),
-]
-
-
-@pytest.mark.parametrize(("breaking", "id", "quote"), CASES, ids=lambda item: getattr(item, "__name__", ""))
-def test_the_fault_is_named(examine: Examine, breaking: Callable[[Machine], None], id: str, quote: str) -> None:
-    status, report = examine(breaking)
-    first = report["findings"][0]
-    assert (status, first["id"], first["hosts"]) == (11, id, [GUILTY])
-    words = first["title"] + " ".join(proof["text"] for proof in first["evidence"])
-    assert quote in words
+    status, report = examine(dict.fromkeys(lab.hostnames, apply))
+    assert status == 11
+    expect(report, {odd: (ids, "RoCE v2")})
 
 
 def test_topology_of_all_hosts(lab: Lab, places: dict[str, Path]) -> None:

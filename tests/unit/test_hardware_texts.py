@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.agent.probes import kernel_log
 from nccl_doctor.env import gid as gid_choice
 from nccl_doctor.facts import infiniband_tools as tools
 from nccl_doctor.facts import smi_query
 from nccl_doctor.facts.kernel_log import LogLine, xid_events
+from nccl_doctor.facts.nvlink_xid import decode
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
 SAMPLES = sorted((SHARED / "corpus" / "hw").glob("*.txt"))
@@ -151,6 +155,18 @@ def test_xid_lines(line: str, number: int, bus_id: str, switch: bool) -> None:
     assert (event.number, event.bus_id, event.switch) == (number, bus_id, switch)
 
 
+def test_one_sxid_is_told_once() -> None:
+    """Its engine and its data stand on lines of their own, without the word that says how bad it is."""
+    head = "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, "
+    lines = (
+        "Fatal, Link 37 LTSSM Fault Up",
+        "Severity 1 Engine instance 37 Sub-engine instance 00",
+        "Data {0x10000000}",
+    )
+    (event,) = xid_events(tuple(LogLine(head + line) for line in lines))
+    assert event.line.text.endswith("LTSSM Fault Up")
+
+
 PARSERS = [
     (tools.parse_ibstat, tools.ToolTextError),
     (tools.parse_ibstatus, tools.ToolTextError),
@@ -181,6 +197,51 @@ def test_any_text_parses_or_is_refused(parser: Any, refusal: type[Exception], te
 @given(text=st.one_of(st.text(max_size=200), st.lists(LOG_PIECES).map("".join)))
 def test_any_log_line(text: str) -> None:
     xid_events((LogLine(text),))
+
+
+REPEATED = {
+    "ibstat": (tools.parse_ibstat, ["CA 'mlx5_0'\n", "Port 1:\n", "State: Active\n", "ibpanic: x '", " : "], "CA 'a'\n"),
+    "ibstatus": (tools.parse_ibstatus, ["Infiniband device 'x' port 1 status:\n", "rate: 1\n", "'"], ""),
+    "ibv_devinfo": (tools.parse_ibv_devinfo, ["hca_id: a\n", "port: 1\n", "GID[  0]: fe80::1, ", ": "], "hca_id: a\n"),
+    "show_gids": (tools.parse_show_gids, [f"mlx5_0 1 3 {IPV4} 1.2.3.4 v2 eth0\n", "1 ", ":0000"], ""),
+    "nvidia-smi -q": (
+        smi_query.parse,
+        ["GPU 00000000:01:00.0\n", "Processes\n Process ID : 1\n", " Process ID : 1\n", "x\n", " : ", " "],
+        "GPU 00000000:01:00.0\n    Processes\n",
+    ),
+    "Xid": (
+        lambda text: xid_events(tuple(map(LogLine, text.splitlines()))),
+        ["NVRM: Xid (PCI:0000:3b:00): 79, x\n", "Xid (", "NVRM: Xid (PCI:", "SXid (PCI:0000:", "0:"],
+        "",
+    ),
+    "NVLink Xid": (
+        lambda text: [decode(number, text, "NVIDIA H200") for number in (74, 149)],
+        ["on link 1(", "0x0, ", "NETIR ", "Fatal ", "Link 0 (", "A"],
+        "on link 14(0x0, ",
+    ),
+    "kernel record": (kernel_log.kmsg_record, ["6,1,1,-;", ",", ";", "x"], "6,1,"),
+    "dmesg line": (kernel_log._dmesg_line, ["[", "1.0] ", " ", "."], "["),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"), [(name, piece) for name, (_, pieces, _) in REPEATED.items() for piece in pieces]
+)
+def test_linear_time(name: str, piece: str) -> None:
+    """Eight times the text takes no more than about eight times as long (40 allowed: short runs are noisy)."""
+    parser, _, head = REPEATED[name]
+
+    def seconds(size: int) -> float:
+        text = head + piece * (size // len(piece))
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            with contextlib.suppress(tools.ToolTextError, smi_query.SmiQueryError):
+                parser(text)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert seconds(240_000) < 40 * max(seconds(30_000), 0.0005)
 
 
 def test_digits_that_int_cannot_read() -> None:

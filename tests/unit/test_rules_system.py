@@ -231,11 +231,34 @@ def test_thresholds_of_the_user(tmp_path: Any) -> None:
     assert thresholds.value("nofile.warn", thresholds.load(file)) == 4096
     assert thresholds.value("nofile.fail", thresholds.load(file)) == thresholds.value("nofile.fail")
     file.write_text("nofile.wran: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
-    with pytest.raises(thresholds.ThresholdError, match=r"called .nofile\.wran"):
+    with pytest.raises(thresholds.ThresholdError, match=r"called .nofile\.wran.; did you mean .nofile\.warn.\?"):
         thresholds.load(file)
-    file.write_text("nofile.warn: 4096\n")
-    with pytest.raises(thresholds.ThresholdError, match=r"mine\.yaml"):
+    file.write_text("nofile.warn: 4096\n")  # a number alone: the unit is the default row's
+    row = thresholds.load(file)["nofile.warn"]
+    assert (row.value, row.unit, row.source) == (4096, "files", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "nofile.warn: {valeu: 1, unit: x, source: us, date: 2026-11-21}",
+            r"nofile\.warn: .*`valeu`; give a number, or",
+        ),
+        ("nofile.warn: many", r"nofile\.warn: Expected `object`"),
+        ("nofile.warn: true", r"nofile\.warn: "),
+        ("a: [", r"mine\.yaml: not YAML: while parsing"),
+        ("- 1", r"expected lines of `id: number`"),
+        (None, r"mine\.yaml: No such file"),
+    ],
+)
+def test_mistakes_in_a_thresholds_file(text: str | None, message: str, tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(thresholds.ThresholdError, match=message) as told:
         thresholds.load(file)
+    assert "\n" not in str(told.value)
 
 
 def test_facts_survive_json() -> None:

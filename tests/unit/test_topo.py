@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware_kit"))
@@ -27,6 +29,7 @@ from nccl_doctor.facts.topology_paths import (
     to_network,
     uneven,
 )
+from nccl_doctor.report import topology
 
 cli._load_commands()
 runner = CliRunner()
@@ -142,3 +145,23 @@ def test_numbering_of_nics_is_no_difference(machine: Machine) -> None:
     assert signature(one) == signature(other)
     machine.nvlink_lost = {2}
     assert signature(parse(machine.topology())) != signature(one)
+
+
+def test_from_takes_a_text_too(tmp_path: Path, machine: Machine) -> None:
+    file = tmp_path / "ticket.txt"
+    file.write_text(machine.topology())
+    done = runner.invoke(cli.app, ["topo", "--from", str(file)])
+    assert (done.exit_code, "8 GPUs, 8 NICs" in done.output) == (0, True), done.output
+    file.write_text("hello")
+    done = runner.invoke(cli.app, ["topo", "--from", str(file)])
+    assert (done.exit_code, "no topology matrix" in done.output) == (3, True), done.output
+
+
+def test_sentences_hang_under_their_labels(machine: Machine) -> None:
+    console = Console(width=60, file=io.StringIO())
+    topology.render(parse(machine.topology()), console, title="gpu01")
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    words = text[text.index("to network") :].splitlines()
+    assert all(len(line) <= 60 for line in words)
+    assert words[1].startswith(" " * 13) and words[1].strip()

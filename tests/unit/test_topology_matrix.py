@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
@@ -92,6 +92,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@example("GPU0\nGPU0\tNV0:")  # no X in its own column: a row that cannot be trusted
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=80).map("".join)))
 @settings(max_examples=400, deadline=None)
 def test_any_text_parses_or_is_refused(text: str) -> None:

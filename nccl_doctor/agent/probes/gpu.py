@@ -1,10 +1,12 @@
 """GPUs: NVML's answers, and three witnesses beside it: nvidia-smi, the driver's /proc tree, and the PCI bus."""
 
 import os
+import re
 import stat
 from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import isolated, nvml
+from nccl_doctor.agent.probes import system
 from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
 
 NVIDIA = "0x10de"
@@ -77,7 +79,10 @@ def _any_sign(data: Dict[str, Any]) -> bool:
 
 
 def _first_line(absolute: str) -> Optional[str]:
-    text = read_text(absolute, 4096)
+    try:
+        text = read_text(absolute, 4096)
+    except PermissionError:
+        return None
     lines = (text or "").splitlines()
     return lines[0].strip() if lines else None
 
@@ -111,7 +116,7 @@ def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str
                 "link_width": _first_line(base + "/current_link_width"),
                 "link_width_max": _first_line(base + "/max_link_width"),
                 "driver": _link_name(base + "/driver"),
-                "slot": _slot(address),
+                "slot": slot_of(address),
             }
         )
     return found
@@ -124,7 +129,7 @@ def _link_name(absolute: str) -> Optional[str]:
         return None
 
 
-def _slot(address: str) -> Optional[str]:
+def slot_of(address: str) -> Optional[str]:
     """The name of the physical slot that holds this address, where the platform names its slots."""
     stem = address.rsplit(".", 1)[0]
     for name in _listed("/sys/bus/pci/slots"):
@@ -173,15 +178,36 @@ def _libraries() -> List[str]:
     return found
 
 
+GVISOR = "gVisor"
+_GVISOR_VERSION = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"  # what every gVisor says of its kernel
+_CONTAINER_WORDS = re.compile(r"docker|kubepods|libpod|lxc|containerd|containers/storage|enroot|apptainer|singularity")
+_INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shepherd", "finit", "busybox")
+
+
 def in_container() -> Optional[str]:
-    """The sign by which this process runs in a container, or None."""
-    for absolute in ("/.dockerenv", "/run/.containerenv"):
+    """The sign by which this process runs in a container, or None. ``pid 1 is ...`` is a weak sign, the others sure."""
+    if (_first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
+        return GVISOR
+    for absolute in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"):
         if os.path.exists(path(absolute)):
             return absolute
-    for name in ("KUBERNETES_SERVICE_HOST", "container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+    for name in (*system.CONTAINER_VARIABLES, "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
         if os.environ.get(name):
-            return name
-    return None
+            return "$" + name
+    if _CONTAINER_WORDS.search(_readable("/proc/1/cgroup")):
+        return "/proc/1/cgroup"
+    mounts = [line for line in _readable("/proc/self/mountinfo").splitlines() if line.split()[4:5] == ["/"]]
+    if any(_CONTAINER_WORDS.search(line) for line in mounts):
+        return "/proc/self/mountinfo"
+    first = _first_line("/proc/1/comm")
+    return "pid 1 is %s" % first if first and first not in _INITS else None
+
+
+def _readable(absolute: str) -> str:
+    try:
+        return read_text(absolute) or ""
+    except PermissionError:
+        return ""
 
 
 def _fabric_manager() -> Dict[str, Any]:
@@ -236,7 +262,7 @@ def _name_processes(gpus: List[Dict[str, Any]]) -> None:
             process["name"] = _first_line("/proc/%d/comm" % process["pid"])
             owner = [
                 line.split()[1]
-                for line in (read_text("/proc/%d/status" % process["pid"], 8192) or "").splitlines()
+                for line in _readable("/proc/%d/status" % process["pid"]).splitlines()
                 if line.startswith("Uid:")
             ]
             process["uid"] = int(owner[0]) if owner and owner[0].isdecimal() else None

@@ -6,6 +6,7 @@ import resource
 import time
 from typing import Any, Dict, List, Optional
 
+from nccl_doctor.agent.probes.gpu import slot_of
 from nccl_doctor.agent.probes.topology import pci_path
 from nccl_doctor.agent.probing import path, probe, read_text, run_command
 
@@ -43,13 +44,13 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "pci_rdma": _pci_without_driver(),
         "witnesses": {},
     }
-    if not names:
+    if not (names or data["uverbs"] or data["pci_rdma"]):
         return data
     for tool, argv in _WITNESSES.items():
         result = run_command(argv, limit_s=8.0, limit_bytes=1 << 20)
         data["witnesses"][tool] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
     left = started + interval_s - time.monotonic()
-    if left > 0:
+    if left > 0 and names:
         time.sleep(left)
     second = {name: _counters(name) for name in names}
     elapsed = time.monotonic() - started
@@ -89,6 +90,7 @@ def _device(name: str) -> Dict[str, Any]:
         device[field] = _line("%s/%s" % (base, field))
     real = os.path.realpath(path(base + "/device"))
     device["bus_id"] = os.path.basename(real) if os.path.isdir(real) else None
+    device["slot"] = slot_of(device["bus_id"]) if device["bus_id"] else None
     device["path"] = pci_path(base + "/device")
     device["pci_device"] = _line(base + "/device/device")
     device["pci_vendor"] = _line(base + "/device/vendor")

@@ -43,6 +43,10 @@ def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
     source, entries, refused = _read()
     if source is None:
         raise ProbeTrouble("not-permitted" if refused else "failed", refused or "no kernel log to read")
+    if any("Starting gVisor" in text for _, text in entries[:40]):
+        raise ProbeTrouble(
+            "not-permitted", "%s shows the sandbox's own log (gVisor), not the host's kernel log" % source
+        )
     kept = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
     uptime = (read_text("/proc/uptime", 256) or "").split()
     return {

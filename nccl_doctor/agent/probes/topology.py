@@ -58,7 +58,10 @@ def _listed(absolute: str) -> List[str]:
 
 
 def _line(absolute: str) -> Optional[str]:
-    lines = (read_text(absolute, 4096) or "").splitlines()
+    try:
+        lines = (read_text(absolute, 4096) or "").splitlines()
+    except PermissionError:
+        return None
     return lines[0].strip() if lines else None
 
 

@@ -1,0 +1,48 @@
+"""The tests for real GPU machines, run over a machine that is not there: they must not break unseen until somebody has
+a GPU at hand; and what was recorded on real machines, judged again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.rules.judge import judge
+from tests.hardware_kit import machines
+from tests.hardware_kit.machines import Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDINGS = sorted((ROOT / "tests" / "fixtures" / "hardware").glob("*/machine.ndb"))
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+def test_the_gpu_suite_passes_on_a_machine_that_is_not_there(tmp_path: Path) -> None:
+    machine = Machine.alone(tmp_path / "machine")
+    machine.write()
+    record = tmp_path / "record"
+    environment = {**machine.environment(), "NCCL_DOCTOR_RECORD": str(record)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_hardware_here.py"],
+        env=environment, capture_output=True, text=True, cwd=ROOT, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "stub does not know" in done.stdout  # the comparisons with nvidia-smi that only a real one can make
+    assert sorted(os.listdir(record)) == ["machine.ndb", "tools.json", "tree.tar.gz"]
+    assert "Product Name" in json.loads((record / "tools.json").read_text())["nvidia-smi -q"]["out"]
+
+
+@pytest.mark.skipif(not RECORDINGS, reason="no recording of a real GPU machine yet (NCCL_DOCTOR_RECORD, make test-gpu)")
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
+def test_recorded_machines_are_judged_as_before(recording: Path) -> None:
+    """Findings and gaps of a real machine, as read when it was recorded: ``expect.json`` beside the bundle."""
+    report = judge(bundles.read(recording))
+    found = {
+        "findings": sorted({f"{item.severity.value} {item.id}" for item in report.findings}),
+        "unknown": sorted({gap.what for gap in report.unknown}),
+    }
+    assert found == json.loads((recording.parent / "expect.json").read_text())
