@@ -38,15 +38,15 @@ def explain(
 
     started = time.monotonic()
     found = explain_paths(logs, workers or None)
+    code = report.exit_code(found)
     if format is _Format.json:
         typer.echo(report.to_json(found))
-    else:
+    elif code is not ExitCode.NOTHING_CHECKED:  # advice on a case that nobody has read would be none
         report.print_explanation(found, stdout_console(), time.monotonic() - started)
-    code = report.exit_code(found)
     if code is ExitCode.NOTHING_CHECKED:
-        for problem in found.problems or ():
-            from nccl_doctor.report.safe_text import visible
+        from nccl_doctor.report.safe_text import visible
 
-            typer.echo(f"{visible(problem.name)}: {visible(problem.problem)}", err=True)
-        typer.echo("nothing could be read: there is no verdict", err=True)
+        for problem in found.problems or ():
+            typer.echo(f"nccl-doctor: {visible(problem.name)}: {visible(problem.problem)}", err=True)
+        typer.echo("nccl-doctor: nothing could be read: there is no verdict", err=True)
     raise typer.Exit(code)

@@ -51,7 +51,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
     ReachOutcome.NO_PYTHON: (
         "host.no-python",
-        "no Python on the host's PATH",
+        "no Python 3 on the host's PATH, or none where --python says",
         "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
         "ssh {host} 'command -v python3; echo $PATH'",
     ),
