@@ -344,12 +344,15 @@ class Session:
             raise OSError(f"a line of more than {LINE_LIMIT} bytes")
 
     def _take(self, line: bytes) -> None:
-        try:
-            message = msgspec.json.decode(line, type=_Reply)
-        except msgspec.DecodeError as error:
-            if line.startswith(b'{"id"'):
-                raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
+        start = line.find(b'{"id"')
+        if start < 0:
             return  # a background job of the login shell that prints into the stream
+        try:
+            message = msgspec.json.decode(line[start:], type=_Reply)  # it may have left half a line before ours
+        except msgspec.DecodeError as error:
+            if start == 0:
+                raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
+            return
         self._hear()
         with self._lock:
             waiting = self._waiting.get(message.id)
