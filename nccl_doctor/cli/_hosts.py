@@ -126,6 +126,27 @@ def connect_options(
     )
 
 
+def check_nccl_version(text: str) -> None:
+    """Stop where the user's NCCL version is none; empty is none given."""
+    from nccl_doctor.env.nccl_version import parse_version
+
+    try:
+        parse_version(text or "2.0")
+    except ValueError as error:
+        stop(f"--nccl-version: {error}")
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Stop, before anything is done, where a file that is to be written at the end cannot be."""
+    if path.is_dir():
+        stop(f"{option} {path}: is a directory; name a file")
+    place = path.parent
+    if not place.is_dir():
+        stop(f"{option} {path}: there is no directory {place}")
+    if not os.access(path if path.exists() else place, os.W_OK):
+        stop(f"{option} {path}: may not be written by this user")
+
+
 def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
     """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
     from nccl_doctor.rules import thresholds

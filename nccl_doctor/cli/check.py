@@ -61,6 +61,9 @@ def check(
     if format not in FORMATS:
         _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
     rows = _hosts.load_thresholds(thresholds)
+    _hosts.check_nccl_version(nccl_version)
+    if save is not None:
+        _hosts.check_writable(save, "--save")
     if mesh not in ("sparse", "full"):
         _hosts.stop(f"--mesh {mesh!r}: expected sparse or full")
     if from_ is not None:
@@ -91,7 +94,7 @@ def check(
             quick=quick,
             nccl_version=nccl_version,
         )
-        bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline))
+        bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline), rows)
     _tell(bundle, rows, format, save, history, strict, verbose)
 
 
@@ -122,14 +125,22 @@ def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]
     return stages
 
 
-def _collect(entries: tuple[object, ...], options: object) -> Bundle:
+def _collect(entries: tuple[object, ...], options: object, rows: Overrides | None) -> Bundle:
     from rich.console import Console
 
     from nccl_doctor.collect.check import collect
     from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.rules.gate import BAD, decide_hosts
+    from nccl_doctor.rules.judge import judge
+
+    def fit(so_far: Bundle) -> list[str]:
+        # A host that is known to break the job would only keep the collectives of all others waiting.
+        if not so_far.plan.stages:
+            return [facts.name for facts in so_far.hosts]
+        return [item.host for item in decide_hosts(judge(so_far, rows)) if item.state != BAD]
 
     with ConsoleProgress(Console(stderr=True)) as progress:
-        return collect(entries, options, progress)  # type: ignore[arg-type]
+        return collect(entries, options, progress, fit)  # type: ignore[arg-type]
 
 
 def _tell(

@@ -64,8 +64,8 @@ def explain(
         from nccl_doctor.report.safe_text import visible
 
         for problem in found.problems:
-            typer.echo(f"{visible(problem.name)}: {visible(problem.problem)}", err=True)
-        typer.echo(why, err=True)
+            typer.echo(f"nccl-doctor: {visible(problem.name)}: {visible(problem.problem)}", err=True)
+        typer.echo(f"nccl-doctor: {why}", err=True)
     raise typer.Exit(code)
 
 

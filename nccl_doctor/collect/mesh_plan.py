@@ -5,12 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver
-from nccl_doctor.rules.mesh_pairs import pairs, shifts
+from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
+from nccl_doctor.rules.mesh_pairs import Pair, pairs, shifts
 
-__all__ = ["best_address", "data_address", "link_targets", "pairs", "shifts"]
+__all__ = ["best_address", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 
 MESSAGES = 100  # small paced messages per pair: 0.2 s, and a loss of 5 % is missed once in 170 times per pair
+
+
+TIMES_AGAIN = 2  # a transfer that looks slow is timed again so many times, and the fastest one counts
+DOUBT_SHARE = 0.5  # of what the best eighth of the transfers reach; the rule blames below half of this
+
+
+def doubtful(measured: Mapping[str, Throughput]) -> set[Pair]:
+    """The pairs whose transfer looks slow: a busy moment of either host looks like a slow link, but does not last."""
+    rates = {(host, flow.peer): flow.rate for host, fact in measured.items() for flow in fact.flows if flow.seconds > 0}
+    if not rates:
+        return set()
+    best = sorted(rates.values(), reverse=True)[(len(rates) - 1) // 8]
+    return {pair for pair, rate in rates.items() if rate < DOUBT_SHARE * best}
+
+
+def faster(before: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each peer's transfers the faster one, as the agent told them; one that failed is slower than any other."""
+
+    def rate(flow: Mapping[str, Any]) -> float:
+        return flow.get("bytes", 0) / flow["seconds"] if flow.get("outcome") == "ok" and flow.get("seconds") else 0.0
+
+    second = {flow["peer"]: flow for flow in again}
+    return [max((flow, second.get(flow["peer"], flow)), key=rate) for flow in before]
 
 
 def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str, str]) -> str:

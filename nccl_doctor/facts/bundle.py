@@ -31,7 +31,13 @@ def to_bytes(bundle: Bundle) -> bytes:
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Write a bundle, readable by its owner alone, and never half: to a temporary file beside it, then renamed."""
+    """Write a bundle, readable by its owner alone, and never half: to a temporary file beside it, then renamed.
+
+    What is there and is no file (a pipe, /dev/stdout, /dev/null) is written to: root would rename over the device.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(to_bytes(bundle))
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:

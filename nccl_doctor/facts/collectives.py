@@ -54,6 +54,7 @@ class RankError(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     missing: tuple[int, ...] | None = None
     limit_s: float = 0.0
+    dialling: tuple[str, ...] = ()  # address:port of connections that nobody answered
 
 
 class RankEnd(msgspec.Struct, frozen=True, omit_defaults=True):

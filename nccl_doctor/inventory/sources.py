@@ -124,7 +124,7 @@ def merge(entries: Iterable[HostEntry], source: str) -> tuple[list[HostEntry], l
         return list(kept.values()), []
     total = sum(repeated.values()) - len(repeated)
     return list(kept.values()), [
-        f"named more than once, counted once: {nodesets.fold(repeated)} ({total} lines merged)"
+        f"named more than once, counted once: {nodesets.fold(repeated)} ({total} line{'s' * (total != 1)} merged)"
     ]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
@@ -32,7 +31,7 @@ def render(report: Report, console: Console, *, verbose: bool = False, saved: st
     console.print(_verdict(report))
     _body(report, console, verbose)
     for line in _closing(report, saved, exit_code, verbose):
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+        _print(console, line, 2, hanging=13)
 
 
 def render_gate(
@@ -53,7 +52,15 @@ def render_gate(
             console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
     _body(report, console, verbose)
     for line in _closing(report, saved, exit_code, verbose):
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+        _print(console, line, 2, hanging=13)
+
+
+def _print(console: Console, text: Text, indent: int, hanging: int = 0) -> None:
+    """Print indented; what does not fit goes on in further lines, ``hanging`` columns deeper, without blanks at ends."""
+    first, *rest = text.wrap(console, max(20, console.width - indent - hanging), tab_size=1) or [Text()]
+    for row, depth in ((first, indent), *((row, indent + hanging) for row in rest)):
+        row.rstrip()
+        console.print(Text(" " * depth).append_text(row), soft_wrap=True)
 
 
 def _body(report: Report, console: Console, verbose: bool) -> None:
@@ -107,7 +114,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
         console.print(row)
 
     def line(text: Text, indent: int = 5) -> None:
-        console.print(Padding(text, (0, 0, 0, indent), expand=False))
+        _print(console, text, indent)
 
     for item in items if verbose else items[:TITLES_SHOWN]:
         line(Text(visible(item.title)))
@@ -132,7 +139,9 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     book = for_finding(first.id)
     if book:
         line(Text(f"playbook   nccl-doctor playbook {book}", "dim"))
-    effects = [other for other in report.findings if other.folded_under == first.id]
+    effects = [
+        other for other in report.findings if other.folded_under == first.id and other.severity is not Severity.INFO
+    ]
     if effects:
         told = sorted(
             {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
@@ -189,7 +198,7 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
         yield Text("passed       ", "green").append(", ".join(passed))
     for stage in report.stages:
         if stage.state == "skipped":
-            yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(stage.reason)})", "dim")
+            yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(_shortest(stage.reason))})", "dim")
     if report.env:
         for advice in report.env:
             yield Text("environment  ", "green").append_text(_setting(advice))
@@ -208,9 +217,22 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
     yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
 
 
+def _shortest(reasons: str) -> str:
+    """Reasons of skipped rules, without those that "on any host" says already."""
+    parts = reasons.split("; ")
+    return "; ".join(
+        part
+        for part in parts
+        if not part.endswith("on this host") or f"{part[: -len('this host')]}any host" not in parts
+    )
+
+
 def no_setting(report: Report) -> str:
     """What to say without advice: "nothing needs setting" only where the interfaces, which decide it, were looked at."""
     states = {stage.name: stage.state for stage in report.stages}
+    broken = [item for item in report.causes if item.severity is Severity.FAIL and item.id.startswith("net.")]
+    if report.reached and broken:
+        return "no setting is known to help against the network's faults"
     if report.reached and states.get("interfaces") not in (None, "unknown"):
         names = ", ".join(item.split(":")[0] for item in report.env_unknown)
         return (

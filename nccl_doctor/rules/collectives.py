@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
@@ -120,7 +122,7 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         for host in fleet.hosts
         if Collectives.PROBE in host.facts.probes
     }
-    yield from failures(facts, lost_hosts(probes))
+    yield from failures(facts, lost_hosts(probes), _owners(fleet))
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
     yield from _measured(facts)
@@ -192,10 +194,23 @@ def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
     return sorted(found, key=lambda item: item.end.rank)
 
 
-def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None) -> Iterator[Finding]:
+def _owners(fleet: Fleet) -> dict[str, str]:
+    """Address -> the host that has it; not those that several have (docker0)."""
+    owners: dict[str, set[str]] = {}
+    for host in fleet.hosts:
+        names = host.want(Names)
+        for address in (host.facts.reach.address, *(names.addresses if names else ())):
+            owners.setdefault(address, set()).add(host.name)
+    return {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
+
+
+def failures(
+    facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None, owners: Mapping[str, str] | None = None
+) -> Iterator[Finding]:
     """Why a run did not end well: the root only; nothing if every rank finished.
 
-    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason.
+    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``owners`` tells whose an
+    address is.
     """
     ranks = ranks_of(facts)
     if lost:
@@ -204,11 +219,15 @@ def failures(facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = 
     bad = [rank for rank in ranks if not rank.end.finished]
     if not bad:
         return
-    for judge in (_setup, _died, _stopped, _wrong_first, _own_error, _stuck):
+
+    def unanswered(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
+        return _unanswered(ranks, bad, owners or {})
+
+    for judge in (_setup, _died, _stopped, _wrong_first, _own_error, unanswered, _stuck):
         found = list(judge(ranks, bad))
         if found:
             yield from found
-            if judge in (_own_error, _stuck):
+            if judge in (_own_error, unanswered, _stuck):
                 yield from _explained(bad)
             return
 
@@ -407,6 +426,46 @@ def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Findi
         ],
         places=[rank.place for rank in own],
     )
+
+
+def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[str, str]) -> Iterator[Finding]:
+    """Ranks that ask for connections which nobody answers: the host they all ask is the guilty one, and not they.
+
+    A host that is asked by several is to blame; one that several do not answer has its own way out blocked. Of one
+    connection between two hosts nobody can say which end it is.
+    """
+    asked: dict[tuple[str, str], list[tuple[RankOnHost, str]]] = {}
+    for rank in bad:
+        for place in (rank.end.error.dialling if rank.end.error else None) or ():
+            peer = owners.get(place.rpartition(":")[0].strip("[]"), "")
+            if peer and peer != rank.host:
+                asked.setdefault((rank.host, peer), []).append((rank, place))
+    for culprit in blame(dict.fromkeys(asked, True)):
+        calls = [call for pair in culprit.pairs for call in asked[pair]]
+        stage = calls[0][0].end.where.stage
+        if culprit.direction == "pair":
+            callers = sorted({rank.host for rank, _ in calls})
+            silent = sorted({peer for _, peer in culprit.pairs})
+            title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
+        elif culprit.direction == "out":
+            title = f"no connection from {culprit.hosts[0]} is answered"
+        else:
+            title = f"{culprit.hosts[0]} answers no connection"
+        shown = [rank.evidence(f"connect {place}: no answer (SYN_SENT)", "/proc/net/tcp") for rank, place in calls]
+        yield finding(
+            STUCK_IDS.get(stage, "collectives.stuck.measure"),
+            Severity.FAIL,
+            f"{title}: the ranks are stuck in {_WHAT.get(stage, stage)}",
+            [*shown[:6], *_others(ranks, [rank for rank, _ in calls])],
+            hosts=culprit.hosts,
+            fixes=[
+                Fix(
+                    "ask which ports are blocked, and in which direction",
+                    f"nccl-doctor check --stage ports --stage connectivity -H '{fold({rank.host for rank in ranks})}'",
+                )
+            ],
+            confidence=0.9 if culprit.direction == "pair" else 0.95,
+        )
 
 
 def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:

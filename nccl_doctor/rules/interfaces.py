@@ -676,13 +676,13 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     if advised is None:
         outcome = ""
     elif advised.advice is not None and not advised.advice.unset:
-        outcome = f"; set {advised.advice.name}={advised.advice.value}"
+        outcome = f"; set {advised.advice.name}='{advised.advice.value}'"
     elif advised.harmful:
         outcome = f"; {advised.reason}"
     elif advised.works:
         outcome = "; nothing needs setting"
     else:
-        outcome = f"; {advised.reason}"
+        outcome = "; no NCCL_SOCKET_IFNAME is known to help: no network has an address of every host that peers reach"
     yield finding(
         "net.interface-choice",
         Severity.INFO,

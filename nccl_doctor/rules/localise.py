@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -22,6 +22,9 @@ class Blame(msgspec.Struct, frozen=True):
 
 
 End = tuple[str, str]  # (host, "in" | "out" | "both")
+# Of its links that must be bad for it to be a plausible culprit: more of a whole host's, as two bad hosts of four spoil
+# two thirds of the links of the sound ones.
+LEAST_OF_HOST, LEAST_OF_END, LEAST_IN_COMMON = 3 / 4, 2 / 3, 1 / 2
 DIRECTIONS = ("in", "out", "both")  # narrower answers first: at equal explanation they win
 
 
@@ -49,11 +52,12 @@ def _is_culprit(end: End, links: list[Pair], bad: set[Pair]) -> bool:
     return len(peers) >= 2 and (direction != "both" or len(ways) == 2)
 
 
-def blame(measured: Mapping[Pair, bool]) -> list[Blame]:
+def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Blame]:
     """Explain the bad links (value True) among all measured ones.
 
     A host end is a culprit if every measured link through it in that direction is bad, and it has at least two, from
     different peers. What no culprit explains stays with its pair: with two hosts nobody can say which end it is.
+    ``known``: hosts that are culprits anyway: a bad link between one of them and another host is theirs.
     """
     bad = {pair for pair, is_bad in measured.items() if is_bad}
     if not bad:
@@ -73,18 +77,53 @@ def blame(measured: Mapping[Pair, bool]) -> list[Blame]:
         suspects.discard((host, direction))
     couples: dict[tuple[str, ...], list[Pair]] = {}
     for pair in sorted(left):
-        couples.setdefault(tuple(sorted(pair)), []).append(pair)
+        owners = tuple(host for host in pair if host in known)
+        if len(owners) == 1:
+            found.append(Blame(owners, "out" if pair[0] == owners[0] else "in", (pair,)))
+        else:
+            couples.setdefault(tuple(sorted(pair)), []).append(pair)
     found.extend(Blame(hosts, "pair", tuple(pairs)) for hosts, pairs in sorted(couples.items()))
     return sorted(found, key=lambda item: (item.direction == "pair", item.hosts))
 
 
 def plausible(measured: Mapping[Pair, bool]) -> list[Blame]:
-    """:func:`blame`, for a fault that shows only on most links of the culprit (loss, slowness): two thirds suffice."""
+    """:func:`blame`, for a fault that shows only on most links of the culprit (loss, slowness): two thirds suffice.
+
+    The worst end comes first, and its links speak against nobody else: where two of four hosts lose packets, two
+    thirds of the links of the sound ones are bad as well.
+    """
     if not any(measured.values()):
         return []
-    adjusted = dict(measured)
-    for (_, direction), links in sorted(_through(measured).items()):
-        bad = sum(measured[pair] for pair in links)
-        if direction != "both" and len(links) >= 3 and bad * 3 >= len(links) * 2:
-            adjusted.update(dict.fromkeys(links, True))
-    return [item for item in blame(adjusted) if any(measured[pair] for pair in item.pairs)]
+    culprits = _likeliest(measured)
+    adjusted = {**measured, **{pair: True for links in culprits.values() for pair in links}}
+    found = blame(adjusted, {host for host, _ in culprits})
+    return [item for item in found if any(measured[pair] for pair in item.pairs)]
+
+
+def _likeliest(measured: Mapping[Pair, bool]) -> dict[End, list[Pair]]:
+    """The likely culprits, each judged by the links that the former leave open, and the worst first.
+
+    Whole hosts, then single ends; last a host that all of what is left has in common, half of whose links got through.
+    """
+    index = _through(measured)
+    closed: set[Pair] = set()
+    found: dict[End, list[Pair]] = {}
+
+    def share(end: End) -> float:
+        links = [pair for pair in index[end] if pair not in closed]
+        bad = [pair for pair in links if measured[pair]]
+        peers = {host for pair in bad for host in pair} - {end[0]}
+        return len(bad) / len(links) if len(peers) >= 2 else 0.0
+
+    for least, whole in ((LEAST_OF_HOST, True), (LEAST_OF_END, False), (LEAST_IN_COMMON, True)):
+        shares = {end: share(end) for end in sorted(index) if (end[1] == "both") == whole and len(index[end]) >= 3}
+        shares = {end: value for end, value in shares.items() if end not in found}
+        while shares:
+            end = max(shares, key=lambda end: shares[end])
+            if shares.pop(end) < least:
+                break
+            found[end] = index[end]
+            closed.update(index[end])
+            touched = {host for pair in index[end] for host in pair}
+            shares.update({other: share(other) for other in shares if other[0] in touched})
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.facts.model import Bundle, HostFacts, ReachOutcome
+from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address} and {port} are filled in)
@@ -51,7 +51,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
     ReachOutcome.NO_PYTHON: (
         "host.no-python",
-        "no Python on the host's PATH",
+        "no Python 3 on the host's PATH, or none where --python says",
         "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
         "ssh {host} 'command -v python3; echo $PATH'",
     ),
@@ -63,8 +63,8 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
     ReachOutcome.CUT_OFF: (
         "host.cut-off",
-        "the connection broke in the middle of an answer",
-        "look for an out-of-memory kill or an sshd restart on the host, or a flapping link",
+        "the connection, or the Python that was started over it, ended before it had answered",
+        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that reads standard input",
         "ssh {host} 'dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: (
@@ -103,12 +103,18 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
     ]
 
 
+def _told(reach: Reach) -> tuple[str, ...]:
+    """What happened, then what was seen; never nothing."""
+    seen = tuple(text for text in reach.evidence if text != reach.detail)
+    return (reach.detail, *seen) if reach.detail else seen or (reach.outcome.value,)
+
+
 def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
     id, title, advice, command = _WAYS[outcome]
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
         for facts in hosts
-        for text in (facts.reach.evidence or (facts.reach.detail or outcome.value,))
+        for text in _told(facts.reach)
     ]
     first = hosts[0]
     filled = command.format(host=first.name, address=first.reach.address or first.name, port=first.reach.port or 22)

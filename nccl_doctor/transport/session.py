@@ -24,6 +24,7 @@ from nccl_doctor.transport.launch import launch
 
 PING_S = 10.0  # the agent ends after 45 s of silence
 GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
+SILENCE_S = 20.0  # of an agent that is overdue with an answer: then nothing more is waited for
 LINE_LIMIT = 20 << 20  # bytes of one line; the agent cuts replies at 16 MiB
 NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's first line
 CARRIED = frozenset({"pynvml"})  # pure-Python modules that are sent along when a host's Python lacks them
@@ -83,7 +84,9 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
 class Session:
     """One live agent. Methods may be called from several threads; waits are limited by their own limit and the run's.
 
-    ``hello`` says who answered; ``reach`` becomes ``cut-off`` when the connection is lost before :meth:`close`.
+    ``hello`` says who answered; ``reach`` becomes ``cut-off`` when the connection is lost before :meth:`close`, and
+    ``timed-out`` while the agent, which answers for its probes' limits itself, has fallen silent (a hung host, a line
+    on which bytes drip): nothing more is asked of it then, or each probe would wait for its own limit in vain.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Session:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[_Reply | _Lost]] = {}
         self._lost = ""
+        self._silent = False
+        self._heard = time.monotonic()
         self._closed = False
         self._carry_lock = threading.Lock()
         self._carried: dict[str, bool] = {}
@@ -186,7 +191,7 @@ class Session:
     @property
     def alive(self) -> bool:
         """Whether the agent still answers, as far as is known."""
-        return not self._lost and not self._closed
+        return not self._lost and not self._silent and not self._closed
 
     def _probe_request(
         self, name: str, arguments: Mapping[str, Any] | None, limit_s: float
@@ -212,6 +217,8 @@ class Session:
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> dict[str, ProbeResult]:
         """Send requests and collect their results, each within its own limit."""
+        if self._silent:
+            return {name: self._tell_silence(name, on_result) for name in requests}
         answers: queue.SimpleQueue[_Reply | _Lost] = queue.SimpleQueue()
         started = time.monotonic()
         ends: dict[int, tuple[str, float]] = {}
@@ -243,14 +250,18 @@ class Session:
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> None:
         """Take one message, or find out which requests are overdue; what is answered leaves ``ends``."""
-        wait_s = max(0.0, min(end for _, end in ends.values()) - time.monotonic())
+        wait_s = max(0.0, min(GRACE_S, min(end for _, end in ends.values()) - time.monotonic()))
         done: dict[int, ProbeResult] = {}
         try:
             message = answers.get(timeout=wait_s)
         except queue.Empty:
             now = time.monotonic()
             overdue = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail(), round(now - started, 3))
-            done = {number: overdue for number, (_, end) in ends.items() if end <= now}
+            given_up = self._silent and now - self._heard > SILENCE_S
+            done = {number: overdue for number, (_, end) in ends.items() if end <= now or given_up}
+            # Not where the run's deadline may have cut the wait short.
+            if done and self._heard < started and self._deadline.left(GRACE_S) >= GRACE_S:
+                self._fall_silent(now)
         else:
             if isinstance(message, _Lost):
                 lost = ProbeResult(Outcome.FAILED, None, message.why, round(time.monotonic() - started, 3))
@@ -268,6 +279,33 @@ class Session:
 
     def _overdue_detail(self) -> str:
         return "stopped by the run's deadline" if self._deadline.passed else "the agent did not answer in time"
+
+    def _tell_silence(self, name: str, on_result: OnResult) -> ProbeResult:
+        result = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail())
+        on_result(name, result)
+        return result
+
+    def _fall_silent(self, now: float) -> None:
+        """Not a word since a request was sent whose time, and the grace for travelling, are over."""
+        with self._lock:
+            if self._silent or self._lost:
+                return
+            self._silent = True
+            detail = f"the agent answered at first, and then not a word for {now - self._heard:.0f} s"
+            self.reach = msgspec.structs.replace(
+                self.reach, outcome=ReachOutcome.TIMED_OUT, detail=detail, evidence=(detail,)
+            )
+
+    def _hear(self) -> None:
+        """The agent said something: one that had fallen silent is back."""
+        self._heard = time.monotonic()
+        if self._silent:
+            with self._lock:
+                self._silent = False
+                if self.reach.outcome is ReachOutcome.TIMED_OUT:
+                    self.reach = msgspec.structs.replace(
+                        self.reach, outcome=ReachOutcome.OK, detail="the agent had been silent", evidence=()
+                    )
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, separators=(",", ":")).encode("utf-8") + b"\n"
@@ -306,12 +344,16 @@ class Session:
             raise OSError(f"a line of more than {LINE_LIMIT} bytes")
 
     def _take(self, line: bytes) -> None:
-        try:
-            message = msgspec.json.decode(line, type=_Reply)
-        except msgspec.DecodeError as error:
-            if line.startswith(b'{"id"'):
-                raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
+        start = line.find(b'{"id"')
+        if start < 0:
             return  # a background job of the login shell that prints into the stream
+        try:
+            message = msgspec.json.decode(line[start:], type=_Reply)  # it may have left half a line before ours
+        except msgspec.DecodeError as error:
+            if start == 0:
+                raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
+            return
+        self._hear()
         with self._lock:
             waiting = self._waiting.get(message.id)
         if waiting is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.rules.judge import Report, judge
@@ -238,3 +239,17 @@ def test_clock() -> None:
     builder.probes["gpu02"]["clock"] = {"offset": -61.5, "uncertainty": 0.01}
     found = only(judge(builder.bundle()))
     assert found.id == "host.clock-offset" and "61.5 s behind" in found.title
+
+
+def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None:
+    builder = Builder()
+    for host in ("gpu02", "gpu03"):
+        builder.reach[host] = Reach(ReachOutcome.OK, address="10.0.0.2", port=22)
+        builder.probes[host]["names"]["host_name"] = "gpu02"
+    found = [item for item in judge(builder.bundle()).findings if item.id == "host.named-twice"]
+    assert [item.hosts for item in found] == [("gpu02", "gpu03")]
+    builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.0.0.2", port=2222)  # a container behind that address
+    assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
+    builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.0.0.2", port=22)
+    builder.probes["gpu03"]["names"]["host_name"] = "gpu03"  # a gate that spreads logins over machines
+    assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)

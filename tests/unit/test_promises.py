@@ -284,7 +284,9 @@ def unreached() -> Builder:
     ("builder", "options", "code"),
     [
         (Builder(), [], ExitCode.HEALTHY),
-        (Builder(), ["--save", "/dev/null/impossible"], ExitCode.INTERNAL_ERROR),
+        (Builder(), ["--save", "/dev/null/impossible"], ExitCode.USAGE),
+        (Builder(), ["--save", "/"], ExitCode.USAGE),
+        (Builder(), ["--nccl-version", "banana"], ExitCode.USAGE),
         (Builder(), ["--format", "yaml"], ExitCode.USAGE),
         (unreached(), [], ExitCode.NOTHING_CHECKED),
         (unmeasured(), [], ExitCode.INCOMPLETE),
@@ -303,6 +305,40 @@ def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tm
     bundles.write(builder.bundle(), tmp_path / "b.ndb")
     result = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), *options])
     assert result.exit_code == code, result.output
+
+
+def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up while the run lasts: the result is told, and the exit code is not that of success."""
+    import errno
+
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+    from nccl_doctor.facts import bundle as bundles
+
+    cli._load_commands()
+    bundles.write(Builder().bundle(), tmp_path / "b.ndb")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bundles, "write", full)
+    told = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), "--save", str(tmp_path / "c.ndb")])
+    assert told.exit_code == ExitCode.INTERNAL_ERROR and "No space left" in told.output and "HEALTHY" in told.output
+
+
+def test_a_bundle_never_takes_the_place_of_a_device(tmp_path: Path) -> None:
+    """Root saves to /dev/stdout or /dev/null: the device stays what it is."""
+    from nccl_doctor.facts import bundle as bundles
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        bundles.write(Builder().bundle(), pipe)
+        assert os.read(reader, 100_000)[:2] == b"\x1f\x8b" and pipe.is_fifo()
+    finally:
+        os.close(reader)
 
 
 def program(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:

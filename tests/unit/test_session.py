@@ -375,3 +375,60 @@ def test_the_pack_is_deterministic_and_small() -> None:
         for seed, locale in (("1", "C"), ("2", "C.UTF-8"))
     }
     assert len(digests) == 1
+
+
+def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hung host: each of its probes would wait for its own limit, and the whole run with them."""
+    from nccl_doctor.transport import session as sessions
+
+    monkeypatch.setattr(sessions, "GRACE_S", 0.3)
+    monkeypatch.setattr(sessions, "SILENCE_S", 1.0)
+    opened = open_session(python=sys.executable)
+    try:
+        os.kill(opened.hello.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        assert opened.probe("t.echo", limit_s=0.2).outcome is Outcome.TIMED_OUT
+        assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "not a word" in opened.reach.evidence[0]
+        assert not opened.alive
+        assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.TIMED_OUT  # told at once
+        assert time.monotonic() - started < 5
+        os.kill(opened.hello.pid, signal.SIGCONT)
+        end = time.monotonic() + 10
+        while not opened.alive and time.monotonic() < end:
+            time.sleep(0.02)
+        assert opened.reach.outcome is ReachOutcome.OK and opened.probe("t.echo").outcome is Outcome.OK
+    finally:
+        opened.close()
+
+
+def test_a_long_wait_ends_when_the_agent_is_silent_on_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from nccl_doctor.transport import session as sessions
+
+    monkeypatch.setattr(sessions, "GRACE_S", 0.3)
+    monkeypatch.setattr(sessions, "SILENCE_S", 1.0)
+    opened = open_session(python=sys.executable)
+    try:
+        os.kill(opened.hello.pid, signal.SIGSTOP)
+        long: list[Any] = []
+        waiting = threading.Thread(target=lambda: long.append(opened.probe("t.echo", limit_s=300.0)))
+        waiting.start()
+        opened.probe("t.echo", limit_s=0.2)
+        waiting.join(10)
+        assert long and long[0].outcome is Outcome.TIMED_OUT
+    finally:
+        os.kill(opened.hello.pid, signal.SIGCONT)
+        opened.close()
+
+
+def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
+    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
+    assert isinstance(found, Session), found
+    try:
+        assert found.probe("t.hang", limit_s=60.0).outcome is Outcome.TIMED_OUT
+        assert found.reach.outcome is ReachOutcome.OK
+    finally:
+        found.close()

@@ -3,11 +3,15 @@
 import faulthandler
 import json
 import os
+import socket
+import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 STUCK_EXIT = 70
+DIALLING_AFTER_S = 2.0  # in a step that long it is looked whom this process is trying to connect to
+SYN_SENT = "02"
 Sink = Callable[[Dict[str, Any]], None]
 
 
@@ -46,6 +50,7 @@ class Progress:
         self.since = time.monotonic()
         self.done: Optional[Callable[[], int]] = None  # iterations finished in the timed loop
         self._beat_s, self._backstop_s = beat_s, backstop_s
+        self._dialled: Set[str] = set()  # connections of this step that were seen unanswered
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="nccl-doctor-watchdog").start()
 
@@ -56,6 +61,7 @@ class Progress:
     def stage(self, name: str, limit_s: float, detail: str = "") -> None:
         """Enter a stage, with the seconds it may take."""
         self.name, self.detail, self.done = name, detail, None
+        self._dialled.clear()
         self.since, self.limit_s = time.monotonic(), limit_s
         self.tell("stage", stage=name, detail=detail, limit_s=limit_s)
         if self._backstop_s:
@@ -94,7 +100,45 @@ class Progress:
                 self.tell("beat", **where)
             except OSError:
                 os._exit(STUCK_EXIT)  # nobody listens any more
+            if self.done is None and where["step_s"] > DIALLING_AFTER_S:  # never while something is timed
+                self._dialled.update(dialling())
             if self.limit_s and where["step_s"] > self.limit_s and not self._over.is_set():
                 faulthandler.dump_traceback(file=2, all_threads=True)
-                self.tell("stuck", limit_s=self.limit_s, **where)
+                self.tell("stuck", limit_s=self.limit_s, dialling=sorted(self._dialled), **where)
                 os._exit(STUCK_EXIT)
+
+
+def dialling() -> List[str]:
+    """``address:port`` of every TCP connection that this process has asked for and nobody has answered (Linux)."""
+    waiting = []
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            with open(table) as stream:
+                rows = [line.split() for line in stream]
+        except OSError:
+            continue
+        waiting += [(row[2], row[9]) for row in rows[1:] if len(row) > 9 and row[3] == SYN_SENT]
+    own = _own_sockets() if waiting else set()
+    return sorted({_readable(remote) for remote, inode in waiting if inode in own})
+
+
+def _own_sockets() -> Set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            found.add(target[len("socket:[") : -1])
+    return found
+
+
+def _readable(remote: str) -> str:
+    """``0300A4C0:7530`` as ``192.164.0.3:30000``: the kernel prints addresses as 32-bit words of this machine's order."""
+    words, _, port = remote.partition(":")
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    if len(packed) == 16 and packed.startswith(bytes(10) + b"\xff\xff"):
+        packed = packed[12:]  # IPv4 through an IPv6 socket
+    address = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+    return ("%s:%d" if len(packed) == 4 else "[%s]:%d") % (address, int(port, 16))

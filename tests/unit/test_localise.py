@@ -1,0 +1,72 @@
+"""Who is blamed for bad links: the guilty, all of them, and nobody else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nccl_doctor.rules.localise import LEAST_OF_END, blame, plausible
+
+
+def fleet(hosts: int, bad: set[str]) -> dict[tuple[str, str], bool]:
+    names = [f"gpu{number:02d}" for number in range(1, hosts + 1)]
+    return {(a, b): a in bad or b in bad for a, b in itertools.permutations(names, 2)}
+
+
+def named(measured: dict[tuple[str, str], bool], judge=plausible) -> set[str]:  # type: ignore[no-untyped-def]
+    return {host for item in judge(measured) for host in item.hosts}
+
+
+@pytest.mark.parametrize("judge", [blame, plausible])
+@pytest.mark.parametrize(("hosts", "count"), [(3, 1), (4, 1), (4, 2), (6, 2), (8, 3), (12, 5)])
+def test_the_guilty_and_nobody_else(hosts: int, count: int, judge) -> None:  # type: ignore[no-untyped-def]
+    for bad in itertools.islice(itertools.combinations([f"gpu{n:02d}" for n in range(1, hosts + 1)], count), 20):
+        assert named(fleet(hosts, set(bad)), judge) == set(bad)
+
+
+GUILTY = fleet(4, {"gpu02", "gpu03"})
+TOUCHED = sorted(pair for pair, bad in GUILTY.items() if bad)
+
+
+@pytest.mark.parametrize("lucky", [(), *((pair,) for pair in TOUCHED), (("gpu04", "gpu02"), ("gpu04", "gpu03"))])
+def test_two_lossy_hosts_of_four_with_links_that_luckily_lost_nothing(lucky: tuple[tuple[str, str], ...]) -> None:
+    """Loss is random: some link of the guilty shows none. Of the sound hosts' links two thirds are bad as well."""
+    assert named({pair: bad and pair not in lucky for pair, bad in GUILTY.items()}) == {"gpu02", "gpu03"}
+
+
+def test_what_is_left_has_one_host_in_common() -> None:
+    """Seen in the lab: of gpu02's four links with sound hosts only two, in opposite directions, showed loss."""
+    bad = {pair for pair in GUILTY if "gpu03" in pair} | {("gpu02", "gpu01"), ("gpu04", "gpu02")}
+    assert named({pair: pair in bad for pair in GUILTY}) == {"gpu02", "gpu03"}
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 6])
+def test_one_bad_cable_between_two_hosts_is_neither_ones_fault(hosts: int) -> None:
+    measured = {pair: set(pair) == {"gpu01", "gpu02"} for pair in fleet(hosts, set())}
+    assert [(item.hosts, item.direction) for item in plausible(measured)] == [(("gpu01", "gpu02"), "pair")]
+
+
+def test_one_direction_is_told() -> None:
+    measured = {pair: pair[1] == "gpu02" for pair in fleet(4, set())}
+    assert [(item.hosts, item.direction) for item in plausible(measured)] == [(("gpu02",), "in")]
+
+
+def test_just_under_the_share_is_a_pair_and_not_a_culprit() -> None:
+    assert LEAST_OF_END == 2 / 3
+    measured = {pair: pair in {("gpu01", "gpu02"), ("gpu01", "gpu03")} for pair in fleet(5, set())}
+    assert [(item.hosts, item.direction) for item in plausible(measured)] == [
+        (("gpu01", "gpu02"), "pair"),
+        (("gpu01", "gpu03"), "pair"),
+    ]
+
+
+def test_two_hosts_cannot_be_told_apart() -> None:
+    assert [item.hosts for item in plausible(fleet(2, {"gpu02"}))] == [("gpu01", "gpu02")]
+
+
+def test_a_large_fleet_with_many_culprits_takes_no_long_time() -> None:
+    names = [f"gpu{number:04d}" for number in range(1000)]
+    bad = set(names[::3])
+    near = [(a, names[(i + step) % 1000]) for i, a in enumerate(names) for step in (1, 2, 5, -1, -2, -5)]
+    assert bad <= named({(a, b): a in bad or b in bad for a, b in near})

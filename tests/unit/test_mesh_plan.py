@@ -1,0 +1,29 @@
+"""Planning of the measurements between hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_doctor.collect.mesh_plan import doubtful, faster
+from nccl_doctor.facts.mesh import Flow, Throughput
+
+
+def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
+    return {"peer": peer, "address": "10.0.0.1", "outcome": outcome, "bytes": int(mbit * 1e6 / 8), "seconds": 1.0}
+
+
+def fact(**rates: float) -> Throughput:
+    return Throughput(tuple(Flow(peer, "10.0.0.1", "ok", int(rate * 1e6), 1.0) for peer, rate in rates.items()))
+
+
+def test_what_looks_slow_is_timed_again() -> None:
+    measured = {"a": fact(b=100, c=30), "b": fact(a=95, c=90), "c": fact(a=60, b=1)}
+    assert doubtful(measured) == {("a", "c"), ("c", "b")}
+    assert doubtful({}) == set()
+
+
+def test_the_faster_of_two_transfers_counts_and_a_failed_one_never_does() -> None:
+    before = [flow("b", 100), flow("c", 10), flow("d", 10), flow("e", 0, "timed-out")]
+    again = [flow("c", 90), flow("d", 900, "timed-out"), flow("e", 50)]
+    assert faster(before, again) == [flow("b", 100), flow("c", 90), flow("d", 10), flow("e", 50)]
+    assert faster(before, ()) == before

@@ -1,0 +1,81 @@
+"""Whom a stuck rank dials in vain: seen in the kernel's table, and laid at the right door."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from nccl_doctor.agent.collective.channel import _readable, dialling
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+from nccl_doctor.rules.collectives import failures
+
+OWNERS = {f"10.0.0.{number}": f"gpu{number:02d}" for number in range(1, 5)}
+
+
+def test_a_connection_that_nobody_answers_is_seen_and_an_open_one_is_not() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)  # the queue is full after the first: what comes then is dropped
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+        assert dialling() == []
+        for _ in range(4):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(listener.getsockname())
+        end = time.monotonic() + 5
+        while place not in dialling() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert dialling() == [place]
+    assert dialling() == []
+
+
+@pytest.mark.parametrize(
+    ("remote", "shown"),
+    [
+        ("0302000A:7530", "10.0.2.3:30000"),
+        ("0000000000000000FFFF00000302000A:0016", "10.0.2.3:22"),
+        ("B80D0120000000000000000001000000:0050", "[2001:db8::1]:80"),
+    ],
+)
+def test_the_kernels_spelling_is_read(remote: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.byteorder", "little")
+    assert _readable(remote) == shown
+
+
+def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]:
+    """Each rank on its host, stuck in forming the group; ``dials``: rank -> the ranks it dials in vain."""
+    facts = {}
+    for rank in range(ranks):
+        places = tuple(f"10.0.0.{other + 1}:40001" for other in dials.get(rank, ()))
+        where = Where("process-group", "gloo", 15.0)
+        error = RankError("stuck", "process-group", limit_s=15.0, dialling=places)
+        facts[f"gpu{rank + 1:02d}"] = Collectives(
+            f"gpu{rank + 1:02d}", ranks=(RankEnd(rank, where=where, exit=70, error=error),), world=ranks
+        )
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("dials", "guilty", "told"),
+    [
+        ({2: [1], 3: [1]}, ("gpu02",), "gpu02 answers no connection"),
+        ({3: [0, 1, 2]}, ("gpu04",), "no connection from gpu04 is answered"),
+        ({3: [2]}, ("gpu03", "gpu04"), "gpu04 gets no answer to connections to gpu03"),
+    ],
+)
+def test_the_silent_host_is_guilty_and_not_those_who_wait_for_it(
+    dials: dict[int, list[int]], guilty: tuple[str, ...], told: str
+) -> None:
+    (found,) = failures(stuck(dials), None, OWNERS)
+    assert found.id == "collectives.stuck.process-group" and found.hosts == guilty and told in found.title
+    assert any("SYN_SENT" in proof.text for proof in found.evidence)
+
+
+def test_an_address_of_nobody_or_of_several_accuses_nobody() -> None:
+    (found,) = failures(stuck({2: [1], 3: [1]}), None, {})
+    assert found.hosts == tuple(OWNERS.values()) and "stuck in forming the process group" in found.title
