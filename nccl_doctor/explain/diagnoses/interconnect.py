@@ -252,3 +252,27 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
             hosts={hit.host for hit in below if hit.host},
             why=throttle_table.__doc__ or "",
         )
+
+
+@diagnosis
+def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
+    """With NVLink between nodes (MNNVL) the peer-to-peer transport imports handles through IMEX: its failure is theirs.
+
+    On one node the same lines mean peer-to-peer or IPC trouble of that node.
+    """
+    used = case.hits("mnnvl-used")
+    failed = [
+        hit
+        for hit in case.hits("p2p-more", "nccl-warn")
+        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "INFO" not in hit.text
+    ]
+    if used and failed:
+        yield Candidate(
+            "gpu.imex",
+            0.78,
+            "memory could not be shared over NVLink between nodes (MNNVL)",
+            [*failed[:5], used[0]],
+            {hit.rank for hit in failed if hit.rank is not None},
+            {hit.host for hit in failed if hit.host},
+            sharing_between_nodes.__doc__ or "",
+        )

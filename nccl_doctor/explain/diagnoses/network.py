@@ -359,18 +359,37 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         )
 
 
+# EFA's own words and codes: the peer answered before (13, 4124, 8), or never did (15, 4126; 13 of older firmware).
+_EFA_GONE = re.compile(
+    r"previously (?:responsive|established)|reset by remote peer|QP does not exist|\b4124\b", re.IGNORECASE
+)
+_EFA_NEVER = re.compile(r"never (?:received|established)|handshake failed|\b4126\b|Unreachable remote", re.IGNORECASE)
+
+
 @diagnosis
 def efa_request_failed(case: Case) -> Iterable[Candidate]:
     """EFA requests fail on several live ranks at their first traffic: the security group lets TCP pass but not EFA.
 
     EFA needs a rule that allows all traffic of the security group to and from itself; TCP bootstrap works without it. If
-    only one peer is affected it may have died.
+    only one peer is affected it may have died; where EFA says that the peer answered before, it has.
     """
     hits = case.hits("ofi-error")
     if not hits:
         return
     speakers = {(hit.host, hit.rank) for hit in hits}
-    strength = 0.66 if len(speakers) > 1 else 0.52
+    gone = [hit for hit in hits if _EFA_GONE.search(hit.text)]
+    never = [hit for hit in hits if _EFA_NEVER.search(hit.text)]
+    if gone and not never:
+        yield Candidate(
+            "net.peer-lost",
+            0.64,
+            "an EFA peer that had answered before answers no more: its process or its node is gone",
+            gone,
+            {h.rank for h in gone if h.rank is not None},
+            {h.host for h in gone if h.host},
+            efa_request_failed.__doc__ or "",
+        )
+    strength = 0.4 if gone and not never else 0.66 if len(speakers) > 1 or never else 0.52
     yield Candidate(
         "net.firewall",
         strength,
@@ -380,7 +399,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         {h.host for h in hits if h.host},
         efa_request_failed.__doc__ or "",
     )
-    yield Candidate("net.plugin", 0.5, "the EFA plugin's requests fail", hits)
+    yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
 @diagnosis

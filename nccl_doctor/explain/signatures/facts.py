@@ -33,6 +33,13 @@ says(
     "NCCL INFO comm {comm:hex} rank {rank:int} nRanks {nranks:int} nNodes",
     why="Rank and size of a communicator.",
 )
+says(
+    "mnnvl-used",
+    "MNNVL {used:int} cliqueId",
+    " MNNVL {used:int}",
+    why="Whether this communicator uses NVLink between nodes (MNNVL).",
+    where=lambda groups, line: groups.get("used") == "1",
+)
 says("nccl-nodes", " nNodes {nodes:int} localRanks {local:int}", why="How many nodes NCCL sees.")
 says(
     "nnodes",

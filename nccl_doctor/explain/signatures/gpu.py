@@ -7,6 +7,13 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
+# A monitor's line that says that there is none of it.
+_NONE = re.compile(
+    r"(?:count|total|totaling|errors?|failures?|violations?|lost|reset|reasons?)\s*[:=]?\s*(?:0(?:\.0+)?\b|none\b|no\b|false\b)|[ :]0 (?:row|GPUs?|errors?|uncorrect|thermal|gpu)",
+    re.IGNORECASE,
+)
+_HOT = 88  # degrees Celsius from which data-centre GPUs slow down
+
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
     "Xid (PCI:{pci}): {xid:int},",
@@ -55,6 +62,7 @@ says(
     strength=0.95,
     title="a GPU is gone or needs a reset",
     why="The driver cannot talk to the GPU: it fell off the bus, or its firmware hangs.",
+    where=lambda groups, line: not _NONE.search(line),
 )
 says(
     "ecc-error",
@@ -77,6 +85,7 @@ says(
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
         not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$", line)
+        and not _NONE.search(line)
     ),
 )
 says(
@@ -478,7 +487,7 @@ says(
     strength=0.9,
     title="GPUs are throttled by heat or power",
     why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
-    where=lambda groups, line: "Not Active" not in line,
+    where=lambda groups, line: "Not Active" not in line and not _NONE.search(line),
 )
 says(
     "throttle-column",
@@ -565,12 +574,26 @@ says(
     "GPU temperature {temp:int}",
     "cooling failure",
     "fan failure",
-    "CPU clock throttled",
     cause="gpu.thermal-power",
     strength=0.72,
     title="GPUs are throttled by heat or power",
     why="A monitor or the kernel speaks of throttling.",
-    where=lambda groups, line: not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)", line),
+    where=lambda groups, line: (
+        not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)|Core temperature above", line)
+        and not _NONE.search(line)
+        and int(groups.get("temp", "").lstrip("+") or _HOT) >= _HOT
+        and ("power cap" not in line or re.search(r"reach|exceed|limited|thrott|slow|\bhit\b", line) is not None)
+    ),
+)
+says(
+    "cpu-hot",
+    "CPU clock throttled",
+    "cpu clock throttled",
+    "Core temperature above threshold",
+    cause="gpu.thermal-power",
+    strength=0.45,
+    title="a host's CPU is throttled by heat",
+    why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
 says(
     "gpu-gone-more",

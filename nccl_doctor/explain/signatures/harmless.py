@@ -35,6 +35,23 @@ says(
     why="No tuner or profiler plugin: optional.",
 )
 says(
+    "port-settings-changed",
+    "async event : client reregistration",
+    "async event: client reregistration",
+    "async event : lid change",
+    "async event: lid change",
+    "async event : sm change",
+    "async event: sm change",
+    "async event : pkey change",
+    "async event: pkey change",
+    "async event : GID table change",
+    "async event: GID table change",
+    "async event : gid table change",
+    "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
+    role=H,
+    why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",
+)
+says(
     "omp-threads",
     "Setting OMP_NUM_THREADS environment variable for each process to be 1",
     role=H,

@@ -152,7 +152,6 @@ says(
     "async event: port error",
     "async error event: port error",
     "non-fatal async event: port error",
-    "async event : port active",
     "port error(",
     "marked as failed",
     "failed devices out of",
@@ -165,6 +164,15 @@ says(
     strength=0.93,
     title="an InfiniBand/RoCE port failed while the job ran",
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
+)
+says(
+    "ib-port-back",
+    "async event : port active",
+    "async event: port active",
+    cause="ib.port-down",
+    strength=0.45,
+    title="an InfiniBand/RoCE port came up again",
+    why="A port became active while the job ran: it had been down before.",
 )
 says(
     "kernel-link-down",
@@ -434,7 +442,10 @@ says(
     "NET/OFI Request {request} completed with error. RC: {code}. Error: {error}",
     "NET/OFI {}completed with error",
     "prov_err: {error}",
-    "Unresponsive receiver (reachable by EFA device but handshake failed",
+    "Unresponsive receiver (",
+    "Unresponsive remote (was previously responsive",
+    "Unreachable remote (never received a response",
+    "fi_cq_readerr{}Unresponsive",
     "rxr_cq_write_tx_error",
     "efa_rdm_{}error",
     "FI_EFA_ERR",

@@ -295,6 +295,7 @@ says(
     strength=0.95,
     title="a host died or was declared dead",
     why="The scheduler or the kernel says that a host went away.",
+    where=lambda groups, line: "Machine check events logged" not in line,
 )
 says("segfault-kernel", "segfault at {}in {library}[", why="A process crashed in a library (kernel log).")
 
