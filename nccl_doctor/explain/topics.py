@@ -173,6 +173,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "size-mismatch",
         "watchdog-timeout",
         "watchdog-status",
+        "horovod-missing",
     ),
     "app.straggler-timeout": (
         "desync-never-joined",

@@ -106,6 +106,7 @@ class _Open:
         self.hit = hit
         self.first = first
         self.indent = indent
+        self.mixed = False  # several processes without a prefix: whose frames these are cannot be told
         self.frames: list[str] = []
         self.where = ""
         self.function = ""
@@ -329,10 +330,12 @@ class Scanner:
             lead, indent = self._leads.learn(line.body)
             key += lead
             chained = self._pending.pop(key, False)
-            if key in self._open:
+            mixed = key in self._open
+            if mixed:
                 self._close(key, None)
             if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
                 self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
+                self._open[key].mixed = mixed
             return
         lead, line.body = self._leads.split(line.body)
         key += lead
@@ -400,9 +403,9 @@ class Scanner:
                 message[:QUOTE_LIMIT],
                 self._hit("exception", number, line, text),
                 block.first,
-                block.where,
+                "" if block.mixed else block.where,
                 block.function,
-                tuple(block.frames[-12:]),
+                () if block.mixed else tuple(block.frames[-12:]),
                 block.chained,
                 tuple(known),
             )

@@ -237,3 +237,31 @@ says(
     title="the etcd server of the rendezvous does not answer",
     why="torchelastic's own etcd server or store did not start or lost its keys.",
 )
+says(
+    "horovod-stall",
+    "were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks",
+    cause="app.collective-mismatch",
+    strength=0.56,
+    title="Horovod: some ranks submitted tensors that others did not",
+    why="The stall inspector: a rank left the common path, has other tensors, is far behind, or is dead; its own lines decide.",
+)
+says(
+    "horovod-missing",
+    "[missing ranks: {ranks}]",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.46,
+    fold="Horovod waits for ranks",
+    title="Horovod waits for rank {ranks}",
+    why="Names the ranks that did not submit the tensor.",
+)
+says(
+    "horovod-shut-down",
+    "Horovod has been shut down",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="Horovod was shut down",
+    title="another rank ended or raised",
+    why="An exception on one of the ranks, or one that finished before the others.",
+)
