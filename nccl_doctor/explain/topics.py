@@ -174,6 +174,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "watchdog-timeout",
         "watchdog-status",
         "horovod-missing",
+        "flight-recorder-missing",
     ),
     "app.straggler-timeout": (
         "desync-never-joined",

@@ -192,6 +192,7 @@ says(
 says(
     "nccl-error-number",
     "NCCL Error 5: invalid usage",
+    "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",
     strength=0.42,
@@ -264,4 +265,22 @@ says(
     fold="Horovod was shut down",
     title="another rank ended or raised",
     why="An exception on one of the ranks, or one that finished before the others.",
+)
+says(
+    "flight-recorder-verdict",
+    "Not all ranks joining collective, sequence number: {sequence:int}",
+    "Not all ranks joining collective {sequence:int}",
+    "COLLECTIVE_TYPE_MISMATCH",
+    "COLLECTIVE_DTYPE_MISMATCH",
+    "SIZE_OR_SYNTAX_MISMATCH",
+    "collective type mismatch",
+    cause="app.collective-mismatch",
+    strength=0.74,
+    title="torch's flight-recorder analyzer: not all ranks joined the same collective",
+    why="torch.distributed.flight_recorder compared the dumps of all ranks; the missing ranks stand in its next lines.",
+)
+says(
+    "flight-recorder-missing",
+    "missing ranks: {ranks}",
+    why="The flight-recorder analyzer names the ranks that did not join.",
 )

@@ -83,6 +83,8 @@ says(
     " finished",
     "job done",
     "Saved final",
+    "Successful requests:",
+    "Benchmark duration",
     "best acc",
     role=Role.END,
     sampled=True,
