@@ -83,7 +83,7 @@ _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\bexceeded\b|\bunreachable\b|not responding|\btimed out\b|(?:exit|return) code -?[1-9]|TERM_[A-Z]+LIMIT"
+    r"\bexceeded\b|\bunreachable\b|not responding|\btimed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT"
 )
 _COUNTED_NONE = re.compile(
     r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:[ _]\w+){0,2}['\"]?\s*[:=]\s*0(?:\.0+)?\b",

@@ -345,7 +345,7 @@ class Case:
 
 
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
-_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused"))
+_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused", "gloo-closed"))
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed")
 )
