@@ -82,9 +82,13 @@ def _redacted(explanation: Explanation) -> Explanation:
 _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
-    r"\bKilled\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b"
+    r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
+    r"\bexceeded\b|\bunreachable\b|not responding|\btimed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT"
 )
-_COUNTED_NONE = re.compile(r"\b\w*(?:failed|errors?|aborted|died|killed)\w*['\"]?\s*[:=]\s*0\b(?!\.)", re.IGNORECASE)
+_COUNTED_NONE = re.compile(
+    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:[ _]\w+){0,2}['\"]?\s*[:=]\s*0(?:\.0+)?\b",
+    re.IGNORECASE,
+)
 
 _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
@@ -119,12 +123,15 @@ def _failure_seen(case: Case) -> bool:
         for hit in case.hits(name)
     }
     overcome = [signature for name, signature in case.signatures.items() if case.overcome(name)]
+    on = case.last("progress")
     return any(
         _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text))
         and not _TALK.search(hit.text)
         and not _went_on(case, hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in overcome)
+        if (hit.file, hit.line) not in calm
+        and not any(signature.match(hit.text) for signature in overcome)
+        and not (on is not None and on.file == hit.file and on.line >= hit.line + 3)
     )
 
 

@@ -264,6 +264,10 @@ class Case:
             kept.append(msgspec.structs.replace(item, hit=self._ranked(item.hit)))
         return kept
 
+    def is_harmless(self, item: Traceback) -> bool:
+        """Whether Python itself said that it goes on after this exception."""
+        return any(self.signatures[name].role is Role.HARMLESS for name in item.known)
+
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""
         return any(self.signatures[name].role in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known)
@@ -300,7 +304,7 @@ class Case:
         ends = {hit.file: hit.line for hit in (*self.hits("run-ended"), self.last("run-ended")) if hit is not None}
         if not ends:
             return False
-        troubles = [item.hit for item in self.summary.tracebacks if item.type]
+        troubles = [item.hit for item in self.summary.tracebacks if item.type and not self.is_harmless(item)]
         for name, signature in self.signatures.items():
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
                 late = name in _AT_SHUTDOWN
@@ -341,7 +345,7 @@ class Case:
 
 
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
-_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused"))
+_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused", "gloo-closed"))
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed")
 )

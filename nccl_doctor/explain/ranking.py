@@ -177,8 +177,13 @@ def _survived(case: Case, item: Candidate) -> bool:
     on = case.last("progress")
     last = max(item.hits, key=lambda hit: (hit.file, hit.line))
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
-        on is not None and on.file == last.file and on.line > last.line + 20
+        on is not None and on.file == last.file and on.line >= last.line + (3 if _at_start(item) else 21)
     )
+
+
+def _at_start(item: Candidate) -> bool:
+    """Whether all of it says that the program could not start: then any step of the program speaks against it."""
+    return all(hit.signature in ("shell-missing", "argparse", "config-refused") for hit in item.hits)
 
 
 def _place(item: Candidate) -> tuple[str, int]:

@@ -173,6 +173,8 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "size-mismatch",
         "watchdog-timeout",
         "watchdog-status",
+        "horovod-missing",
+        "flight-recorder-missing",
     ),
     "app.straggler-timeout": (
         "desync-never-joined",

@@ -117,6 +117,8 @@ class _Open:
         self.hit = hit
         self.first = first
         self.indent = indent
+        self.ignored = False
+        self.mixed = False  # several processes without a prefix: whose frames these are cannot be told
         self.frames: list[str] = []
         self.where = ""
         self.function = ""
@@ -141,6 +143,7 @@ class Scanner:
         self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
         self._leads = records.Leads()
+        self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
         self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
         self._before_kept = False
         self._sampled = 0
@@ -403,14 +406,20 @@ class Scanner:
 
     def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
         key = line.key or (str(line.rank) if line.rank is not None else "")
+        if "exception-ignored" in known:
+            self._ignored.add(key)
         if records.MARK in line.body:
             lead, indent = self._leads.learn(line.body)
-            key += lead
+            base, key = key, key + lead
             chained = self._pending.pop(key, False)
-            if key in self._open:
+            mixed = key in self._open
+            if mixed:
                 self._close(key, None)
             if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
                 self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
+                self._open[key].mixed = mixed
+                self._open[key].ignored = base in self._ignored
+                self._ignored.discard(base)
             return
         lead, line.body = self._leads.split(line.body)
         key += lead
@@ -478,11 +487,11 @@ class Scanner:
                 message[:QUOTE_LIMIT],
                 self._hit("exception", number, line, text),
                 block.first,
-                block.where,
+                "" if block.mixed else block.where,
                 block.function,
-                tuple(block.frames[-12:]),
+                () if block.mixed else tuple(block.frames[-12:]),
                 block.chained,
-                tuple(known),
+                (*known, "exception-ignored") if block.ignored else tuple(known),
             )
         )
 

@@ -192,6 +192,7 @@ says(
 says(
     "nccl-error-number",
     "NCCL Error 5: invalid usage",
+    "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",
     strength=0.42,
@@ -236,4 +237,50 @@ says(
     strength=0.88,
     title="the etcd server of the rendezvous does not answer",
     why="torchelastic's own etcd server or store did not start or lost its keys.",
+)
+says(
+    "horovod-stall",
+    "were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks",
+    cause="app.collective-mismatch",
+    strength=0.56,
+    title="Horovod: some ranks submitted tensors that others did not",
+    why="The stall inspector: a rank left the common path, has other tensors, is far behind, or is dead; its own lines decide.",
+)
+says(
+    "horovod-missing",
+    "[missing ranks: {ranks}]",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.46,
+    fold="Horovod waits for ranks",
+    title="Horovod waits for rank {ranks}",
+    why="Names the ranks that did not submit the tensor.",
+)
+says(
+    "horovod-shut-down",
+    "Horovod has been shut down",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="Horovod was shut down",
+    title="another rank ended or raised",
+    why="An exception on one of the ranks, or one that finished before the others.",
+)
+says(
+    "flight-recorder-verdict",
+    "Not all ranks joining collective, sequence number: {sequence:int}",
+    "Not all ranks joining collective {sequence:int}",
+    "COLLECTIVE_TYPE_MISMATCH",
+    "COLLECTIVE_DTYPE_MISMATCH",
+    "SIZE_OR_SYNTAX_MISMATCH",
+    "collective type mismatch",
+    cause="app.collective-mismatch",
+    strength=0.74,
+    title="torch's flight-recorder analyzer: not all ranks joined the same collective",
+    why="torch.distributed.flight_recorder compared the dumps of all ranks; the missing ranks stand in its next lines.",
+)
+says(
+    "flight-recorder-missing",
+    "missing ranks: {ranks}",
+    why="The flight-recorder analyzer names the ranks that did not join.",
 )

@@ -134,6 +134,24 @@ says(
     why="The flight recorder is off: less is known about the time-out.",
 )
 says(
+    "exception-ignored",
+    "Exception ignored in",
+    "Error in atexit._run_exitfuncs",
+    role=H,
+    why="Raised while an object or the interpreter was being taken down: Python goes on.",
+)
+says(
+    "tracker-trouble",
+    "wandb: ERROR",
+    "wandb: WARNING",
+    "wandb: Network error",
+    "Error while calling W&B API",
+    "mlflow.{}: retrying",
+    "comet_ml{}WARNING",
+    role=H,
+    why="The experiment tracker has trouble and retries; the training does not wait for it.",
+)
+says(
     "bad-magic",
     "socketFinalizeAccept: didn't receive a valid magic",
     "socket magic mismatch",

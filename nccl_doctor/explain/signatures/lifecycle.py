@@ -10,6 +10,13 @@ from nccl_doctor.explain.signatures import says
 _NUMBER_NEAR = re.compile(r"\d")
 
 
+# "finished with failures", "did not exit 0", "Finished: FAILURE"
+_BADLY = re.compile(
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
+)
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
     return bool(_NUMBER_NEAR.search(line)) and "rror" not in line and "raceback" not in line
 
@@ -39,6 +46,7 @@ says(
     "imgs/s",
     "steps/s",
     "Iteration",
+    "step:",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -85,10 +93,13 @@ says(
     " finished",
     "job done",
     "Saved final",
+    "Successful requests:",
+    "Benchmark duration",
     "best acc",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
+    where=lambda groups, line: not _BADLY.search(line),
 )
 says(
     "run-ended",
@@ -111,7 +122,7 @@ says(
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: "rror" not in line and "not " not in line,
+    where=lambda groups, line: not _BADLY.search(line),
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
