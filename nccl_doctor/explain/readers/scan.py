@@ -97,7 +97,7 @@ def plan() -> _Plan:
     if not _plan:
         _plan.append(_Plan(all_signatures()))
         for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
-            matcher.engine(anchors).prepare()
+            matcher.engine(anchors, True).prepare()  # called as scanners do: the cache goes by the arguments
     return _plan[0]
 
 
