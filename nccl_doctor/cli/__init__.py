@@ -57,11 +57,11 @@ def _options(
     """Options before the command."""
 
 
-def _load_commands() -> None:
-    """Import every command module; each registers itself on ``app``. They import heavy packages only when run."""
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda item: item.name):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{__name__}.{module.name}")
+def _load_commands(wanted: str = "") -> None:
+    """Import the wanted command's module, or all; each registers itself on ``app``, heavy packages come when it runs."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    for name in [wanted] if wanted in names else names:
+        importlib.import_module(f"{__name__}.{name}")
 
 
 def _streams() -> None:
@@ -92,7 +92,7 @@ def _internal_error(error: Exception) -> None:
 def main() -> None:
     """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
     _streams()
-    _load_commands()
+    _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         app()
     except Exception as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from nccl_doctor.explain import snapshots
+from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.readers import inputs
 from nccl_doctor.explain.readers.scan import plan, scan, scan_descriptor
@@ -28,7 +28,7 @@ def read_file(file: inputs.LogFile) -> Summary:
             packed = bool(inputs.compression(head))
             if packed:
                 head = _unpacked_head(file.path)
-            state = snapshots.kind(head)
+            state = kinds.kind(head)
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             codec = inputs.utf16(head)
@@ -140,8 +140,12 @@ def explain_paths(
     summary = read_all(files, workers, meanwhile)
     if "-" in names:
         summary.merge(scan(inputs.stdin_source()))
-    summary.proofs, refused = snapshots.read(summary.dumps)
-    summary.problems = [*problems, *summary.problems, *refused]
+    summary.problems = [*problems, *summary.problems]
+    if summary.dumps:
+        from nccl_doctor.explain import snapshots
+
+        summary.proofs, refused = snapshots.read(summary.dumps)
+        summary.problems += refused
     explanation = reasoning()(summary)
     explanation = msgspec.structs.replace(explanation, saved_runs=tuple(summary.bundles))
     return number_lines(explanation, summary.skipped)

@@ -77,12 +77,10 @@ class HyperscanEngine:
         import hyperscan  # noqa: F401 - asked for here, before any log is opened
 
         self._anchors = anchors
-        first = {factors().get(anchor, anchor) for anchor in anchors}
-        self._first = _database((*sorted(first), STRIDE))
+        self._first = _database((*sorted({factors().get(anchor, anchor) for anchor in anchors}), STRIDE))
 
     @functools.cached_property
     def _all(self) -> Any:
-        """Built when the first factor is met: many logs hold none."""
         return _database(self._anchors)
 
     def prepare(self) -> None:
@@ -145,7 +143,7 @@ class PlainEngine:
 
 
 @functools.lru_cache(maxsize=64)
-def engine(anchors: tuple[bytes, ...], fast: bool = True) -> Engine:
+def engine(anchors: tuple[bytes, ...], fast: bool) -> Engine:
     """The fastest engine that is installed; ``fast=False`` asks for the one that always works."""
     if fast:
         try:

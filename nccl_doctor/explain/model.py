@@ -70,6 +70,22 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     more: tuple[Hit, ...] = ()  # the message's further lines
 
 
+class Proof(msgspec.Struct, frozen=True):
+    """What state files prove, or narrow down: like a conclusion of either reader, in one shape for the ranking.
+
+    ``cause`` is empty where they do not decide; ``candidates`` are then the causes that are left, likeliest first.
+    """
+
+    title: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    candidates: tuple[str, ...]
+    confidence: float
+    ranks: tuple[int, ...]
+    next: str
+    source: str  # "flight-recorder" or "ras"
+
+
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause the logs point to. ``confidence`` in 0..1; below 0.5 it is only a candidate."""
 

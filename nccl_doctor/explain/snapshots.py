@@ -10,47 +10,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from nccl_doctor.explain import flight_recorder, plain_pickle, ras
-from nccl_doctor.explain.model import InputProblem
+from nccl_doctor.explain import flight_recorder, kinds, plain_pickle, ras
+from nccl_doctor.explain.model import InputProblem, Proof
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.findings.model import Evidence
 
 # At most one byte more than is ever read, so that the readers can refuse what is too large.
 LIMIT = max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1
 HEAD = 64 << 10  # enough of a file to know its kind
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """What state files prove, or narrow down: like a conclusion of either reader, in one shape for the ranking.
-
-    ``cause`` is empty where they do not decide; ``candidates`` are then the causes that are left, likeliest first.
-    """
-
-    title: str
-    evidence: tuple[Evidence, ...]
-    cause: str
-    candidates: tuple[str, ...]
-    confidence: float
-    ranks: tuple[int, ...]
-    next: str
-    source: str  # "flight-recorder" or "ras"
-
-
-def kind(head: bytes) -> str:
-    """``dump``, ``ras`` or empty, by the first bytes. Any pickle is a ``dump``: no log, and perhaps refused."""
-    if (len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5) or flight_recorder.looks_like_dump(head):
-        return "dump"
-    return "ras" if ras.looks_like_report(head) else ""
-
-
 def read(paths: Sequence[str]) -> tuple[list[Proof], list[InputProblem]]:
     """All proofs that these files give together, and the files that could not be used."""
     problems: list[InputProblem] = []
-    kinds = {path: kind(head) for path, head in _contents(paths, HEAD, problems)}
-    proofs = [*_dumps([path for path in kinds if kinds[path] == "dump"], problems)]
-    proofs += _reports([path for path in kinds if kinds[path] == "ras"], problems)
+    found = {path: kinds.kind(head) for path, head in _contents(paths, HEAD, problems)}
+    proofs = [*_dumps([path for path in found if found[path] == "dump"], problems)]
+    proofs += _reports([path for path in found if found[path] == "ras"], problems)
     return proofs, problems
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nccl_doctor.explain.model import Hit, InputProblem, Traceback
-from nccl_doctor.explain.snapshots import Proof
+from nccl_doctor.explain.model import Hit, InputProblem, Proof, Traceback
 
 # Per signature and file. Distinct ranks, hosts and contents are kept first; beyond this only the count grows.
 KEEP_PER_FILE = 400

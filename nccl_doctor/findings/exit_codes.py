@@ -28,7 +28,7 @@ _MEANING = {
     ExitCode.HEALTHY: "everything that was asked for was measured, and nothing is wrong (warnings allowed)",
     ExitCode.INTERNAL_ERROR: "nccl-doctor itself failed; the message says where to report it",
     ExitCode.USAGE: "bad option, hostfile or input; nothing was done",
-    ExitCode.NOTHING_CHECKED: "no host could be reached, or no input could be read: there is no verdict",
+    ExitCode.NOTHING_CHECKED: "no host could be reached, or no input could be read, or it is empty: there is no verdict",
     ExitCode.INCOMPLETE: "nothing wrong was found, but something that was asked for could not be measured",
     ExitCode.WARNINGS: "warnings only, and --strict was given",
     ExitCode.FINDINGS: "at least one finding of severity fail (for explain: a cause was found)",

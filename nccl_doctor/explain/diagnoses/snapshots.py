@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
-from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.snapshots import Proof
+from nccl_doctor.explain.model import Hit, Proof
 
 _OPEN = 0.46  # below "decided": the files name who is missing, and the logs have to say why
 _STEP = 0.04

@@ -15,11 +15,11 @@ from nccl_doctor.explain.flight_recorder.dump import (
     ProcessGroup,
     State,
     collect,
-    looks_like_dump,
     rank_of_file,
     read,
     thin,
 )
+from nccl_doctor.explain.kinds import looks_like_dump
 
 __all__ = [
     "Conclusion",

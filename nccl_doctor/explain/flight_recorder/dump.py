@@ -17,9 +17,6 @@ import msgspec
 
 from nccl_doctor.explain import plain_pickle
 
-_PICKLE_MARKS = (b"record_id", b"profiling_name", b"pg_config", b"collective_seq_id")
-_JSON_MARKS = (b'"pg_config"', b'"pg_status"', b'"collective_seq_id"')  # words that no JSON log has by chance
-
 
 class FlightRecorderRefused(ValueError):
     """The bytes are not a flight-recorder dump that can be read safely; ``reason`` is one sentence."""
@@ -131,13 +128,6 @@ class Dump(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]  # oldest first
     library_version: str = ""  # of the communication library, "2.28.9"; empty before torch 2.8
     source: str = ""
-
-
-def looks_like_dump(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (some KiB) is worth giving to :func:`read`."""
-    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
-        return any(mark in head for mark in _PICKLE_MARKS)
-    return head.lstrip()[:1] == b"{" and any(mark in head for mark in _JSON_MARKS)
 
 
 _TRAILING_RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl|pt|bin|dump))?(?:\.(?:gz|xz|zst|bz2))?$")

@@ -4,8 +4,9 @@
 the order they were taken. Formats: the RAS chapter of NCCL's guide, and src/ras/client_support.cc at tag v2.30.
 """
 
+from nccl_doctor.explain.kinds import looks_like_report
 from nccl_doctor.explain.ras.conclude import Conclusion, Kind, conclude
-from nccl_doctor.explain.ras.report import MAX_BYTES, Mismatch, Report, Side, Worker, looks_like_report, read
+from nccl_doctor.explain.ras.report import MAX_BYTES, Mismatch, Report, Side, Worker, read
 
 __all__ = [
     "MAX_BYTES",

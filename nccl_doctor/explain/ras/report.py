@@ -71,12 +71,6 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.complete and self.communicators > 0 and not found
 
 
-def looks_like_report(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (some KiB) holds RAS reports."""
-    text = b"compiled with CUDA" in head and (b"Job summary" in head or b"Communicators..." in head)
-    return text or (b'"communicators_count"' in head and b'"nccl_version"' in head)
-
-
 def read(data: bytes, source: str = "") -> list[Report]:
     """All snapshots in a file, in its order; an empty list if there is none. ``ValueError`` if it is too large."""
     if len(data) > MAX_BYTES:

@@ -101,7 +101,7 @@ def plan() -> _Plan:
     if not _plan:
         _plan.append(_Plan(all_signatures()))
         for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
-            matcher.engine(anchors).prepare()
+            matcher.engine(anchors, True).prepare()  # called as scanners do: the cache goes by the arguments
     return _plan[0]
 
 
@@ -208,7 +208,9 @@ class Scanner:
     def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
         """The part of a line that is looked at: of a progress bar's line, what follows the last CR before the hit; of one
         that begins with a hole (a log that was cut while it was written), what follows the NULs."""
-        back = max(block.rfind(b"\r", start, hit), block.rfind(b"\x00", start, hit))
+        if block.startswith(b"\x00", start):
+            start = hit - len(block[start:hit].lstrip(b"\x00"))
+        back = block.rfind(b"\r", start, hit)
         if back >= 0 and back + 1 < end:
             start = back + 1
         return block[start : min(end, start + LINE_LIMIT)]
@@ -552,7 +554,7 @@ def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
         if len(rest) > block:
-            rest = rest[rest.rfind(b"\x00") + 1 :]  # a hole: the line begins behind it
+            rest = rest.lstrip(b"\x00")  # a hole: the line begins behind it
         if len(rest) > block:
             yield rest[:LINE_LIMIT]
             rest = b""
@@ -616,9 +618,10 @@ def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Su
             skipping = rest < 0
             continue
         cut = buffer.rfind(b"\n", 0, end) + 1
-        if not cut and end > BLOCK and (hole := buffer.rfind(b"\x00", 0, end) + 1):
-            held, offset = end - hole, offset + hole  # the line begins behind the hole
-            buffer[:held] = buffer[hole:end]
+        if not cut and end > BLOCK and not buffer[0]:
+            kept = bytes(buffer[:end]).lstrip(b"\x00")  # a hole: the line begins behind it
+            held, offset = len(kept), offset + end - len(kept)
+            buffer[:held] = kept
             continue
         if not cut and end > BLOCK:
             scanner.feed(bytes(buffer[:LINE_LIMIT]), earlier)
