@@ -41,12 +41,15 @@ def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:
 def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
     """Note every pair that should have been measured and was not: what nobody looked at has not passed.
 
-    Hosts whose fact is missing altogether are noted by ``Fleet.every`` already.
+    Hosts whose fact is missing altogether are noted by ``Fleet.every`` already. A pair with such a host as its peer is
+    that host's gap alone, as long as something was measured between this one and others.
     """
     seen = set(tried)
     known_gaps = {host for hosts in fleet.missing.values() for host in hosts}
+    measured = {source for source, peer in seen if peer not in known_gaps}
     for source, peer in pairs([host.name for host in fleet.hosts], fleet.plan.mesh):
-        if (source, peer) not in seen and source not in known_gaps:
+        excused = peer in known_gaps and source in measured
+        if (source, peer) not in seen and source not in known_gaps and not excused:
             fleet.missing.setdefault((f"{what} {peer}", why), []).append(source)
 
 
