@@ -175,5 +175,10 @@ def _tell(
     else:
         from nccl_doctor.report.console import render, stdout_console
 
-        render(report, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
+        console = stdout_console()
+        render(report, console, verbose=verbose, saved=saved, exit_code=code)
+        if verbose and len(bundle.hosts) > 1:
+            from nccl_doctor.report.differences import render as render_differences
+
+            render_differences(bundle, console)
     raise typer.Exit(code)

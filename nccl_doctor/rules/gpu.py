@@ -44,12 +44,13 @@ _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p
     "gpu.driver.library-missing",
     "gpu.driver.failed",
     "gpu.driver.smi-hang",
+    "gpu.driver.smi-differs",
 )
 def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
     """The NVIDIA driver answers, through NVML and through nvidia-smi.
 
     A call that does not come back is named; a library that does not fit the loaded kernel module is told from a module
-    that is not loaded. nvidia-smi is a second witness: if it alone hangs, that is said, too.
+    that is not loaded. nvidia-smi is a second witness: if it alone hangs, fails or lists other GPUs, that is said, too.
     """
     fact = with_hardware(host)
     if fact.nvml.outcome == "timed-out":
@@ -95,6 +96,37 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             confidence=0.8,
         )
+    elif proofs := _smi_differs(host, fact):
+        yield finding(
+            "gpu.driver.smi-differs",
+            Severity.WARN,
+            "nvidia-smi does not see the GPUs that NVML sees",
+            proofs,
+            hosts=(host.name,),
+            fixes=[
+                Fix(
+                    "read what nvidia-smi and the kernel module say",
+                    "nvidia-smi -L; sudo dmesg -T | grep -i nvrm | tail",
+                    host.name,
+                )
+            ],
+            confidence=0.8,
+        )
+
+
+def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
+    """How the second witness contradicts the first: it failed, or lists other GPUs. Where it is not installed: nothing."""
+    smi, nvml = {gpu.get("bus_id") for gpu in fact.smi.gpus}, {gpu.bus_id for gpu in devices(fact)}
+    if fact.smi.outcome == "ok" and smi == nvml:
+        return []
+    if fact.smi.outcome not in ("ok", "failed"):
+        return []
+    lines = [fact.smi.detail, *fact.smi.lines[:3]] if fact.smi.outcome == "failed" else list(fact.smi.lines[:2])
+    told = [Evidence(line, "nvidia-smi", host=host.name) for line in lines if line]
+    for words, only in (("NVML alone lists", nvml - smi), ("nvidia-smi alone lists", smi - nvml)):
+        if only and fact.smi.outcome == "ok":
+            told.append(Evidence(f"{words} {', '.join(sorted(map(str, only)))}", "NVML, nvidia-smi", host=host.name))
+    return told
 
 
 def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, command: str, proof: str) -> Finding:

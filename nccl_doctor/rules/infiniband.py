@@ -16,7 +16,7 @@ from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
 from nccl_doctor.rules.rails import Rail, rails
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.units import duration, size
 
 NO_DEVICE = "no RDMA device on this host"
 
@@ -479,6 +479,35 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
             env=[EnvAdvice("NCCL_IB_HCA", "", "it matches no device of this host", "any", unset=True)],
             explains=("collectives",),
         )
+
+
+@host_rule("infiniband", "ib.memlock")
+def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
+    """RDMA can lock the memory it registers (``ulimit -l``): with a small limit NCCL fails in ibv_reg_mr or ibv_create_cq.
+
+    Where the stage "system" runs it tells this itself, with the limits of the whole login.
+    """
+    if "system" in plan.stages:
+        raise SkipRule("the stage system tells it")
+    soft, hard = with_devices(host).memlock_bytes.soft, with_devices(host).memlock_bytes.hard
+    if soft is None or soft >= value("memlock.rdma"):
+        return
+    yield finding(
+        "ib.memlock",
+        Severity.FAIL,
+        f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
+        Evidence(
+            f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}",
+            "ulimit -l",
+            host=host.name,
+        ),
+        hosts=(host.name,),
+        fixes=[
+            Fix("in the job's shell, if the hard limit allows it", "ulimit -l unlimited", host.name),
+            Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
+        ],
+        explains=("collectives",),
+    )
 
 
 @host_rule("infiniband", "ib.device-not-found.no-provider")

@@ -173,6 +173,17 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     ),
     "no peermem": (no_peermem, {"ib.gdr.off", "gpu.driver.flavour-differs"}, "nvidia_peermem is not loaded"),
     "no uverbs": (hca(3, uverbs=False), {"ib.device-not-found.uverbs"}, "/dev/infiniband/uverbs3"),
+    "locked memory": (attribute(memlock=8 << 20), {"ib.memlock"}, "soft 8 MiB"),
+    "nvidia-smi fails": (
+        attribute(tools={"nvidia-smi": "#!/bin/sh\necho 'Unable to determine the device handle for GPU0'; exit 255\n"}),
+        {"gpu.driver.smi-differs"},
+        "Unable to determine the device handle",
+    ),
+    "nvidia-smi sees fewer": (
+        attribute(smi_hides={5}),
+        {"gpu.driver.smi-differs"},
+        "NVML alone lists 0000:6b:00.0",
+    ),
     "HCA firmware": (hca(3, fw_ver="28.39.1002"), {"ib.firmware-differs"}, "28.39.1002"),
     "nvidia-smi hangs": (attribute(smi_hangs=True), {"gpu.driver.smi-hang"}, "did not answer"),
 }  # fmt: skip

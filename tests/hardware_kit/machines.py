@@ -167,6 +167,7 @@ class Machine:
         self.fabric_manager = True
         self.smi_hangs = False
         self.smi_missing = False
+        self.smi_hides: set[int] = set()  # GPUs that nvidia-smi does not list
         self.uptime_s = 3 * 86400.0
         self.hypervisor = False
         self.acs: dict[str, int] = {}  # bridge -> ACS control register
@@ -175,6 +176,7 @@ class Machine:
         self.nvlink_lost: set[int] = set()
         self.default_route = "eno1"
         self.files: dict[str, str] = {}  # further files of the tree
+        self.memlock: int | None = None  # bytes; None: unlimited
         self.tools: dict[str, str] = {}  # further commands: name -> script
         self.dmesg = "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1\n"
 
@@ -397,14 +399,17 @@ class Machine:
         if self.kernel_log is None:
             for name in ("dmesg", "journalctl"):
                 self._tool(name, self.dmesg)
+        if not self.smi_missing:
+            self._nvidia_smi()
         for name, text in self.tools.items():
             self._tool(name, text)
-        if self.smi_missing:
-            return
+
+    def _nvidia_smi(self) -> None:
         driver = self.settings["driver"]
         rows = [
             f"0000{gpu['bus_id'].upper()}, {gpu['uuid']}, {gpu.get('name', self.model['name'])}, {driver}"
-            for gpu in self.gpus
+            for index, gpu in enumerate(self.gpus)
+            if index not in self.smi_hides
         ]
         _put(self.directory / "smi.gpus", "\n".join(rows) + "\n")
         _put(self.directory / "smi.topo", self.topology())
@@ -508,6 +513,10 @@ esac
         )
         assert child.returncode == 0, child.stderr
         answer: dict[str, Any] = json.loads(child.stdout)
+        answer["infiniband"]["data"]["memlock_bytes"] = {
+            "soft": self.memlock,
+            "hard": self.memlock,
+        }  # not this machine's
         return answer
 
 

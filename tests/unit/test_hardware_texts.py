@@ -235,10 +235,10 @@ def test_linear_time(name: str, piece: str) -> None:
         text = head + piece * (size // len(piece))
         times = []
         for _ in range(2):
-            start = time.perf_counter()
+            start = time.process_time()
             with contextlib.suppress(tools.ToolTextError, smi_query.SmiQueryError):
                 parser(text)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     assert seconds(240_000) < 40 * max(seconds(30_000), 0.0005)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware_kit"))
-
-from machines import Machine
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
@@ -30,6 +25,7 @@ from nccl_doctor.facts.topology_paths import (
     uneven,
 )
 from nccl_doctor.report import topology
+from tests.hardware_kit.machines import Machine
 
 cli._load_commands()
 runner = CliRunner()

@@ -120,10 +120,10 @@ def test_linear_time(piece: str) -> None:
         text = "        GPU0    GPU1\nGPU0 X NV4\n" + piece * (size // len(piece))
         times = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             with contextlib.suppress(TopologyError):
                 parse(text)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     assert seconds(400_000) < 40 * max(seconds(50_000), 0.0005)

@@ -22,6 +22,7 @@ from nccl_doctor.rules.judge import Report, judge
 from tests.hardware_kit import machines
 from tests.hardware_kit.machines import Machine
 
+cli._load_commands()
 needs_gcc = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
 # A tree as on an HGX H100: root port, a switch (upstream port, downstream ports), and a switch below the switch.

@@ -22,6 +22,7 @@ from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.fold import fold
 from nccl_doctor.rules.collectives import pair_rates
 from nccl_doctor.rules.engine import Host, reached
+from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.localise import Pair
 from nccl_doctor.rules.software import drift_table
 
@@ -185,9 +186,11 @@ def _number(value: float) -> str:
 
 
 def drift(bundle: Bundle) -> list[DriftLine]:
-    """The software table, folded: subjects that differ first."""
-    every = {host.name: fact for host in reached(bundle) if (fact := host.want(Software)) is not None}
-    rows = sorted(drift_table(every), key=lambda row: row.equal)
+    """The tables of hardware and software, folded: subjects that differ first."""
+    hosts = reached(bundle)
+    every = {host.name: fact for host in hosts if (fact := host.want(Software)) is not None}
+    rows = [*hardware_table(hosts, bundle.plan), *drift_table(every)]
+    rows = sorted(rows, key=lambda row: row.equal)
     return [
         DriftLine(
             row.subject,
