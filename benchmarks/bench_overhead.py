@@ -48,9 +48,10 @@ def open_world(rank: int, world: int, port: int, backend: str) -> Worker:
     return worker
 
 
-def ours(worker: Worker, call: Any, iterations: int) -> float:
-    """Seconds per call as bench measures them."""
-    times = worker._timed(call, iterations, "benchmark", 600.0)
+def ours(worker: Worker, call: Any, iterations: int, seconds: float) -> float:
+    """Seconds per call as bench measures them in a loop of ``seconds``."""
+    calls = worker._calls_per_sample(iterations, seconds / iterations)
+    times = worker._timed(call, iterations, "benchmark", 600.0, calls)
     return sum(times) / len(times)
 
 
@@ -82,7 +83,7 @@ def rank_main(options: argparse.Namespace) -> None:
             worker.board,
             f"rounds/{size}",
             lambda: bare(worker, buffers.send, iterations),  # noqa: B023 - called within this turn
-            lambda: ours(worker, call, iterations),  # noqa: B023
+            lambda: ours(worker, call, iterations, options.seconds),  # noqa: B023
             BOUND,
             options.limit,
         )
