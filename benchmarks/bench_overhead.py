@@ -1,6 +1,6 @@
 """What bench's own machinery costs: its timed loop beside a bare torch.distributed loop, in turns within one world.
 
-    python benchmarks/bench_overhead.py [--ranks 2] [--sizes 64K:16M:x4] [--seconds 0.01] [--limit 60]
+    python benchmarks/bench_overhead.py [--ranks 2] [--sizes 64K:16M:x4] [--seconds 0.01] [--limit 60] [--backend nccl]
 
 Each round runs the worker's own timed loop (``Worker._timed``: the code that bench runs) and a bare loop of
 ``dist.all_reduce`` calls with one clock reading before and one after, in an order drawn by lot, on the same buffers and
@@ -31,10 +31,15 @@ from nccl_doctor.bench.sizes import format_size, parse_sizes  # noqa: E402
 BOUND = 0.03
 
 
-def open_world(rank: int, world: int, port: int) -> Worker:
-    """A rank of ours with its process group, as bench opens it."""
+def open_world(rank: int, world: int, port: int, backend: str) -> Worker:
+    """A rank of ours with its process group, as bench opens it. Ranks that share a GPU claim a host each."""
+    import torch
+
+    same_gpu = backend == "nccl" and torch.cuda.device_count() < world
+    if same_gpu:
+        os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_MULTI_RANK_GPU_ENABLE="1")
     identity = Identity(rank, world, rank, world, "127.0.0.1", port, "benchmark")
-    worker = Worker({"limit_s": 600.0, "backend": "gloo"}, identity, lambda event: None)
+    worker = Worker({"limit_s": 600.0, "backend": backend, "same_gpu": same_gpu}, identity, lambda event: None)
     worker._import()
     worker._open_store()
     worker._gather_world()
@@ -43,24 +48,28 @@ def open_world(rank: int, world: int, port: int) -> Worker:
     return worker
 
 
-def ours(worker: Worker, call: Any, iterations: int) -> float:
-    """Seconds per call as bench measures them."""
-    times = worker._timed(call, iterations, "benchmark", 600.0)
+def ours(worker: Worker, call: Any, iterations: int, seconds: float) -> float:
+    """Seconds per call as bench measures them in a loop of ``seconds``."""
+    calls = worker._calls_per_sample(iterations, seconds / iterations)
+    times = worker._timed(call, iterations, "benchmark", 600.0, calls)
     return sum(times) / len(times)
 
 
-def bare(dist: Any, tensor: Any, iterations: int) -> float:
-    """Seconds per call of the plainest loop there is."""
+def bare(worker: Worker, tensor: Any, iterations: int) -> float:
+    """Seconds per call of the plainest loop there is; with a GPU, until it has finished."""
+    dist = worker.dist
     dist.barrier()
+    worker._wait()
     started = time.perf_counter()
     for _ in range(iterations):
         dist.all_reduce(tensor)
+    worker._wait()
     return (time.perf_counter() - started) / iterations
 
 
 def rank_main(options: argparse.Namespace) -> None:
     """One rank; rank 0 prints one JSON object a size."""
-    worker = open_world(options.rank, options.ranks, options.port)
+    worker = open_world(options.rank, options.ranks, options.port, options.backend)
     operation = operations.OPERATIONS["allreduce"]
     for size in parse_sizes(options.sizes):
         buffers = operations.allocate(
@@ -68,13 +77,13 @@ def rank_main(options: argparse.Namespace) -> None:
         )
         buffers.send.zero_()
         call = operations.caller(worker.dist, operation, "in", buffers, worker.me, "sum")
-        guess = min(bare(worker.dist, buffers.send, 3) for _ in range(3))
+        guess = min(bare(worker, buffers.send, 3) for _ in range(3))
         iterations = worker.board.decide(f"{size}", guess, lambda values: max(1, int(options.seconds / max(values))))
         found = paired.alternate(
             worker.board,
             f"rounds/{size}",
-            lambda: bare(worker.dist, buffers.send, iterations),  # noqa: B023 - called within this turn
-            lambda: ours(worker, call, iterations),  # noqa: B023
+            lambda: bare(worker, buffers.send, iterations),  # noqa: B023 - called within this turn
+            lambda: ours(worker, call, iterations, options.seconds),  # noqa: B023
             BOUND,
             options.limit,
         )
@@ -91,6 +100,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="64K:16M:x4")
     parser.add_argument("--seconds", type=float, default=0.01, help="per block")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per size at most")
+    parser.add_argument("--backend", default="gloo", choices=["gloo", "nccl"])
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -70,7 +70,8 @@ class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     """One collective at one size. ``time_us`` is the average over ranks of each rank's mean time per call, as in
-    nccl-tests; ``spread`` is over iterations, each counted as its slowest rank. Bandwidths in GB/s (1e9 bytes)."""
+    nccl-tests; ``spread`` is over iterations (on a GPU over samples of ``calls_per_sample`` of them), each counted as its
+    slowest rank. Bandwidths in GB/s (1e9 bytes)."""
 
     collective: str
     mode: str  # in, out, copy (out of place by copy and in-place call)
@@ -87,6 +88,7 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     wrong: int | None = None  # elements, over all ranks; None: not checked
     wrong_ranks: tuple[int, ...] = ()
     rank_means_us: tuple[float, ...] = ()
+    calls_per_sample: int = 1
 
 
 class Skip(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,6 +141,7 @@ def measurement(event: dict[str, Any], world: int) -> Measurement:
         wrong=None if wrong is None else sum(wrong),
         wrong_ranks=() if wrong is None else tuple(rank for rank, bad in enumerate(wrong) if bad),
         rank_means_us=tuple(means),
+        calls_per_sample=event.get("calls_per_sample", 1),
     )
 
 

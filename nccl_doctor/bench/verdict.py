@@ -108,7 +108,7 @@ def _one(ground: Ground, name: str) -> Verdict:
     own = [item for item in ground.results.measurements if item.collective == name]
     best = peak(own)
     if best is None:
-        return Verdict(name, "cannot-judge", f"{name}: nothing was measured")
+        return Verdict(name, "cannot-judge", "nothing was measured")
     wrong = sum(item.wrong or 0 for item in own)
     if wrong:
         return Verdict(name, "wrong", f"{wrong} wrong elements: the numbers mean nothing", size=best.size)

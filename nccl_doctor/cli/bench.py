@@ -127,6 +127,8 @@ def bench(
         wanted = parse_sizes(sizes or "1K:64M:x4")
     except (UnknownCollective, SizeError) as error:
         _hosts.stop(str(error))
+    if GEMM in names and not dtype.startswith(("float", "bfloat")):
+        _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
     modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
     if format == "nccl-tests" and not modes:
         modes = ("out", "in")  # scripts expect both blocks
@@ -280,6 +282,8 @@ def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
         return ExitCode.FINDINGS
     if any(item.severity.value == "fail" for item in outcome.findings):
         return ExitCode.FINDINGS
+    if not outcome.results.measurements and not outcome.results.gemm:
+        return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
     if fail_on == "slow" and any(item.kind == "slow" for item in outcome.verdicts):
         return ExitCode.FINDINGS
     if fail_on == "slow" and any(item.kind == "cannot-judge" for item in outcome.verdicts):

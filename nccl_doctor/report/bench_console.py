@@ -150,7 +150,10 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         rows = [item for item in own if item.mode == mode]
         left_out = [item for item in skips if item.mode in (mode, "")]
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
-        console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
+        if rows:
+            console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
+        elif not left_out:
+            console.print(Text("  nothing was measured", "yellow"))
         for reason, sizes in _by_reason(left_out).items():
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here (its modules bear the marker ``gpu``) skips where no driver answers."""
-    reason = _missing()
+    reason = "" if os.environ.get("NCCL_DOCTOR_REHEARSAL") else _missing()
     for item in items:
         if "/tests/gpu/" not in str(item.path):
             continue

@@ -149,6 +149,19 @@ def test_iterations_done_are_those_the_device_has_finished(worker: Callable[...,
     assert seen == [0, 1, 2, 2]
 
 
+def test_small_sizes_share_an_event_among_calls(worker: Callable[..., Worker]) -> None:
+    device = Device()
+    made = worker(device)
+    assert made._calls_per_sample(1000, 50e-6) == 10 and made._calls_per_sample(1000, 1e-3) == 1
+    assert made._calls_per_sample(40, 1e-6) == 2  # a series needs samples
+    assert worker(Device(), backend="gloo")._calls_per_sample(1000, 1e-6) == 1
+    device.log.clear()
+    assert made._timed(device.work, 6, "x", 60.0, 3) == pytest.approx([0.003] * 2)
+    assert device.log[2:-1] == ["record", *["work", "work", "work", "record"] * 2]
+    done = made.progress.done
+    assert done is not None and done() == 6
+
+
 def test_a_broken_device_does_not_silence_the_watchdog() -> None:
     progress = Progress(0, lambda event: None)
     progress.finish()

@@ -362,5 +362,6 @@ def test_exit_codes() -> None:
     assert code("slow", "good", "slow", "cannot-judge") is ExitCode.FINDINGS
     assert code("slow", "good", "cannot-judge") is ExitCode.INCOMPLETE
     assert code("never", "wrong") is ExitCode.FINDINGS
+    assert code("never", "cannot-judge", results=Results(8)) is ExitCode.NOTHING_CHECKED
     assert code("never", "good", complete=False) is ExitCode.FINDINGS
     assert code("never", "good", complete=False, notes=("interrupted by Ctrl-C",)) is ExitCode.INTERRUPTED

@@ -144,7 +144,7 @@ def test_more_than_memory_is_skipped_with_the_reason() -> None:
     fact, results = run(2, collectives=["allgather"], sizes=[1024, 1 << 46])
     assert all(end.finished for end in fact.ranks)
     assert [item.asked for item in results.measurements] == [1024]
-    assert results.skips[0].size == 1 << 46 and "MiB of memory" in results.skips[0].reason
+    assert results.skips[0].size == 1 << 46 and "needs 64 TiB" in results.skips[0].reason
 
 
 def _memory_limit_after_first_size(victim: int, extra: int) -> Events:

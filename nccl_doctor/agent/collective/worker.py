@@ -49,6 +49,8 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }
 
+# Between two events of the device: recording one costs some microseconds, which would count at each call of a small size.
+SAMPLE_S, LEAST_SAMPLES = 5e-4, 20
 LINK_ENOUGH_S = 0.4  # what took this long was no moment's hiccup: it need not be measured again
 
 
@@ -454,8 +456,9 @@ class Worker:
                     checker.prepare(mode, buffers)
                 _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
             iterations, estimate_s = self._warm_up(key, call, label, left)
-            times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s)
-            self._report(key, operation, size, asked, count, mode, times, wrong)
+            calls = self._calls_per_sample(iterations, estimate_s)
+            times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s, calls)
+            self._report(key, operation, size, asked, count, mode, times, wrong, calls)
         except Exception as error:
             reason = self._no_memory(key, error)
             if not reason:
@@ -537,7 +540,7 @@ class Worker:
             what = "memory (80 %% of what is free, for %d ranks here)" % self.identity.local_world
         if needed <= room:
             return ""
-        return "needs %.1f MiB, and %.1f MiB of %s is available" % (needed / 2.0**20, max(0, room) / 2.0**20, what)
+        return "needs %s, and %s of %s is available" % (_amount(needed), _amount(max(0, room)), what)
 
     def _first_call(
         self, key: str, call: Callable[[], None], checker: Any, buffers: Any, count: int
@@ -588,10 +591,19 @@ class Worker:
         iterations, slowest_s = self.board.decide(key + "/iterations", min(estimates), choose)
         return int(iterations), float(slowest_s)
 
-    def _timed(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
-        """Seconds per iteration, back to back as nccl-tests does; all ranks start from a barrier."""
+    def _calls_per_sample(self, iterations: int, estimate_s: float) -> int:
+        """How many calls share one time. Reading a CPU's clock costs nothing; see ``SAMPLE_S`` for a device's."""
+        if self.device.type != "cuda":
+            return 1
+        return max(1, min(int(SAMPLE_S / max(estimate_s, 1e-7)), iterations // LEAST_SAMPLES))
+
+    def _timed(
+        self, call: Callable[[], None], iterations: int, label: str, limit_s: float, calls: int = 1
+    ) -> List[float]:
+        """Seconds per call, back to back as nccl-tests does; all ranks start from a barrier. With a device, the mean of
+        each ``calls`` calls."""
         if self.device.type == "cuda":
-            return self._timed_cuda(call, iterations, label, limit_s)
+            return self._timed_cuda(call, iterations // calls, label, limit_s, calls)
         stamps: List[int] = []
         clock, keep = time.perf_counter_ns, stamps.append
         self.progress.step(label, limit_s, lambda: max(0, len(stamps) - 1))
@@ -602,9 +614,11 @@ class Worker:
             keep(clock())
         return [(after - before) * 1e-9 for before, after in zip(stamps, stamps[1:])]
 
-    def _timed_cuda(self, call: Callable[[], None], iterations: int, label: str, limit_s: float) -> List[float]:
+    def _timed_cuda(
+        self, call: Callable[[], None], samples: int, label: str, limit_s: float, calls: int
+    ) -> List[float]:
         cuda = self.torch.cuda
-        events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+        events = [cuda.Event(enable_timing=True) for _ in range(samples + 1)]
         recorded: List[Any] = []
 
         def done() -> int:
@@ -612,18 +626,18 @@ class Worker:
             number = len(recorded)
             while number and not recorded[number - 1].query():
                 number -= 1
-            return max(0, number - 1)
+            return max(0, number - 1) * calls
 
         self.progress.step(label, limit_s, done)
         self.dist.barrier()
         cuda.synchronize()
         for number, event in enumerate(events):
-            if number:
+            for _ in range(calls if number else 0):
                 call()
             event.record()
             recorded.append(event)
         cuda.synchronize()
-        return [before.elapsed_time(after) * 1e-3 for before, after in zip(events, events[1:])]
+        return [before.elapsed_time(after) * 1e-3 / calls for before, after in zip(events, events[1:])]
 
     def _report(
         self,
@@ -635,6 +649,7 @@ class Worker:
         mode: str,
         times: List[float],
         wrong: Optional[int],
+        calls: int,
     ) -> None:
         self.progress.step("gathering times", self.limit_s)
         packed = base64.b64encode(array("d", times).tobytes()).decode()
@@ -660,7 +675,8 @@ class Worker:
             asked=asked,
             count=count,
             root=self.me.root if operation.rooted else -1,
-            iterations=len(times),
+            iterations=len(times) * calls,
+            calls_per_sample=calls,
             rank_means_us=[round(value * 1e6, 3) for value in means],
             # The slowest rank of each iteration: what a training step would have waited for.
             iteration_us=[round(max(column) * 1e6, 3) for column in zip(*series)],
@@ -827,9 +843,19 @@ def _lack(error: Exception, when: str = "") -> str:
     return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
 
 
+def _amount(size: float) -> str:
+    """``1.5 GiB``: bytes in the largest binary unit of which there is one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return "%.3g %s" % (size, unit)
+        size /= 1024.0
+    return "%.3g TiB" % size if size < 1024 else "%.0f TiB" % size
+
+
 def _unsupported(error: Exception) -> bool:
     text = str(error).lower()
-    words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use")
+    words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use",
+             "can't be cast")  # fmt: skip
     return isinstance(error, (NotImplementedError, TypeError)) or any(word in text for word in words)
 
 
