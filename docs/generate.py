@@ -39,7 +39,9 @@ def rules() -> str:
         for rule in all_rules():
             if rule.stage == stage:
                 ids = ", ".join(f"[`{id}`](../playbooks/{for_finding(id)}.md)" for id in rule.ids)
-                parts.append(f"### {rule.name}\n\n{inspect.cleandoc(rule.doc)}\n\nFindings: {ids}\n")
+                parts.append(
+                    f"### {rule.name}\n\n{inspect.cleandoc(rule.doc)}\n\nFindings: {ids or 'none, only gaps'}\n"
+                )
     return "\n".join(parts)
 
 

@@ -129,18 +129,34 @@ def _installed(name: str) -> str:
 
 
 def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list[Remark], str]:
-    """(assignments, remarks on refused values, NCCL version) of one log, read in bounded memory."""
+    """(assignments, remarks on what NCCL refused, NCCL version) of one log, read in bounded memory."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as stream:
             reading = log_reader.read(_lines(stream), path)
     except OSError as error:
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))
         return (), [], ""
-    refused = [
-        remark("invalid-value", Severity.FAIL, f"NCCL refused {item.name}={item.value} and used its default", item)
+    failed = [
+        remark(
+            "invalid-value",
+            Severity.FAIL,
+            f"NCCL refused {item.name}={item.value} and used its default",
+            item,
+            fix=f"Correct or remove it (nccl-doctor env show {item.name}).",
+        )
         for item in reading.refused
     ]
-    return reading.assignments, refused, reading.nccl_version
+    failed += [
+        remark(
+            "ifname-no-match",
+            Severity.FAIL,
+            f"{item.name}={item.value} matched no interface of this host: NCCL could not start",
+            item,
+            fix="Remove it, or correct it; `nccl-doctor env recommend --hosts HOSTFILE` says whether any is needed.",
+        )
+        for item in reading.matchless
+    ]
+    return reading.assignments, failed, reading.nccl_version
 
 
 def _lines(stream: object) -> Iterable[str]:

@@ -46,7 +46,9 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str
     words: tuple[str, ...] = ()
+    newer: dict[str, str] = {}  # words that came later: word -> first release
     folds_case: bool = False
+    trimmed_since: str = ""  # the release since which blanks around a word do no harm
     numbers: bool = False  # the old numbers are read besides the words
     least: int | None = None
     most: int | None = None
@@ -60,7 +62,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def describe(self) -> str:
         """The valid values in one phrase; empty where anything goes."""
         if self.words:
-            joint = ", ".join(self.words)
+            joint = ", ".join((*self.words, *(f"{word} (since {first})" for word, first in self.newer.items())))
             return f"{joint} ({'case does not matter' if self.folds_case else 'exactly so'})"
         if self.kind == "integer" and (self.least is not None or self.most is not None):
             span = f"{'' if self.least is None else self.least}..{'' if self.most is None else self.most}"

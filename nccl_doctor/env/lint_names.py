@@ -29,14 +29,22 @@ def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark
 
 
 def _conf_name(item: Assignment) -> Iterator[Remark]:
-    what = "export is not understood" if item.written.lstrip().startswith("export") else "blanks belong to the name"
+    value = (item.value or "").strip()
+    if "=" not in item.text:
+        what = "without '=' the line is skipped"
+    elif item.written.startswith("\ufeff"):
+        what = "the byte order mark at the start of the file belongs to the first name"
+    elif item.written.lstrip().startswith("export"):
+        what = "export is not understood"
+    else:
+        what = "blanks belong to the name"
     yield remark(
         "conf-syntax",
         Severity.FAIL,
-        f"{item.name} has no effect: nccl.conf is no shell script, {what} (NCCL sees a variable {item.written!r})",
+        f"{item.name} has no effect: nccl.conf is no shell script, {what} (NCCL sees {item.written!r})",
         item,
-        fix=f"Write {item.name}={(item.value or '').strip()}",
-        edit=Edit(name=item.name, value=(item.value or "").strip()),
+        fix=f"Write {item.name}={value}",
+        edit=Edit(name=item.name, value=value),
     )
 
 

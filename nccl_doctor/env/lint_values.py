@@ -104,11 +104,11 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
         return  # NCCL has printed what it made of it
     kind = variable.values.kind if variable.values else variable.type
     if kind in ("word", "word-list", "tuning-list", "pattern"):
-        trouble = _words(variable, value, kind)
+        trouble = _words(variable, value, kind, context)
     elif kind in ("boolean", "bool"):
         trouble = _boolean(variable, value)
     elif _integers(variable):
-        trouble = _integer(variable, value)
+        trouble = _integer(variable, value, answer.default, context)
     elif kind == "path" and value.startswith("~") and item.how not in (How.EXPORT, How.PREFIX):
         trouble = "~ is not expanded here"
     else:
@@ -143,7 +143,7 @@ def _valid(variable: Variable) -> str:
     return f"Valid: {said}." if said else (variable.never or "Remove it.")
 
 
-def _words(variable: Variable, value: str, kind: str) -> str:
+def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     values = variable.values
     if values is None:
         return ""
@@ -154,13 +154,16 @@ def _words(variable: Variable, value: str, kind: str) -> str:
         return "an empty set of subsystems silences everything, WARN lines too"
     if not value:
         return ""  # set but empty: the same as not set
+    if values.trimmed_since and context.nccl_at_least(values.trimmed_since):
+        value = value.strip()
     entries = [value]
     if kind == "word-list":
         entries = value.removeprefix("^").split(",")
     elif kind == "tuning-list":
         lists = [part.rsplit(":", 1)[-1] for part in value.split(";")]
         entries = [entry for part in lists for entry in part.removeprefix("^").split(",")]
-    known = {word.casefold() if values.folds_case else word for word in values.words}
+    words = (*values.words, *(word for word, first in values.newer.items() if context.nccl_at_least(first)))
+    known = {word.casefold() if values.folds_case else word for word in words}
     if variable.name == "NCCL_ALGO":
         known.add("collnet")
     bad = [entry for entry in entries if (entry.casefold() if values.folds_case else entry) not in known]
@@ -183,14 +186,18 @@ def _boolean(variable: Variable, value: str) -> str:
     return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
 
 
-def _integer(variable: Variable, value: str) -> str:
+def _integer(variable: Variable, value: str, default: str, context: Context) -> str:
     if not value:
         return ""
     if not number.is_number(value):
         if variable.of_torch:
             return _torch_integer(variable, value)
+        if not number.has_digits(value) and context.nccl_at_least(number.NO_DIGITS_REFUSED_SINCE):
+            return f"is no number: NCCL refuses it, and its default{f' ({default})' if default else ''} holds"
         read = number.as_read(value)
         return f"read as {read}: NCCL takes the digits at the start and ignores the rest"
+    if not variable.of_torch and not number.fits(value):
+        return f"does not fit into 64 bits: NCCL refuses it, and its default{f' ({default})' if default else ''} holds"
     values, count = variable.values, number.as_read(value)
     if values is None or count in values.also:
         return ""

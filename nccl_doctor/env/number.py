@@ -1,11 +1,15 @@
-"""How NCCL reads a number: strtoll with base 0, the rest of the text ignored, no digits at all meaning 0.
+"""How NCCL reads a number: strtoll with base 0, the rest of the text ignored; what has no digits is 0 or refused.
 
-Source: NCCL src/misc/param.cc ncclLoadParam (2.18 to 2.30.7); glibc's strtoll was run for each kind of text.
+Source: NCCL src/misc/param.cc ncclLoadParam (2.18 to 2.30.7), and runs of 13 releases from 2.16.5 to 2.32.3
+(tests/tools/ask_nccl.py). A refused value is as if not set: the default holds.
 """
 
 from __future__ import annotations
 
 import re
+
+# Since this release a text without digits is refused; before, it is 0.
+NO_DIGITS_REFUSED_SINCE = "2.32.3"
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9A-Fa-f]+|0[0-7]*|[1-9][0-9]*)?")
 
@@ -24,3 +28,14 @@ def is_number(text: str) -> bool:
     """Whether all of the text is read (blanks around it do no harm)."""
     match = _NUMBER.match(text)
     return bool(match and match[2] and not text[match.end() :].strip())
+
+
+def has_digits(text: str) -> bool:
+    """Whether there is anything to read."""
+    match = _NUMBER.match(text)
+    return bool(match and match[2])
+
+
+def fits(text: str) -> bool:
+    """Whether the number fits into 64 bits: every release refuses one that does not."""
+    return -(2**63) <= as_read(text) < 2**63

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from nccl_doctor.env import gid, lint, nccl_conf, versions
+from nccl_doctor.env import gid, knowledge, lint, nccl_conf, versions
 from nccl_doctor.env import hosts as fleet
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
@@ -22,6 +22,7 @@ from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice, Severity
+from nccl_doctor.findings.playbooks import EnvEntry
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
@@ -313,10 +314,49 @@ def _gloo(hosts: Sequence[HostNeeds], taken: Mapping[str, str], draft: _Draft) -
 # ----------------------------------------------------------------------------------------------- what is set and harms
 
 
+def _taken_away(
+    items: Sequence[Assignment], nccl_version: str, torch_version: str, devices: lint.Devices | None = None
+) -> Iterator[tuple[Assignment, str]]:
+    """(what lint would take away, why): debugging settings left over, pins, dead names, lists that match nothing."""
+    known = {"": devices} if devices else None
+    for made in lint.remarks(items, nccl_version, torch_version, known):
+        if made.edit is not None and made.edit.removes and made.finding.severity is not Severity.INFO:
+            yield made.assignment, made.finding.env[0].reason if made.finding.env else made.finding.title
+
+
+def removals(items: Sequence[Assignment], nccl_version: str = "", torch_version: str = "") -> tuple[EnvAdvice, ...]:
+    """The variables to take away of those that are set, each once."""
+    found: dict[str, EnvAdvice] = {}
+    for item, why in _taken_away(items, nccl_version, torch_version):
+        found.setdefault(item.name, EnvAdvice(item.name, "", why, unset=True))
+    return tuple(found.values())
+
+
+def workarounds(
+    entries: Iterable[EnvEntry], nccl_version: str, set_here: Mapping[str, str] | None = None
+) -> tuple[EnvAdvice, ...]:
+    """Of the variables a playbook names, those that would change something: read and not the default at this release,
+    not set already, and with a value (IFACE stands for a name that only the hosts can tell: :func:`recommend`).
+    """
+    version = versions.parse(nccl_version) if nccl_version else None
+    kept = []
+    for entry in entries:
+        answer = knowledge.lookup(entry.name, nccl_version)
+        if (
+            "IFACE" not in entry.value
+            and versions.in_range(entry.versions, version)
+            and (set_here or {}).get(entry.name) != entry.value
+            and answer.status is knowledge.Status.CURRENT
+            and (not nccl_version or answer.default != entry.value)
+        ):
+            kept.append(EnvAdvice(entry.name, entry.value, entry.when, entry.versions))
+    return tuple(kept)
+
+
 def _removals(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
-    """What lint would take away: debugging settings left over, pins, dead names, lists that match nothing."""
+    """What is set on the hosts and better were not."""
     decided = {line.advice.name for line in draft.lines} | {IFNAME}
-    judged: dict[object, list[lint.Remark]] = {}
+    judged: dict[object, list[tuple[Assignment, str]]] = {}
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for host in hosts:
         items = tuple(item for _, layer in host.layers for item in layer)
@@ -324,13 +364,10 @@ def _removals(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             continue
         key = items, host.devices, host.nccl_version, host.torch_version
         if key not in judged:  # on most clusters all hosts are set alike
-            judged[key] = lint.remarks(items, host.nccl_version, host.torch_version, {"": host.devices})
-        for made in judged[key]:
-            wrong = made.assignment
-            removed = made.edit is not None and made.edit.removes and made.finding.severity is not Severity.INFO
-            if removed and wrong.name not in decided:
+            judged[key] = list(_taken_away(items, host.nccl_version, host.torch_version, host.devices))
+        for wrong, reason in judged[key]:
+            if wrong.name not in decided:
                 where = f"{wrong.file}:{wrong.line}" if wrong.line else ""
-                reason = made.finding.env[0].reason if made.finding.env else made.finding.title
                 found.setdefault((wrong.name, wrong.value or "", where, reason), []).append(host.host)
     lines: dict[str, Line] = {}
     for (name, value, where, reason), names in sorted(found.items()):
@@ -559,6 +596,13 @@ def _hang(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             TIMEOUT_CODE,
         )
     )
+
+
+def recorder(torch_version: str) -> tuple[EnvAdvice, ...]:
+    """What to set so that this PyTorch leaves evidence of a hang behind; nothing where it cannot."""
+    draft = _Draft()
+    _recorder(versions.parse(torch_version), torch_version, draft)
+    return tuple(line.advice for line in draft.lines)
 
 
 def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:

@@ -1,6 +1,7 @@
 """Which network interface NCCL and Gloo choose: a model of their own rules, checked against real libraries.
 
-NCCL: source up to v2.30.7-1; recorded behaviour of 2.18.1, 2.21.5, 2.30.7, 2.31.2 and 2.32.3.
+NCCL: source up to v2.30.7-1; recorded behaviour of 2.18.1, 2.21.5, 2.30.7, 2.31.2 and 2.32.3, and runs of 13 releases
+from 2.16.5 to 2.32.3 in network namespaces (tests/tools/ask_nccl.py).
 Gloo: as PyTorch 2.13.0 uses it (recorded), source of ProcessGroupGloo and gloo/transport/tcp/device.cc.
 """
 
@@ -20,6 +21,9 @@ RUNNING_ONLY_SINCE: Version = (2, 28, 3)  # before, interfaces without a carrier
 VIRBR_EXCLUDED_SINCE: Version = (2, 28, 3)  # before, virbr* counted like any other
 EXACT_MATCH_SINCE: Version = (2, 5, 6)
 INVALID_USAGE_SINCE: Version = (2, 24, 3)  # "no socket interface found": result 5; before, 3
+
+# In these releases the test for NCCL_COMM_ID's subnet is the wrong way round: the first interface *outside* it is taken.
+SUBNET_INVERTED: tuple[Version, Version] = ((2, 29, 2), (2, 30, 3))
 
 NO_INTERFACE = "Bootstrap : no socket interface found"
 NO_SUBNET = "NET/Socket : No usable listening interface found"
@@ -102,9 +106,12 @@ def _prefix(*prefixes: str) -> Callable[[str], bool]:
     return Filter(prefixes).takes
 
 
-def _in_subnet(candidates: Sequence[Address], remote: IPv4Address | IPv6Address) -> tuple[Address, ...]:
-    """The first interface in the same subnet as ``remote``."""
-    return tuple(address for address in candidates if remote in address.network)[:1]
+def _in_subnet(
+    addresses: Sequence[Address], remote: IPv4Address | IPv6Address, version: Version
+) -> tuple[Address, ...]:
+    """The first interface in the same subnet as ``remote``, with a carrier or not."""
+    inverted = SUBNET_INVERTED[0] <= version < SUBNET_INVERTED[1]
+    return tuple(address for address in addresses if (remote in address.network) != inverted)[:1]
 
 
 def _comm_id_address(value: str, resolve: Resolver) -> IPv4Address | IPv6Address | None:
@@ -153,7 +160,7 @@ def nccl_interfaces(
     comm_id = settings.get("NCCL_COMM_ID", "")
     if len(comm_id) > 1:
         remote = _comm_id_address(comm_id, resolve)
-        if remote is not None and (found := _in_subnet(candidates, remote)):
+        if remote is not None and (found := _in_subnet(addresses, remote, version)):
             return Choice("subnet of NCCL_COMM_ID", found)
     shunned = ("docker", "lo", "virbr") if version >= VIRBR_EXCLUDED_SINCE else ("docker", "lo")
     if found := _matching(candidates, Filter(shunned, exclude=True).takes):
@@ -182,8 +189,7 @@ def nccl_bootstrap(
     remote = _comm_id_address(comm_id, resolve) if len(comm_id) > 1 else None
     if remote is None:
         return Choice("NCCL_COMM_ID", (), BAD_COMM_ID, 4)
-    candidates = _candidates(addresses, settings.get("NCCL_SOCKET_FAMILY", ""), version)
-    found = _in_subnet(candidates, remote)
+    found = _in_subnet(addresses, remote, version)
     return Choice("subnet of NCCL_COMM_ID", found) if found else Choice("NCCL_COMM_ID", (), NO_SUBNET, 2)
 
 

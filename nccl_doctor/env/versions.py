@@ -41,3 +41,19 @@ def at_least(version: Version, first: str) -> bool:
 def at_most(version: Version, last: str) -> bool:
     """Whether ``version`` is ``last`` or earlier; (2, 4) counts as its first patch release. Empty ``last``: always."""
     return not last or version <= parse(last)
+
+
+def in_range(text: str, version: Version | None) -> bool:
+    """Whether a version lies in a range such as ``>=2.24``, ``<2.23`` or ``>=2.18 <2.27``; ``any`` always holds.
+
+    An unknown version is in every range: the advice then says for which versions it is meant.
+    """
+    if text.strip() in ("", "any") or version is None:
+        return True
+    for sign, word in re.findall(r"(>=|<=|<|>|==)\s*(\d+(?:\.\d+)*)", text):
+        wanted = tuple(map(int, word.split(".")))
+        mine = version[: len(wanted)] if sign in ("<=", "==") else version
+        compared = {">=": mine >= wanted, "<=": mine <= wanted, "<": mine < wanted, ">": mine > wanted}
+        if not compared.get(sign, mine == wanted):
+            return False
+    return True

@@ -1,18 +1,22 @@
-"""What to do: fixes and variables from the playbooks, keyed to the versions seen; the next command if undecided."""
+"""What to do: fixes from the playbooks, variables as env recommend knows them; the next command if undecided."""
 
 from __future__ import annotations
 
 import re
 
-from nccl_doctor.env import knowledge
+from nccl_doctor.env import recommend, versions
+from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import EnvAdvice, Fix
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def for_cause(case: Case, id: str, playbook: str) -> tuple[tuple[Fix, ...], tuple[EnvAdvice, ...]]:
-    """Fixes (now, then for good) and environment variables for a cause."""
+def for_cause(
+    case: Case, id: str, playbook: str, evidence: tuple[Evidence, ...]
+) -> tuple[tuple[Fix, ...], tuple[EnvAdvice, ...]]:
+    """Fixes (now, then for good) and environment variables for a cause: what ``env recommend`` knows, for these logs."""
     if not playbook:
         return (), ()
     page = playbooks.load(playbook)
@@ -20,22 +24,24 @@ def for_cause(case: Case, id: str, playbook: str) -> tuple[tuple[Fix, ...], tupl
         Fix(_first_paragraph(page.section(heading)), _first_command(page.section(heading)))
         for heading in ("Fix now", "Fix for good")
     )
-    nccl = _version(case.versions.get("nccl", ""))
-    env = tuple(
-        EnvAdvice(entry.name, entry.value, entry.when, entry.versions)
-        for entry in page.env
-        if holds(entry.versions, nccl)
-        and case.value(entry.name) != entry.value
-        and _live(case, entry.name, entry.value)
-    )
+    set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
+    quoted = " ".join(item.text for item in evidence)
+    blamed = [
+        Assignment(name, value, how=How.LOG)
+        for name, value in set_here.items()
+        if name in quoted and topics.concerns(name, id)
+    ]
+    env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
+    env += recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"))
+    if id == "net.wrong-interface" and not any(advice.unset for advice in env):
+        env += tuple(
+            EnvAdvice(
+                item.name, "", "it leads to the wrong interface; `env recommend` says what the hosts need", unset=True
+            )
+            for item in blamed
+            if item.name.endswith("_SOCKET_IFNAME")
+        )
     return fixes, env
-
-
-def _live(case: Case, name: str, value: str) -> bool:
-    """Whether the versions seen read this variable and default to another value: else the advice would do nothing."""
-    nccl = case.versions.get("nccl", "").split(",")[0].strip()
-    answer = knowledge.lookup(name, nccl)
-    return answer.status is knowledge.Status.CURRENT and (not nccl or answer.default != value)
 
 
 def _first_paragraph(text: str) -> str:
@@ -56,31 +62,10 @@ def _first_command(text: str) -> str:
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 
-def _version(text: str) -> tuple[int, ...] | None:
-    """The oldest of the versions seen; None if none was."""
-    found = [tuple(int(part) for part in item.split(".")) for item in re.findall(r"\d+(?:\.\d+)+", text)]
-    return min(found) if found else None
-
-
-def holds(range_text: str, version: tuple[int, ...] | None) -> bool:
-    """Whether a version lies in a range such as ``>=2.24``, ``<2.23`` or ``>=2.18 <2.27``; ``any`` always holds.
-
-    An unknown version holds for every range: the advice then says for which versions it is meant.
-    """
-    if range_text.strip() in ("", "any") or version is None:
-        return True
-    for operator, wanted in re.findall(r"(>=|<=|<|>|==)\s*(\d+(?:\.\d+)*)", range_text):
-        other = tuple(int(part) for part in wanted.split("."))
-        mine = version[: len(other)] if operator in ("<=", "==") else version
-        if not {
-            ">=": mine >= other,
-            "<=": mine <= other,
-            "<": mine < other,
-            ">": mine > other,
-            "==": mine == other,
-        }[operator]:
-            return False
-    return True
+def _oldest(case: Case, what: str) -> str:
+    """The oldest of the versions seen; empty if none was: what it does not know has no effect somewhere."""
+    found = re.findall(r"\d+(?:\.\d+)+", case.versions.get(what, ""))
+    return min(found, key=versions.parse, default="")
 
 
 _NEXT = {
@@ -109,10 +94,11 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         ):
             steps.append("run again with NCCL_DEBUG=INFO: these logs hold no line of NCCL")
         if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
-            steps.append(
-                "run again with TORCH_FR_BUFFER_SIZE=2000 (before torch 2.8: TORCH_NCCL_TRACE_BUFFER_SIZE=2000) and "
-                "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give the dumps to explain"
-            )
+            steps.append(_record_again(_oldest(case, "torch")))
+    if causes and any(
+        item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(causes[0].playbook).env if causes[0].playbook
+    ):
+        steps.append("nccl-doctor env recommend --hosts HOSTFILE")
     if causes:
         best = causes[0]
         for start, command in _NEXT.items():
@@ -124,6 +110,18 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         if best.playbook:
             steps.append(f"nccl-doctor playbook {best.playbook}")
     return tuple(dict.fromkeys(steps))
+
+
+def _record_again(torch: str) -> str:
+    """How to run again so that a hang leaves evidence behind: what ``env recommend --for hang`` sets."""
+
+    def settings(release: str) -> str:
+        return " ".join(f"{item.name}={item.value}" for item in recommend.recorder(release))
+
+    if torch and not settings(torch):
+        return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"
+    told = settings(torch) if torch else f"{settings('2.8')} (before torch 2.8: {settings('2.6')})"
+    return f"run again with {told}, and give the dumps to explain"
 
 
 def _missing_ranks(case: Case) -> str:

@@ -234,12 +234,13 @@ def _cause(case: Case, item: Candidate) -> Cause:
     more = _fresh(own[:half], _spread(topics.supporting(case, item.id)))
     hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
-    fixes, env = advice.for_cause(case, item.id, playbook)
+    evidence = tuple(_quote(hit) for hit in hits)
+    fixes, env = advice.for_cause(case, item.id, playbook, evidence)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
         title=item.title,
-        evidence=tuple(_quote(hit) for hit in hits),
+        evidence=evidence,
         ranks=tuple(sorted(item.ranks)),
         hosts=tuple(sorted(item.hosts)),
         fixes=fixes,

@@ -106,6 +106,11 @@ def supporting(case: Case, cause: str) -> list[Hit]:
     return settings + facts + [hit for hit in trouble(case) if words.search(hit.text)]
 
 
+def concerns(name: str, cause: str) -> bool:
+    """Whether a variable that is set bears on a cause."""
+    return cause in _SETTINGS.get(name, ())
+
+
 # Signatures whose lines belong to the proof of a cause, though they prove nothing alone.
 _FACTS: dict[str, tuple[str, ...]] = {
     "ib.device-not-found": (

@@ -70,7 +70,8 @@ def variables(host: Host, plan: Plan) -> Iterator[Finding]:
     """The NCCL and PyTorch variables set on the host (environment, nccl.conf) are read, valid, and help.
 
     Misspelled, dead and renamed names, values that are not understood, forgotten debugging settings, pins that fight
-    NCCL's tuning, contradictions. What has no effect at all is a warning here: it does not stop a job.
+    NCCL's tuning, contradictions; lines of nccl.conf that set something else than they seem to. What has no effect at
+    all is a warning here: it does not stop a job.
     NCCL_IB_DISABLE=1 on a host with an active InfiniBand or RoCE port fails: the job would run over TCP.
     """
     found = layers(host, plan)
@@ -79,10 +80,8 @@ def variables(host: Host, plan: Plan) -> Iterator[Finding]:
     devices = {host.name: hosts.devices_of(host.want(Interfaces), host.want(InfinibandFact))}
     remarks = lint.remarks(items, release, hosts.torch_of(host.want(Software)), devices)
     for made in (*remarks, *sources.source_order(found)):
-        if not _kept(made.finding, made.assignment.name) or (
-            made.assignment.written and "conf-syntax" in made.finding.id
-        ):
-            continue  # lines of nccl.conf without effect: rules/interfaces.py
+        if not _kept(made.finding, made.assignment.name):
+            continue
         finding = made.finding
         if finding.id in lint.WITHOUT_EFFECT:
             finding = msgspec.structs.replace(finding, severity=Severity.WARN)

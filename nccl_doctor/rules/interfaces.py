@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, reachable, trap
-from nccl_doctor.env.nccl_conf import Setting, effective, ignored_lines
+from nccl_doctor.env.nccl_conf import Setting, effective
 from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version, parse_version, show
 from nccl_doctor.env.socket_interface import (
     Choice,
@@ -231,29 +231,13 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
-@host_rule("interfaces", "env.bad-nccl-var.conf-line-ignored")
-def configuration_lines(host: Host, plan: Plan) -> Iterator[Finding]:
-    """Every NCCL_ line of nccl.conf has an effect: no blank around the name, no ``export``."""
-    facts = host.need(Interfaces)
-    version, _ = nccl_version(host, plan)
-    for line in ignored_lines(facts.conf_files, version):
-        yield finding(
-            "env.bad-nccl-var.conf-line-ignored",
-            Severity.WARN,
-            f"{line.source}:{line.line} has no effect: {line.why}",
-            Evidence(line.text.rstrip("\r"), line.source, line.line, host.name),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "write it as plain NAME=VALUE",
-                    f"sudo sed -i '{line.line}s/^ *\\(export \\)\\? *//; {line.line}s/ *= */=/' {line.source}",
-                    host.name,
-                ),
-            ),
-        )
-    hidden = [file.path for file in facts.conf_files if file.outcome == "not-permitted"]
-    if hidden:
-        raise MissingFact(f"settings in {hidden[0]}", "not permitted to read it")
+@host_rule("interfaces")
+def configuration_files(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Every nccl.conf that NCCL would read can be read: what stands in it is judged with the other variables."""
+    for file in host.need(Interfaces).conf_files:
+        if file.outcome == "not-permitted":
+            raise MissingFact(f"settings in {file.path}", "not permitted to read it")
+    return iter(())
 
 
 @host_rule("interfaces", "net.wrong-interface.ifname-syntax", "net.wrong-interface.prefix")

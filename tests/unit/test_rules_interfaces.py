@@ -281,14 +281,11 @@ def test_gloo_names_are_exact() -> None:
     assert ids(run("interfaces.gloo_setting", fleet({"a": facts}))) == []
 
 
-def test_configuration_lines_without_effect() -> None:
-    facts = interfaces("eth0/10.0.0.1/24", conf_files=conf("/etc/nccl.conf", (4, "NCCL_SOCKET_IFNAME = eth0")))
-    found = only(run("interfaces.configuration_lines", fleet({"a": facts})))
-    assert found.id == "env.bad-nccl-var.conf-line-ignored" and found.evidence[0].line == 4
+def test_a_configuration_file_that_may_not_be_read_is_a_gap() -> None:
     hidden = interfaces(
         "eth0/10.0.0.1/24", conf_files=({"role": "system", "path": "/etc/nccl.conf", "outcome": "not-permitted"},)
     )
-    assert run("interfaces.configuration_lines", fleet({"a": hidden})).unknown
+    assert run("interfaces.configuration_files", fleet({"a": hidden})).unknown
 
 
 def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:

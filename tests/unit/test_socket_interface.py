@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.env.nccl_conf import effective, ignored_lines, parse_line
+from nccl_doctor.env.nccl_conf import effective, parse_line
 from nccl_doctor.env.nccl_version import parse_version
 from nccl_doctor.env.socket_interface import gloo_interfaces, nccl_bootstrap, nccl_interfaces, parse_filter
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine
@@ -185,8 +185,29 @@ def test_gloo_is_not_guessed_when_the_own_name_was_not_resolved() -> None:
     ],
 )
 def test_conf_lines(text: str, expected: tuple[str, str] | None) -> None:
-    parsed = parse_line(ConfLine(1, text))
-    assert parsed == expected if expected else isinstance(parsed, str)
+    assert parse_line(text, (2, 30, 3)) == expected
+
+
+def test_a_windows_line_end_is_part_of_the_value_before_2_30_3() -> None:
+    assert parse_line("NCCL_SOCKET_IFNAME=eth0\r", (2, 29, 7)) == ("NCCL_SOCKET_IFNAME", "eth0\r")
+
+
+def test_the_subnet_of_comm_id_needs_no_carrier_and_is_inverted_in_2_29() -> None:
+    """As 2.28.9, 2.29.2, 2.29.7 and 2.32.3 did in a namespace with lo, ib0, eth0 and eth1 (the last without a peer)."""
+    here = (
+        Address("lo", "inet", "127.0.0.1", 8, loopback=True),
+        Address("ib0", "inet", "10.20.0.2", 24),
+        Address("eth1", "inet", "10.1.0.2", 24, running=False),
+    )
+
+    def taken(comm_id: str, version: tuple[int, int, int]) -> str:
+        choice = nccl_bootstrap(here, {"NCCL_COMM_ID": comm_id}, version)
+        return choice.address.name if choice.address else choice.failure
+
+    assert [taken("10.1.0.9:2999", version) for version in ((2, 28, 9), (2, 32, 3))] == ["eth1", "eth1"]
+    assert [taken("10.1.0.9:2999", version) for version in ((2, 29, 2), (2, 29, 7))] == ["lo", "lo"]
+    assert taken("127.0.0.1:2999", (2, 29, 7)) == "ib0" and taken("127.0.0.1:2999", (2, 30, 3)) == "lo"
+    assert taken("9.9.9.9:2999", (2, 28, 9)) == "NET/Socket : No usable listening interface found"
 
 
 def test_precedence_of_files_and_environment() -> None:
@@ -214,13 +235,6 @@ def test_precedence_of_files_and_environment() -> None:
     assert value(NEW, with_named, environment=own, job={"NCCL_SOCKET_IFNAME": "j"}) == "j job environment"
     twice = ConfFile("system", "/etc/nccl.conf", "ok", (*files[0].lines, ConfLine(9, "NCCL_SOCKET_IFNAME=later")))
     assert value(NEW, (twice,)) == "s /etc/nccl.conf:2"
-
-
-def test_ignored_lines_are_told_with_their_reason() -> None:
-    (found,) = ignored_lines(
-        (ConfFile("system", "/etc/nccl.conf", "ok", (ConfLine(3, "export NCCL_DEBUG=INFO"),)),), NEW
-    )
-    assert (found.line, found.source) == (3, "/etc/nccl.conf") and "export" in found.why
 
 
 def recorded(name: str) -> Any:

@@ -76,7 +76,7 @@ _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
     r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
 )
-_NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] ")
+_NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>-?\d+)\] ")
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
 _NOT_HOSTS = frozenset(
     [

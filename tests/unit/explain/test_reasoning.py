@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.explain import advice
+from nccl_doctor.env import versions
 from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.case import all_diagnoses
 from nccl_doctor.explain.model import Role, Verdict
@@ -91,7 +91,7 @@ def test_harmless_lines_come_with_their_condition() -> None:
     ],
 )
 def test_version_ranges(wanted: str, version: tuple[int, ...] | None, holds: bool) -> None:
-    assert advice.holds(wanted, version) is holds
+    assert versions.in_range(wanted, version) is holds
 
 
 def test_no_variable_is_advised_that_is_already_the_default() -> None:
