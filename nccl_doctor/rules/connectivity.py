@@ -23,6 +23,8 @@ SLOW_SHARE = 0.25
 DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 # Beyond this, logs of several hosts can no longer be put in order by their time stamps.
 CLOCK_SECONDS = 1.0
+# What IP_MTU says of Linux's loopback interface (65536, capped); the largest of real interfaces is IPoIB's 65520.
+LOOPBACK_MTU = 65535
 
 
 def _is_loopback(address: str) -> bool:
@@ -73,7 +75,6 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
                 fixes=[Fix("keep one of the names in the host list")],
                 explains=(
                     "net.wrong-interface.duplicate-address",
-                    "net.mtu.mismatch",
                     "net.port-in-use",
                     "collectives",
                 ),
@@ -299,7 +300,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
             fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
-        if path.interface_mtu:
+        if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
             own[host] = max(own.get(host, 0), path.interface_mtu)
     yield from _different_mtu(own)
     holes = {pair: path for pair, path in paths.items() if path.outcome in ("ok", "black-hole")}

@@ -25,6 +25,7 @@ from nccl_doctor.transport.launch import launch
 PING_S = 10.0  # the agent ends after 45 s of silence
 GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
 SILENCE_S = 20.0  # of an agent that is overdue with an answer: then nothing more is waited for
+LATE_LIMIT = 2  # times that answers were overdue: the line drips, and each further question would wait in vain as well
 LINE_LIMIT = 20 << 20  # bytes of one line; the agent cuts replies at 16 MiB
 NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's first line
 CARRIED = frozenset({"pynvml"})  # pure-Python modules that are sent along when a host's Python lacks them
@@ -109,6 +110,7 @@ class Session:
         self._waiting: dict[int, queue.SimpleQueue[_Reply | _Lost]] = {}
         self._lost = ""
         self._silent = False
+        self._late = 0
         self._heard = time.monotonic()
         self._closed = False
         self._carry_lock = threading.Lock()
@@ -259,11 +261,13 @@ class Session:
             if not self._deadline.passed:
                 self._give_up(", ".join(sorted(name for name, end in ends.values() if end <= now)))
             overdue = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail(), round(now - started, 3))
-            given_up = self._silent and now - self._heard > SILENCE_S
+            given_up = self._late >= LATE_LIMIT or (self._silent and now - self._heard > SILENCE_S)
             done = {number: overdue for number, (_, end) in ends.items() if end <= now or given_up}
             # Not where the run's deadline may have cut the wait short.
-            if done and self._heard < started and self._deadline.left(GRACE_S) >= GRACE_S:
-                self._fall_silent(now)
+            if done and self._deadline.left(GRACE_S) >= GRACE_S:
+                self._late += 1
+                if self._heard < started or self._late >= LATE_LIMIT:
+                    self._fall_silent(now)
         else:
             if isinstance(message, _Lost):
                 lost = ProbeResult(Outcome.FAILED, None, message.why, round(time.monotonic() - started, 3))
@@ -297,7 +301,9 @@ class Session:
             answers.put(_Lost(why))
 
     def _overdue_detail(self) -> str:
-        return "stopped by the run's deadline" if self._deadline.passed else "the agent did not answer in time"
+        if self._deadline.passed:
+            return "stopped by the run's deadline"
+        return "no answer: the agent has fallen silent" if self._silent else "the agent did not answer in time"
 
     def _tell_silence(self, name: str, on_result: OnResult) -> ProbeResult:
         result = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail())
@@ -305,12 +311,14 @@ class Session:
         return result
 
     def _fall_silent(self, now: float) -> None:
-        """Not a word since a request was sent whose time, and the grace for travelling, are over."""
+        """Not a word since a request was sent whose time, and the grace for travelling, are over; or late too often."""
         with self._lock:
             if self._silent or self._lost:
                 return
             self._silent = True
-            detail = f"the agent answered at first, and then not a word for {now - self._heard:.0f} s"
+            quiet = f"the agent answered at first, and then not a word for {now - self._heard:.0f} s"
+            late = f"answers come too slowly: {self._late} times some were overdue by {GRACE_S:.0f} s"
+            detail = late if self._late >= LATE_LIMIT else quiet
             self.reach = msgspec.structs.replace(
                 self.reach, outcome=ReachOutcome.TIMED_OUT, detail=detail, evidence=(detail,)
             )
@@ -318,7 +326,7 @@ class Session:
     def _hear(self) -> None:
         """The agent said something: one that had fallen silent is back."""
         self._heard = time.monotonic()
-        if self._silent:
+        if self._silent and self._late < LATE_LIMIT:
             with self._lock:
                 self._silent = False
                 if self.reach.outcome is ReachOutcome.TIMED_OUT:
