@@ -123,15 +123,12 @@ def _failure_seen(case: Case) -> bool:
         for hit in case.hits(name)
     }
     overcome = [signature for name, signature in case.signatures.items() if case.overcome(name)]
-    on = case.last("progress")
     return any(
         _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text))
         and not _TALK.search(hit.text)
         and not _went_on(case, hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm
-        and not any(signature.match(hit.text) for signature in overcome)
-        and not (on is not None and on.file == hit.file and on.line >= hit.line + 3)
+        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in overcome)
     )
 
 
