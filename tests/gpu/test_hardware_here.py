@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from nccl_doctor.facts import bundle as bundles
@@ -62,7 +61,7 @@ def probes(saved: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def gpus(probes: dict[str, Any]) -> GpuFact:
-    return msgspec.convert(probes["gpu"].data, GpuFact)
+    return probes["gpu"].fact(GpuFact)
 
 
 def smi(*arguments: str) -> str:
@@ -179,7 +178,7 @@ def test_the_model_is_in_the_catalogue(gpus: GpuFact) -> None:
 
 
 def test_the_matrix_parses(probes: dict[str, Any], gpus: GpuFact) -> None:
-    topology = msgspec.convert(probes["topology"].data, TopologyFact)
+    topology = probes["topology"].fact(TopologyFact)
     if topology.matrix.outcome != "ok":
         pytest.skip(f"nvidia-smi topo -m: {topology.matrix.detail or topology.matrix.outcome}")
     matrix = parse_matrix(topology.matrix.text)
@@ -219,7 +218,7 @@ def test_the_recording_is_whole(saved: Path, tmp_path: Path) -> None:
     recording.record(bundle, tmp_path)
     again = bundles.read(tmp_path / "machine.ndb")
     assert {item.id for item in judge(again).findings} == {item.id for item in judge(bundle).findings}
-    names = [text for gpu in msgspec.convert(bundle.hosts[0].probes["gpu"].data, GpuFact).gpus
+    names = [text for gpu in bundle.hosts[0].probes["gpu"].fact(GpuFact).gpus
              for text in (gpu.uuid, gpu.serial) if text and text.strip("0")]  # fmt: skip
     written = gzip.decompress((tmp_path / "machine.ndb").read_bytes()).decode() + (tmp_path / "tools.json").read_text()
     assert not [name for name in names if name in written]
