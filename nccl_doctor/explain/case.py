@@ -66,7 +66,7 @@ _LAUNCHER = re.compile(
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
-    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|"
+    r"gloo/transport|ProcessGroup(?:NCCL|Gloo|MPI|UCC|Wrapper)|\bNCCL (?:error|operation|Error)|"
     r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
@@ -366,7 +366,9 @@ class Case:
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
-_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused", "gloo-closed"))
+_RETRIES = frozenset(
+    "master-refused connect-retry connect-refused gloo-closed probe-failed resources-missing serving-watchdog".split()
+)
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
 )
