@@ -16,6 +16,7 @@ import pytest
 from nccl_doctor.agent.probes import interfaces as probe
 from nccl_doctor.env import knowledge, lint, number, versions
 from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.extract import conf
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.nccl_conf import CONF_FILE_VARIABLE_SINCE, parse_line
 from nccl_doctor.env.socket_interface import nccl_bootstrap
@@ -60,10 +61,13 @@ def told(answer: Any, name: str) -> str | None:
 )
 def test_lines_of_nccl_conf(release: str, line: bytes) -> None:
     version = asker.version_of(LIBRARIES[release])
-    if version < CONF_FILE_VARIABLE_SINCE:
+    if not versions.at_least(version, CONF_FILE_VARIABLE_SINCE):
         pytest.skip("this release does not know NCCL_CONF_FILE")
     answer = asker.ask(LIBRARIES[release], {}, line + b"\n")
     parsed = parse_line(line.decode(), version)
+    assignments = conf.read(line.decode(), "nccl.conf")
+    wrong = [item.title for item in lint.lint(assignments, release) if item.id.endswith("conf-syntax")]
+    assert bool(wrong) == (bool(assignments) and told(answer, "NCCL_SOCKET_IFNAME") not in ("lo", "=lo")), wrong
     assert told(answer, "NCCL_SOCKET_IFNAME") == (parsed[1] if parsed else None)
     assert (answer.result == 0) == (parsed is None or parsed[1] in ("lo", "=lo"))
 
