@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -321,12 +321,16 @@ def _taken_away(
             yield made.assignment, made.finding.env[0].reason if made.finding.env else made.finding.title
 
 
-def removals(items: Sequence[Assignment], nccl_version: str = "", torch_version: str = "") -> tuple[EnvAdvice, ...]:
-    """The variables to take away of those that are set, each once."""
-    found: dict[str, EnvAdvice] = {}
-    for item, why in _taken_away(items, nccl_version, torch_version):
-        found.setdefault(item.name, EnvAdvice(item.name, "", why, unset=True))
-    return tuple(found.values())
+def removals(
+    items: Sequence[Assignment], nccl_version: str = "", torch_version: str = "", failed: Collection[str] = ()
+) -> tuple[EnvAdvice, ...]:
+    """The variables to take away of those that are set, each once. ``failed``: lists of interfaces seen to be wrong."""
+    why: dict[str, str] = {}
+    for item, reason in _taken_away(items, nccl_version, torch_version):
+        why.setdefault(item.name, reason)
+    for name in failed:
+        why.setdefault(name, "it leads to the wrong interface; `env recommend` says what the hosts need")
+    return tuple(EnvAdvice(name, "", reason, unset=True) for name, reason in why.items())
 
 
 def workarounds(
@@ -474,7 +478,10 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             releases="any" if at_least(host.version, gid.AUTOMATIC_SINCE) else f"<{gid.AUTOMATIC_SINCE}",
             risky=True,
         )
-        draft.notes.append(Note(f"NCCL 2.21.5 and later finds this GID by itself: upgrade and drop {name}"))
+        if not at_least(host.version, gid.AUTOMATIC_SINCE):
+            draft.notes.append(
+                Note(f"NCCL {gid.AUTOMATIC_SINCE} and later finds this GID by itself: upgrade, drop {name}")
+            )
     elif all(
         at_least(host.version, gid.AUTOMATIC_SINCE) and _ipv6_works(port.gids, host.version) for host, port, _ in wrong
     ):
