@@ -245,9 +245,8 @@ def recommend(
         raise typer.Exit(ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
     typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
-    if format not in (AdviceFormat.TEXT, AdviceFormat.JSON):
-        for note in (*(note.text for note in advice.notes), *advice.unknown):
-            typer.echo(f"note: {note}", err=True)
+    for note in report.not_shown(advice, format.value):
+        typer.echo(f"note: {note}", err=True)
     if advice.unknown:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
