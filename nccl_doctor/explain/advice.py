@@ -81,6 +81,9 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
+        if causes and causes[0].id == "app.rank-exception":
+            who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
+            steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if not case.has("nccl-init-start", "bootstrap-using", "nccl-version") and not (
             causes and causes[0].id.startswith(("app.", "launch.", "unrelated"))
         ):
