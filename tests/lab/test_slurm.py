@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from . import machine
 from .lab import Lab
 
-PROLOG = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "slurm-prolog.sh"
+PIECES = Path(__file__).resolve().parents[2] / "docs" / "integrations"
+PROLOG, BATCH = PIECES / "slurm-prolog.sh", PIECES / "slurm-sbatch.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 CONF = """
 ClusterName=lab
@@ -104,11 +108,11 @@ def command(lab: Lab, directory: Path, *words: str) -> subprocess.CompletedProce
 
 
 def wait_for(ready: object, what: str, directory: Path | None = None) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not ready():  # type: ignore[operator]
         if time.monotonic() > end:
             logs = [path.read_text()[-800:] for path in directory.glob("*.log")] if directory else []
-            raise AssertionError(f"no {what} after 30 s: {logs}")
+            raise AssertionError(f"no {what} after 60 s: {logs}")
         time.sleep(0.2)
 
 
@@ -145,6 +149,99 @@ def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str])
     assert not (directory / "ran").exists()
     rest = command(lab, directory, "srun", "--nodes=3", "hostname")
     assert sorted(rest.stdout.split()) == ["gpu01", "gpu03", "gpu04"], rest.stderr
+
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"rank {dist.get_rank()} of {int(one.item())} on {os.uname().nodename}", flush=True)
+dist.destroy_process_group()
+if os.path.exists("poison") and os.environ["RANK"] == "0":
+    raise KeyError("image_00931")
+"""
+# What the lab has not: 17 nodes, GPUs. The rest of the published script runs as it is.
+SMALLER = {
+    "--nodes=17": "--nodes=4",
+    "--gpus-per-node=8": "--comment=no-gpus",
+    "--min-hosts 16": "--min-hosts 3",
+    "gpus=8,same=torch,nccl,driver": "cpus=1,same=torch",
+    "--nproc-per-node 8": "--nproc-per-node 1",
+}
+
+
+@pytest.fixture
+def submit(lab: Lab, slurm: dict[str, str]) -> Iterator[Callable[[], tuple[int, str]]]:
+    """Hand the published batch script to sbatch and wait: the job's exit status, what it printed."""
+    directory = Path(slurm["LAB_SLURM"])
+    text = BATCH.read_text()
+    for published, here in SMALLER.items():
+        assert text.count(published) == 1, published
+        text = text.replace(published, here)
+    (directory / "train.sbatch").write_text(text)
+    (directory / "train.py").write_text(TRAIN)
+    (directory / "nccl-doctor.toml").write_text('profile = "quick"\n')  # where the job is submitted
+    ways_in = [lab.host(name).home / ".ssh" for name in lab.hostnames]  # users of a cluster get from node to node
+    for way in ways_in:
+        shutil.copytree(lab.home / ".ssh", way, dirs_exist_ok=True)
+    (directory / "bin").mkdir()
+    shutil.copy(lab.controller.bin / "nccl-doctor", directory / "bin")
+
+    def run() -> tuple[int, str]:
+        environment = lab.host("gpu01").environment()
+        environment["PATH"] = f"{directory}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
+        words = ["sbatch", "--parsable", "--output=out", "train.sbatch"]
+        done = lab.run(words, env=environment | slurm, cwd=directory, timeout=30)
+        assert done.returncode == 0, done.stderr
+        number = done.stdout.strip()
+        ended = []
+
+        def over() -> bool:  # sbatch --wait would look every 32 s
+            told = command(lab, directory, "scontrol", "show", "job", "--oneliner", number).stdout
+            ended[:] = re.findall(r"JobState=(?:COMPLETED|FAILED) .*ExitCode=([0-9]+):0", told)
+            return bool(ended)
+
+        wait_for(over, f"end of job {number}", directory)
+        return int(ended[0]), (directory / "out").read_text()
+
+    yield run
+    for way in ways_in:
+        shutil.rmtree(way)
+        way.mkdir(mode=0o700)
+
+
+def test_the_batch_script_trains_on_good_nodes_only(
+    lab: Lab, slurm: dict[str, str], submit: Callable[[], tuple[int, str]]
+) -> None:
+    directory = Path(slurm["LAB_SLURM"])
+    status, out = submit()  # all are good: one of four is the spare
+    assert status == 0, out
+    trained = sorted(line for line in out.splitlines() if line.startswith("rank "))
+    assert trained == ["rank 0 of 3 on gpu01", "rank 1 of 3 on gpu02", "rank 2 of 3 on gpu03"], out
+    with lab.fault("own-name-loopback", "gpu02"):
+        (directory / "poison").touch()
+        status, out = submit()  # without gpu02; there the training fails, and is explained
+        assert status not in (0, 11), out
+        assert {line.split()[-1] for line in out.splitlines() if line.startswith("rank ")} == {
+            "gpu01",
+            "gpu03",
+            "gpu04",
+        }
+        assert "the job failed; its output says" in out and "image_00931" in out.split("its output says")[1]
+        (directory / "poison").unlink()
+        with lab.fault("own-name-loopback", "gpu03"):
+            status, out = submit()  # two left, three needed: refused
+    assert status == 11 and "NO-GO" in out and "rank 0" not in out, out
+    assert "sbatch --exclude=gpu[02-03] train.sbatch" in out
+    jobs = sorted(path.suffix for path in directory.glob("bad.*"))
+    assert [(directory / f"bad{job}").read_text() for job in jobs] == ["", "gpu02\n", "gpu[02-03]\n"]
+    assert [(directory / f"good{job}").read_text() for job in jobs] == [
+        "gpu[01-03]\n",
+        "gpu[01,03-04]\n",
+        "gpu[01,04]\n",
+    ]
+    assert all(ElementTree.parse(directory / f"preflight{job}.xml").getroot().tag == "testsuites" for job in jobs)
 
 
 def test_bench_under_srun_is_one_world(lab: Lab, slurm: dict[str, str]) -> None:
