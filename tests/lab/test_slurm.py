@@ -16,10 +16,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.pieces import PIECES, launch_lines, smaller
+
 from . import machine
 from .lab import Lab
 
-PIECES = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 PROLOG, BATCH = PIECES / "slurm-prolog.sh", PIECES / "slurm-sbatch.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 CONF = """
@@ -132,6 +133,41 @@ def test_a_bad_node_of_the_allocation_is_named_in_the_words_of_exclude(lab: Lab,
     assert sorted(again.stdout.split()) == ["gpu01", "gpu03", "gpu04"], again.stderr
 
 
+def test_launch_lines_start_their_launcher_on_good_nodes_only(lab: Lab, slurm: dict[str, str]) -> None:
+    """Each line as published, but for launchers that tell how they were called; gpu02 is bad."""
+    directory = Path(slurm["LAB_SLURM"])
+    stubs = directory / "bin"
+    stubs.mkdir()
+    for name in ("torchrun", "accelerate", "ray", "python"):
+        (stubs / name).write_text(f'#!/bin/sh\necho "$(hostname): {name} $*"\n[ "{name} $1" != "ray health-check" ]\n')
+        (stubs / name).chmod(0o755)
+    (directory / "nccl-doctor.toml").write_text("profile = 'quick'\nmin-hosts = 3\n")
+    lines = launch_lines()
+    wanted = {
+        "torchrun, under Slurm": "{host}: torchrun --nnodes 3 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id {job} "
+        "--rdzv-endpoint gpu01:29500 train.py",
+        "Accelerate, under Slurm": "{host}: accelerate launch --num_machines 3 --num_processes 24 --machine_rank {rank} "
+        "--main_process_ip gpu01 --main_process_port 29500 train.py",
+    }
+    script = f"PATH={stubs}:$PATH; echo job $SLURM_JOB_ID\n" + "\n".join(
+        [
+            *(lines[heading] for heading in wanted),
+            smaller(lines["Ray, under Slurm"], ("--min-hosts 2", "--min-hosts 3")),
+        ]
+    )
+    with lab.fault("own-name-loopback", "gpu02"):
+        done = command(lab, directory, "salloc", "--nodes=4", "--quiet", "bash", "-e", "-c", script)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = done.stdout.splitlines()
+    job = next(line.split()[1] for line in told if line.startswith("job "))
+    good = list(enumerate(["gpu01", "gpu03", "gpu04"]))
+    for text in wanted.values():
+        assert {text.format(host=host, job=job, rank=rank) for rank, host in good} <= set(told), done.stdout
+    ray = [f"gpu0{number}: ray start --address gpu01:6379" for number in (3, 4)]
+    assert {"gpu01: ray start --head --port 6379", "gpu01: python train.py", *ray} <= set(told), done.stdout
+    assert not [line for line in told if line.startswith("gpu02:")]
+
+
 def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str]) -> None:
     directory = Path(slurm["LAB_SLURM"])
     (directory / "unfit-gpu02").write_text("11")
@@ -162,24 +198,20 @@ if os.path.exists("poison") and os.environ["RANK"] == "0":
     raise KeyError("image_00931")
 """
 # What the lab has not: 17 nodes, GPUs. The rest of the published script runs as it is.
-SMALLER = {
-    "--nodes=17": "--nodes=4",
-    "--gpus-per-node=8": "--comment=no-gpus",
-    "--min-hosts 16": "--min-hosts 3",
-    "gpus=8,same=torch,nccl,driver": "cpus=1,same=torch",
-    "--nproc-per-node 8": "--nproc-per-node 1",
-}
+SMALLER = (
+    ("--nodes=17", "--nodes=4"),
+    ("--gpus-per-node=8", "--comment=no-gpus"),
+    ("--min-hosts 16", "--min-hosts 3"),
+    ("gpus=8,same=torch,nccl,driver", "cpus=1,same=torch"),
+    ("--nproc-per-node 8", "--nproc-per-node 1"),
+)
 
 
 @pytest.fixture
 def submit(lab: Lab, slurm: dict[str, str]) -> Iterator[Callable[[], tuple[int, str]]]:
     """Hand the published batch script to sbatch and wait: the job's exit status, what it printed."""
     directory = Path(slurm["LAB_SLURM"])
-    text = BATCH.read_text()
-    for published, here in SMALLER.items():
-        assert text.count(published) == 1, published
-        text = text.replace(published, here)
-    (directory / "train.sbatch").write_text(text)
+    (directory / "train.sbatch").write_text(smaller(BATCH.read_text(), *SMALLER))
     (directory / "train.py").write_text(TRAIN)
     (directory / "nccl-doctor.toml").write_text('profile = "quick"\n')  # where the job is submitted
     ways_in = [lab.host(name).home / ".ssh" for name in lab.hostnames]  # users of a cluster get from node to node
