@@ -90,20 +90,21 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
 
     Its exit status, and whether it was told to end by such a signal.
     """
-    try:
-        child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as error:
-        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
-        return 127, False
     told: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def pass_on(number: int, _: object) -> None:
+    def pass_on(number: int, _: object = None) -> None:
         told.append(number)
-        if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
-            child.send_signal(number)
+        for child in started:
+            if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
+                child.send_signal(number)
 
     previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
+        child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(child)
+        for number in tuple(told):  # came while it started
+            child.send_signal(number)
         assert child.stdout is not None and child.stderr is not None
         copies = [
             threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
@@ -114,6 +115,9 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
         status = child.wait()
         for copy in copies:
             copy.join(5.0)
+    except OSError as error:
+        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
+        return 127, False
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
