@@ -1,6 +1,7 @@
 #!/bin/sh
 # What a user sees on a GPU machine: sh tests/gpu/look.sh PYTHON. Findings and gaps (11, 4) are no failure of ours.
 bad=0
+unset NCCL_DOCTOR_RECORD # ours, and no variable of a job's
 look() {
   echo "\$ nccl-doctor $*"
   timeout -k 5 60 "$python" -m nccl_doctor "$@"

@@ -84,8 +84,9 @@ step needs 3 60 "$python" -c 'import importlib.util as u, sys
 names = "torch pytest pynvml msgspec typer rich yaml paramiko psutil ClusterShell hyperscan jinja2 zstandard".split()
 missing = [name for name in names if u.find_spec(name) is None]
 import torch
-print(sys.version, "torch", torch.__version__, "NCCL", torch.cuda.nccl.version(), "GPUs", torch.cuda.device_count())
 print("missing:", ", ".join(missing) or "nothing")
+print(sys.version, "torch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
+print("NCCL", torch.cuda.is_available() and torch.cuda.nccl.version())
 sys.exit(1 if missing or not torch.cuda.is_available() else 0)'
 step machine 1 40 sh -c "ip -br addr; ulimit -a; nvidia-smi topo -m; uname -r; nvidia-smi"
 step hardware 20 150 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_hardware_here.py -p no:cacheprovider
