@@ -462,3 +462,82 @@ def test_a_host_without_gpus_among_hosts_with_some(board: Facts, tmp_path: Path)
     )
     seen = found(board, board, bare)
     assert seen["gpu.not-visible.no-gpu-here"].hosts == ("gpu03",)
+
+
+# ---- the kernel log ----
+
+XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, {}"
+SXID = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {}, {} Link 12 x"
+
+
+def logged(facts: Facts, *lines: str, ago_s: float = 600.0) -> Facts:
+    changed = copy.deepcopy(facts)
+    data = changed["kernel_log"]["data"]
+    at = data["uptime_s"] - ago_s
+    data["lines"] = [*data["lines"], *({"text": line, "at_s": at} for line in lines)]
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "ago_s", "wanted", "risky"),
+    [
+        (13, "Graphics Exception", 1.0, "info", False),
+        (79, "GPU has fallen off the bus.", 86_400.0, "fail", True),
+        (79, "GPU has fallen off the bus.", 86_401.0, "warn", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x1 (x) to 0x0 (None)", 1.0, "info", None),
+        (999, "what is this", 1.0, "warn", None),
+    ],
+)
+def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | None, board: Facts) -> None:
+    (item,) = found(logged(board, XID.format(number, text), ago_s=ago_s)).values()
+    assert item.severity.value == wanted and text in item.evidence[0].text
+    assert [fix.risky for fix in item.fixes] == ([] if risky is None else [risky])
+    if "Reboot" in text:
+        assert "power" in item.fixes[0].command
+    elif "Reset" in text:
+        assert item.fixes[0].command == "sudo nvidia-smi --gpu-reset -i 0000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "wanted", "quote"),
+    [
+        (20034, "Fatal,", "fail", "--gpu-reset"),
+        (12020, "Fatal,", "fail", "sudo reboot"),
+        (20034, "Non-fatal,", "info", ""),
+        (20034, "", "fail", "--gpu-reset"),  # without a word of its own, the catalogue's
+        (11004, "", "info", ""),
+        (99999, "", "warn", "--gpu-reset"),
+        (99999, "Fatal,", "fail", "--gpu-reset"),
+    ],
+)
+def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) -> None:
+    (item,) = found(logged(board, SXID.format(number, word))).values()
+    assert (item.severity.value, item.places[0].gpu) == (wanted, "NVSwitch 0000:c1:00.0")
+    assert bool(item.fixes) == bool(quote) and all(quote in fix.command for fix in item.fixes)
+
+
+def test_an_aborted_job_excuses_its_own_events_alone(board: Facts) -> None:
+    job = (SXID.format(12028, "Fatal,"), XID.format(137, "NVLink: PRIV Error"), XID.format(94, "Contained"))
+    assert set(grades(found(logged(board, *job))).values()) == {"info"}
+    other = report(logged(board, *job, SXID.format(20034, "Fatal,"))).findings
+    assert [item.severity.value for item in other if "SXid 20034" in item.title] == ["fail"]
+    assert found(logged(board, job[0], job[2]))["gpu.ecc.contained"].severity is Severity.WARN
+
+
+def test_what_explains_the_drivers_wish_for_a_reset(board: Facts) -> None:
+    """A repair that waits does; a GPU to be replaced does not."""
+    for field, folded in (("remap_pending", True), ("remap_failure", False)):
+        causes = {item.id for item in report(gpu(board, 2, **{field: True, "recovery_action": "gpu-reset"})).causes}
+        assert ("gpu.needs-reset" not in causes) is folded, field
+
+
+def test_rails_where_no_port_is_active(board: Facts) -> None:
+    """The kind of card of which there are most."""
+    changed = copy.deepcopy(board)
+    for device in changed["infiniband"]["data"]["devices"]:
+        device["ports"][0]["state"] = "1: DOWN"
+    changed["infiniband"]["data"]["devices"][0]["hca_type"] = "MT4119"
+    item = found(changed)["ib.port-down.all"]
+    assert "none of the 7 RDMA ports is active" in item.title
