@@ -32,16 +32,8 @@ def for_cause(
         if name in quoted and topics.concerns(name, id)
     ]
     env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
-    env += recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"))
-    if id == "net.wrong-interface" and not any(advice.unset for advice in env):
-        env += tuple(
-            EnvAdvice(
-                item.name, "", "it leads to the wrong interface; `env recommend` says what the hosts need", unset=True
-            )
-            for item in blamed
-            if item.name.endswith("_SOCKET_IFNAME")
-        )
-    return fixes, env
+    wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
+    return fixes, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
 
 
 def _first_paragraph(text: str) -> str:

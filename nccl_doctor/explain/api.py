@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, ranking, topics
+from nccl_doctor.explain import advice, ranking, snapshots, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
@@ -36,7 +36,10 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     """Explain these logs. Reads each source once; keeps only what the signatures recognised."""
     summary = Summary()
     for source in sources:
-        summary.merge(scan(source))
+        found = scan(source)
+        if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+            found.proofs += snapshots.of_log(source.name, source.lines)
+        summary.merge(found)
     return explain(summary)
 
 
@@ -83,7 +86,8 @@ _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\bexceeded\b|\bunreachable\b|not responding|\btimed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT"
+    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT|"
+    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
 )
 _COUNTED_NONE = re.compile(
     r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:[ _]\w+){0,2}['\"]?\s*[:=]\s*0(?:\.0+)?\b",

@@ -368,7 +368,7 @@ _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with e
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 _RETRIES = frozenset(
-    [
+    (
         "master-refused",
         "connect-retry",
         "connect-refused",
@@ -376,7 +376,7 @@ _RETRIES = frozenset(
         "probe-failed",
         "resources-missing",
         "serving-watchdog",
-    ]
+    )
 )
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")

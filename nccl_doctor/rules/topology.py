@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
@@ -151,7 +152,8 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every GPU has a NIC beside it (PIX or PXB), so that GPUDirect RDMA need not cross the CPU.
 
     With NVLink a far GPU can borrow a neighbour's NIC (PXN), which helps; without, its traffic goes through host
-    memory. A matrix in which every distance is equal comes from a virtual machine that hides its PCIe tree.
+    memory. A matrix in which every distance is equal comes from a virtual machine that hides its PCIe tree; there, and
+    on superchips (GH200, GB200, DGX Spark), where no GPU shares a switch with a NIC, distance is information.
     """
     matrix = matrix_of(host)
     if not matrix.nics:
@@ -167,9 +169,10 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             any(nvlinks(kinds.get((gpu, peer), "")) and nic.kind in NEAR for peer, nic in near.items())
             for gpu in far.names
         )
+        given = not some and (_superchip(host) or host.need(TopologyFact).hypervisor)
         yield finding(
             "topology.nic-far",
-            Severity.INFO if linked else Severity.WARN,
+            Severity.INFO if linked or given else Severity.WARN,
             far.text + ("; NCCL can use a neighbour's NIC over NVLink (PXN)" if linked else ""),
             [_row_quoted(host, matrix, gpu) for gpu in far.names[:3]],
             places=[Place(host=host.name, gpu=gpu) for gpu in far.names],
@@ -192,6 +195,12 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             [_row_quoted(host, matrix, name) for name in share.names[:3]],
             hosts=(host.name,),
         )
+
+
+def _superchip(host: Host) -> bool:
+    """Its GPUs are joined to their CPU by NVLink-C2C."""
+    gpus = host.want(GpuFact)
+    return gpus is not None and any((model := find(gpu.name)) and model.c2c for gpu in gpus.gpus)
 
 
 def _bare_metal(host: Host) -> TopologyFact:
@@ -241,8 +250,13 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
 
 @host_rule("topology", "gpu.p2p.iommu")
 def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The IOMMU passes the DMA of GPUs and NICs through; translating it slows GPUDirect or breaks it."""
+    """The IOMMU passes the DMA of GPUs and NICs through; translating it slows GPUDirect or breaks it.
+
+    Superchips (GH200, GB200) are left out: their GPUs work with the CPU's page tables, through its SMMU (ATS).
+    """
     fact = _bare_metal(host)
+    if _superchip(host):
+        raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
         return

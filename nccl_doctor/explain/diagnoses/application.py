@@ -419,7 +419,7 @@ _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
-    r"\bNCCL\b|ProcessGroup|\[c10d\]|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages"
 )
 

@@ -13,14 +13,14 @@ _TROUBLE = re.compile(r"raceback|rror(?!\w*\s*[=:]\s*-?\d)")  # not the metric: 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
-    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
 )
 
 
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
-    unit = re.search(re.escape(groups["seconds"]) + r"\s?(?:s|sec|seconds)?(?![A-Za-z])", line)
+    unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
