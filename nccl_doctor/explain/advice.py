@@ -60,6 +60,8 @@ def _oldest(case: Case, what: str) -> str:
     return min(found, key=versions.parse, default="")
 
 
+_PEER = re.compile(r"(?:remote peer |closed by peer \[|Read error \[)([A-Za-z\d][\w.-]*)")
+
 _NEXT = {
     "net.": "nccl-doctor check --stage ports --hosts HOSTFILE",
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
@@ -77,15 +79,19 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         return ()
     steps: list[str] = []
     steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
-    missing = _missing_ranks(case)
+    unheard = [rank for rank in causes[0].ranks if rank not in case.summary.ranks] if causes else []
+    missing = _missing_ranks(case) or fold(unheard)
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
         if causes and causes[0].id == "app.rank-exception":
             who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
+        if causes and causes[0].id == "net.peer-lost":
+            peers = dict.fromkeys(peer for item in causes[0].evidence for peer in _PEER.findall(item.text))
+            steps.extend(f"collect the log of the ranks on {peer}: they were lost" for peer in list(peers)[:2])
         if not case.has("nccl-init-start", "bootstrap-using", "nccl-version") and not (
-            causes and causes[0].id.startswith(("app.", "launch.", "unrelated"))
+            causes and causes[0].id.startswith(("app.", "launch.", "sys.", "unrelated"))
         ):
             steps.append("run again with NCCL_DEBUG=INFO: these logs hold no line of NCCL")
         if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
