@@ -79,6 +79,16 @@ _NEXT = {
 }
 
 
+_WITHOUT_NCCL = ("app.", "launch.", "unrelated", "gpu.", "sys.")  # NCCL's lines would add nothing
+
+
+def _closed_first(case: Case) -> str:
+    """The hosts that others name as the peer that closed, and that say nothing themselves; empty if there are many."""
+    named = [re.sub(r"<\d+>$", "", hit.groups.get("peer", "")) for hit in case.hits("peer-closed")]
+    hosts = sorted({name for name in named if re.fullmatch(r"[\w.:-]{2,100}", name)} - set(case.summary.hosts))
+    return ", ".join(hosts) if len(hosts) <= 3 else ""
+
+
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
@@ -89,10 +99,13 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
-        if not case.has("nccl-init-start", "bootstrap-using", "nccl-version") and not (
-            causes and causes[0].id.startswith(("app.", "launch.", "unrelated"))
+        if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
+            causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):
-            steps.append("run again with NCCL_DEBUG=INFO: these logs hold no line of NCCL")
+            steps.append("run again with NCCL_DEBUG=INFO: these logs do not show how NCCL connects")
+        gone = _closed_first(case)
+        if gone and causes and causes[0].id == "net.peer-lost":
+            steps.insert(0, f"collect the log and the kernel log (dmesg -T) of {gone}: it closed its connections first")
         if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
             steps.append(_record_again(_oldest(case, "torch")))
     if causes and any(

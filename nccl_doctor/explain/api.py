@@ -102,7 +102,7 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
     good = _good_end(case)
     if best is not None and best.strength >= DECIDED:
         return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case)
+    failed = _failure_seen(case) or case.unfinished
     # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
     if good and not failed:
         return Verdict.HEALTHY, good

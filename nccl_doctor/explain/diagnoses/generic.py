@@ -148,6 +148,41 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
         return
 
 
+_CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "unhandled cuda error",
+        "a CUDA call inside NCCL failed",
+        ("gpu.driver", "gpu.oom", "gpu.illegal-access", "gpu.p2p"),
+    ),
+    ("unhandled system error", "a system call inside NCCL failed", ("net.wrong-interface", "sys.shm", "ib.qp-connect")),
+    ("remote process exited", "a peer or the network to it went away", ("net.peer-lost", "ib.retry-exceeded")),
+)
+
+
+@diagnosis
+def only_the_code(case: Case) -> Iterable[Candidate]:
+    """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
+    if case.has("nccl-warn") or case.summary.proofs:
+        return
+    for hit in case.hits("nccl-error-text"):
+        for text, phrase, causes in _CODES:
+            if text in hit.text:
+                for place, cause in enumerate(causes):
+                    strength = 0.3 - 0.02 * place
+                    yield Candidate(cause, strength, phrase, [hit], why=only_the_code.__doc__ or "")
+                return
+
+
+@diagnosis
+def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
+    """nccl-tests found wrong values, and all data went from GPU to GPU of one machine: peer-to-peer delivers wrong bytes."""
+    wrong = case.hits("nccl-corruption")
+    direct = case.hits("channel-p2p")
+    if wrong and direct and not case.has("channel-net"):
+        title = "data that goes from GPU to GPU directly arrives wrong"
+        yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]], why=wrong_values_over_p2p.__doc__ or "")
+
+
 @diagnosis
 def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""

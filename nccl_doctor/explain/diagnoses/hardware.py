@@ -254,6 +254,10 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
         )
 
 
+_INIT_STUCK_NET = ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+_INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
+
+
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
     """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
@@ -261,6 +265,17 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
+    if len(started) >= size and case.unfinished:
+        over_net = case.has("channel-net") or case.nodes > 1
+        where = "between the hosts" if over_net else "between the GPUs of the host"
+        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
+            yield Candidate(
+                cause,
+                0.42 - 0.03 * place,
+                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
+                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
+                why=init_never_completes.__doc__ or "",
+            )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(

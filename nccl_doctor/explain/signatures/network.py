@@ -321,7 +321,7 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "[UFW BLOCK]",
+    "table full, dropping packet",
     "security group",
     "NetworkPolicy",
     "filter_drop",
