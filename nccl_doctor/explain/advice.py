@@ -21,7 +21,10 @@ def for_cause(
         return (), ()
     page = playbooks.load(playbook)
     fixes = tuple(
-        Fix(_first_paragraph(page.section(heading)), _first_command(page.section(heading)))
+        Fix(
+            _here(_first_paragraph(page.section(heading)), evidence),
+            _here(_first_command(page.section(heading)), evidence),
+        )
         for heading in ("Fix now", "Fix for good")
     )
     set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
@@ -42,6 +45,32 @@ def for_cause(
             if item.name.endswith("_SOCKET_IFNAME")
         )
     return fixes, env
+
+
+# What a playbook writes for any device, and how the lines name the one at hand.
+_DEVICES = (
+    ("mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b")),
+    ("-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")),
+)
+
+
+def _here(text: str, evidence: tuple[Evidence, ...]) -> str:
+    """A playbook's words with the device that the first line quoted names, if it names one."""
+    for placeholder, pattern in _DEVICES:
+        named = set(pattern.findall(evidence[0].text)) if evidence else set()
+        if len(named) == 1:
+            text = text.replace(placeholder, f"-i {named.pop()}.0" if placeholder == "-i N" else named.pop())
+    return text
+
+
+def device(cause: Cause) -> str:
+    """The GPU or RDMA device that the deciding line names, if it names one."""
+    first = cause.evidence[0].text if cause.evidence else ""
+    for (_, pattern), start in zip(_DEVICES, ("ib.", "gpu."), strict=True):
+        named = set(pattern.findall(first))
+        if cause.id.startswith(start) and len(named) == 1:
+            return str(named.pop())
+    return ""
 
 
 def _first_paragraph(text: str) -> str:
@@ -102,7 +131,7 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
             causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):
-            steps.append("run again with NCCL_DEBUG=INFO: these logs do not show how NCCL connects")
+            steps.append("run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL")
         gone = _closed_first(case)
         if gone and causes and causes[0].id == "net.peer-lost":
             steps.insert(0, f"collect the log and the kernel log (dmesg -T) of {gone}: it closed its connections first")

@@ -266,7 +266,9 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             where += f" ({best.hosts[0]})"
     elif len(best.hosts) == 1:
         where = best.hosts[0]
-    return f"{where}: {best.title}" if where and not best.title.startswith("rank") else best.title
+    named = advice.device(best)
+    title = f"{best.title} ({named})" if named and named not in best.title else best.title
+    return f"{where}: {title}" if where and not title.startswith("rank") else title
 
 
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:

@@ -151,7 +151,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "ib.device-not-found",
             0.84,
-            f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})",
+            "no usable HCA, though other hosts of the job have one",
             [*none, *case.hits("net-ib-using")[:2]],
             hosts=without - with_ib,
             why=missing_device.__doc__ or "",
