@@ -304,6 +304,24 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def exclusive_gpu(case: Case) -> Iterable[Candidate]:
+    """CUDA finds the GPU busy, and a listing shows a compute mode that admits one process, or none."""
+    busy = [hit for hit in case.hits("gpu-gone-more", "cuda-call") if "busy or unavailable" in hit.text]
+    mode = case.hits("compute-mode")
+    if busy and mode:
+        yield Candidate(
+            "gpu.not-visible",
+            0.9,
+            "the GPU admits one process only (compute mode), and another one has it",
+            [busy[0], *mode[:2]],
+            {hit.rank for hit in busy if hit.rank is not None},
+            {hit.host for hit in busy if hit.host},
+            exclusive_gpu.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
 def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     """The hosts of one job print different NCCL versions, and initialisation fails."""
     by_host: dict[str, set[str]] = {}

@@ -218,6 +218,26 @@ def described_topology(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def same_host_id(case: Case) -> Iterable[Candidate]:
+    """NCCL_HOSTID has one value on several hosts: NCCL takes them for one and joins them by shared memory or P2P."""
+    by_value: dict[str, dict[str, Hit]] = {}
+    for hit in case.env.get("NCCL_HOSTID", []):
+        if hit.host:
+            by_value.setdefault(hit.groups.get("value", ""), {}).setdefault(hit.host, hit)
+    for value, hosts in by_value.items():
+        if len(hosts) > 1:
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.88,
+                f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
+                [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
+                hosts=set(hosts),
+                why=same_host_id.__doc__ or "",
+                final=True,
+            )
+
+
+@diagnosis
 def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
     """Symmetric memory or one-sided calls are refused: a variable switched off what they need, or the machine lacks it."""
     hits = case.hits("symmetric-unsupported")

@@ -601,6 +601,7 @@ says(
     "needs to be reset",
     "pcieport {pci}: DPC: containment event",
     "pciehp: Slot({slot}): Link Down",
+    "pciehp: Slot({slot}): Card not present",
     "CUDA-capable device(s) is/are busy or unavailable",
     "GPU not found",
     "has been removed from the bus",
@@ -616,6 +617,9 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+)
+says(
+    "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
 )
 says(
     "p2p-more",
