@@ -176,18 +176,22 @@ def test_probe_data_that_does_not_fit_leaves_the_bundle_readable() -> None:
 
 
 def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
-    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common."""
+    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common or all peers bad."""
     import random
 
     from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, finding
     from nccl_doctor.rules.judge import fold
 
-    def explains(cause: Finding, effect: Finding) -> bool:
+    def fits(cause: Finding, effect: Finding) -> bool:
         beneath = any(effect.id == id or effect.id.startswith(id + ".") for id in cause.explains)
-        touched = {*effect.hosts, *(place.peer for place in effect.places)}
-        everybody = effect.stage == "collectives" or not touched
-        failing = cause.severity is Severity.FAIL and cause is not effect
-        return failing and beneath and (everybody or bool(touched & set(cause.hosts)))
+        return cause.severity is Severity.FAIL and cause is not effect and beneath
+
+    def explains(cause: Finding, effect: Finding, among: list[Finding]) -> bool:
+        peers = {place.peer for place in effect.places if place.peer}
+        at_fault = {host for one in among if fits(one, effect) for host in one.hosts}
+        touched = {*effect.hosts, *(peers if peers <= at_fault else ())}
+        everybody = effect.stage == "collectives" or not (effect.hosts or peers)
+        return fits(cause, effect) and (everybody or bool(touched & set(cause.hosts)))
 
     draw = random.Random(7)
     ids = ("net", "net.mtu", "net.mtu.black-hole", "gpu.lost", "collectives.stuck", "network")
@@ -197,7 +201,7 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
                 finding(
                     draw.choice(ids), draw.choice(list(Severity)), str(number), Evidence("proof"),
                     hosts=draw.sample(("a", "b", "c"), draw.randint(0, 2)),
-                    places=[Place(host="a", peer=draw.choice(("b", "c", "")))] * draw.randint(0, 1),
+                    places=[Place(host="a", peer=draw.choice(("b", "c", ""))) for _ in range(draw.randint(0, 2))],
                     explains=tuple(draw.sample(ids, draw.randint(0, 3))),
                 ),
                 stage=draw.choice(("connectivity", "collectives")),
@@ -206,8 +210,8 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
         ]  # fmt: skip
         for item in fold(found):
             effect = next(one for one in found if one.title == item.title)
-            causes = [one for one in found if explains(one, effect) and not explains(effect, one)]
-            roots = [one for one in causes if not any(explains(other, one) for other in found)] or causes
+            causes = [one for one in found if explains(one, effect, found) and not explains(effect, one, found)]
+            roots = [one for one in causes if not any(explains(other, one, found) for other in found)] or causes
             assert bool(item.folded_under) == bool(roots)
             assert not roots or item.folded_under in {one.id for one in roots}
 

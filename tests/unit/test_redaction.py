@@ -153,3 +153,15 @@ def test_time_is_linear(piece: str) -> None:
 
     small = max(min(seconds(16_000) for _ in range(3)), 1e-3)
     assert min(seconds(256_000) for _ in range(3)) < 100 * small
+
+
+def test_what_a_rank_leaves_behind() -> None:
+    from types import SimpleNamespace as Plain
+
+    from nccl_doctor.agent.collective.launch import Launch
+
+    text = Plain(text=lambda: f"warning: token={C}", dropped=0)
+    rank = Plain(rank=0, process=Plain(pid=1, poll=lambda: 1), where={}, finished=False, killed="", state="R",
+                 error=None, stack=f'File "train.py", line 3: login(password="{C}")', output=text)  # fmt: skip
+    told = str(Launch._describe(None, rank))  # type: ignore[arg-type]
+    assert C not in told and told.count(HIDDEN) == 2
