@@ -14,11 +14,12 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import needs, reach
-from nccl_doctor.rules.engine import all_rules
+from nccl_doctor.rules.engine import STAGES, all_rules
 from nccl_doctor.rules.judge import judge, to_json
 from nccl_doctor.rules.localise import blame
 
@@ -130,13 +131,31 @@ def test_what_is_no_bundle_is_refused(content: bytes) -> None:
         bundles.from_bytes(content, "name.ndb")
 
 
-def test_a_cut_a_newer_and_a_foreign_bundle_are_refused() -> None:
+@pytest.mark.parametrize("schema", range(1, BUNDLE_SCHEMA + 1))
+def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
+    """Kept from the days of each schema, never made anew: three GPU hosts in all stages, one behind an MTU hole."""
+    report = judge(bundles.read(Path(__file__).parents[1] / "fixtures" / "bundles" / f"schema-{schema}.json.gz"))
+    assert [(item.id, item.hosts) for item in report.findings if item.severity is not Severity.INFO] == [
+        ("net.mtu.black-hole", ("gpu02",))
+    ]
+    assert report.unknown == ()
+    states = dict.fromkeys(STAGES, "pass") | {"connectivity": "fail"}
+    del states["collectives"]
+    assert {stage.name: stage.state for stage in report.stages} == states
+
+
+def test_a_newer_bundle_is_refused_by_its_schema() -> None:
+    newer = msgspec.structs.replace(Builder().bundle(), schema=BUNDLE_SCHEMA + 1)
+    with pytest.raises(bundles.BundleError, match="newer than this nccl-doctor knows"):
+        bundles.from_bytes(bundles.to_bytes(newer), "name.ndb")
+
+
+def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
     import gzip
 
     content = bundles.to_bytes(Builder().bundle())
     for bad in (
         content[:-20],
-        gzip.compress(b'{"schema": 99}'),
         gzip.compress(b"[1, 2]"),
         gzip.compress(b'{"schema": 1}'),
     ):
