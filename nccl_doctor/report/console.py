@@ -126,7 +126,8 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     for proof in shown:
         line(_evidence(proof), 7)
     if len(proofs) > len(shown):
-        line(Text(f"... and {len(proofs) - len(shown)} more lines of proof (--verbose shows all)", "dim"), 7)
+        more = len(proofs) - len(shown)
+        line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
     for index, fix in enumerate(_fixes(items)):
         text = Text("fix now    " if index == 0 else "           ", "green")
         text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))

@@ -159,14 +159,19 @@ class _Causes:
         effect = self._findings[number]
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        touched = set(effect.hosts) | {place.peer for place in effect.places}
+        peers = {place.peer for place in effect.places if place.peer}
         # A collective that hangs is everybody's; other consequences must touch the host at fault.
-        if effect.stage == "collectives" or not touched:
-            found = [self._by_id.get(parent, set()) for parent in parents]
-        else:
-            known = [parent for parent in parents if parent in self._by_id]
-            found = [self._by_host.get((parent, host), set()) for parent in known for host in touched]
-        return set().union(*found) - {number}
+        if effect.stage == "collectives" or not (effect.hosts or peers):
+            return set().union(*(self._by_id.get(parent, set()) for parent in parents)) - {number}
+
+        known = [parent for parent in parents if parent in self._by_id]
+
+        def at(host: str) -> set[int]:
+            return set().union(*(self._by_host.get((parent, host), set()) for parent in known)) - {number}
+
+        found = [at(peer) for peer in peers]
+        # Whom healthy peers cannot reach either has a fault of its own.
+        return set().union(*map(at, effect.hosts), *(found if all(found) else ()))
 
 
 def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
