@@ -95,12 +95,11 @@ class HyperscanEngine:
         for at, factor in self.first(block) if places is None else places:
             for end, texts, indices in self._held[factor]:
                 start = at - end
-                if start >= 0 and block.startswith(texts, start):  # one of them: which, is seldom asked
-                    found += [
-                        (start + len(text), index)
-                        for text, index in zip(texts, indices, strict=True)
-                        if block.startswith(text, start)
-                    ]
+                if start < 0 or not block.startswith(texts, start):  # any of them: seldom
+                    continue
+                for text, index in zip(texts, indices, strict=True):
+                    if block.startswith(text, start):
+                        found.append((start + len(text), index))
         found.sort()
         return found
 

@@ -274,33 +274,24 @@ class Scanner:
 
         Of lines that only report a step and differ in numbers, the first ones and the last say it all.
         """
-        anchors = self._plan.sampled.anchors
-        found = self._sampler.find(piece)
-        at = 0
         steps: dict[bytes, int] = {}  # shape -> how many lines of it were looked at
-        later: dict[bytes, tuple[int, set[bytes]]] = {}  # shape -> where its last line stands, and the anchors there
-        while at < len(found):
-            start = piece.rfind(b"\n", 0, found[at][0]) + 1
-            end = piece.find(b"\n", start)
-            end = len(piece) if end < 0 else end
-            held = set()
-            while at < len(found) and found[at][0] <= end:
-                held.add(anchors[found[at][1]])
-                at += 1
-            shape = piece[start : min(end, start + LINE_LIMIT)].translate(None, _DIGIT_BYTES)
+        later: dict[bytes, tuple[int, bytes]] = {}  # shape -> its last line
+        for at, raw in enumerate(piece.split(b"\n"), number):
+            raw = raw[:LINE_LIMIT]
+            shape = raw.translate(None, _DIGIT_BYTES)
             if steps.get(shape, 0) >= SAME_SHAPE:
-                later[shape] = start, held
-            elif self._sample_line(piece, number, start, held) == {"progress"}:
+                later[shape] = at, raw
+            elif self._sample_line(raw, at) == {"progress"}:
                 steps[shape] = steps.get(shape, 0) + 1
-        for start, held in sorted(later.values()):
-            self._sample_line(piece, number, start, held)
+        for at, raw in sorted(later.values()):
+            self._sample_line(raw, at)
 
-    def _sample_line(self, piece: bytes, number: int, start: int, held: set[bytes]) -> set[str]:
-        """Show the line that begins there to the sampled signatures; the names of those that recognise it."""
-        number += piece.count(b"\n", 0, start)
-        end = piece.find(b"\n", start, start + LINE_LIMIT)
+    def _sample_line(self, raw: bytes, number: int) -> set[str]:
+        """Show a line to the sampled signatures; the names of those that recognise it."""
+        anchors = self._plan.sampled.anchors
+        held = {anchors[index] for _, index in self._sampler.find(raw)}
         known = set()
-        for text in records.unwrap(_decode(piece[start : end if end >= 0 else start + LINE_LIMIT])):
+        for text in records.unwrap(_decode(raw)) if held else ():
             for signature, groups in self._plan.sampled.matches(held, text):
                 self._add(signature, groups, number, prefix.parse(text), text)
                 known.add(signature.name)
