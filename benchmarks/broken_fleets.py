@@ -115,7 +115,10 @@ def each_own(probes: Probes, number: int) -> None:
     software = own(probes, "software")
     software["distributions"] |= {"numpy": f"2.1.{number}", "torch": f"2.8.{number}"}
     software["driver"]["version"] = f"570.86.{number}"
-    own(probes, "environment")["variables"] |= {"NCCL_BUFFSIZE": str(4194304 + number), "NCCL_DEBUG_FILE": f"/x/{number}"}
+    own(probes, "environment")["variables"] |= {
+        "NCCL_BUFFSIZE": str(4194304 + number),
+        "NCCL_DEBUG_FILE": f"/x/{number}",
+    }
     own(probes, "system")["sysctls"]["net.ipv4.tcp_rmem"] = f"4096 {number} 6291456"
     own(probes, "clock")["offset"] = number / 100
     links = [

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS.parent), str(TESTS / "unit")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 
 import fleets
 import page_fleet
