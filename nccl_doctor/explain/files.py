@@ -41,7 +41,7 @@ def read_file(file: inputs.LogFile) -> Summary:
                 summary = scan_descriptor(source, raw.fileno())
     except (inputs.InputError, OSError) as error:
         return Summary(problems=[InputProblem(file.name, str(error))])
-    if state:  # a RAS report is text, and may stand in the middle of a job's output
+    if state or "ras-report" in summary.groups:  # a RAS report is text, and may stand in the middle of a job's output
         summary.dumps.append(file.path)
     if summary.bytes and not summary.groups and not any(summary.tails.values()):
         summary.bytes = 0

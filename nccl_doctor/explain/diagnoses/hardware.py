@@ -144,7 +144,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         hit
         for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT")
         for hit in case.env.get(name, [])
-        if not (name == "NCCL_NET" and "ocket" in hit.text)
+        if name != "NCCL_NET" or hit.groups.get("value", "").strip().startswith("IB")
     ]
     plugin = case.has("rdma-plugin")
     if mixed:
@@ -256,18 +256,19 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
-    """Communicators start and none completes on some ranks, with P2P channels set up on one node: a hang in connecting."""
+    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
     if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id"):
+    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(
             "launch.world-size",
-            0.5,
+            0.48,
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
-            case.hits("nccl-init-start")[:4],
+            case.hits("nccl-init-start")[:8],
+            why=init_never_completes.__doc__ or "",
         )
 
 
@@ -363,6 +364,12 @@ def _busbw(hit: Hit) -> float:
     return _row(hit, "busbw")
 
 
+def _rdma_refused(case: Case) -> list[Hit]:
+    """The settings that keep NCCL from InfiniBand and RoCE."""
+    off = case.env.get("NCCL_IB_DISABLE", []) if case.value("NCCL_IB_DISABLE") == "1" else []
+    return off + (case.env.get("NCCL_NET", []) if case.value("NCCL_NET") == "Socket" else [])
+
+
 @diagnosis
 def slow_network(case: Case) -> Iterable[Candidate]:
     """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
@@ -389,6 +396,15 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 0.8,
                 f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
                 proof,
+                hosts={h.host for h in socket if h.host},
+                why=slow_network.__doc__ or "",
+            )
+        elif rows and best < _ONE_PORT / 2 and local >= 4 and _rdma_refused(case):
+            yield Candidate(
+                "net.slow",
+                0.62,
+                f"InfiniBand is switched off by a variable, and large messages reach only {best:.1f} GB/s over TCP",
+                [*_rdma_refused(case)[:2], *proof],
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )

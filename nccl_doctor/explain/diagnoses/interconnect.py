@@ -214,19 +214,25 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (r"check_fs|mount|nfs|lustre|gpfs", "sys.clock-or-dns-or-fs"),
     (r"check_hw_physmem|memory|\bmem\b", "sys.host-oom"),
 )
+# Words of the tests of dcgmi diag -> cause.
+_TESTS: tuple[tuple[str, str], ...] = (
+    (r"memory|memtest|page retirement|row remap", "gpu.ecc"),
+    (r"nvlink|nvswitch|nvbandwidth", "gpu.nvlink"),
+    (r"power|pulse|thermal", "gpu.thermal-power"),
+)
 
 
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
     """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
-    for hit in case.hits("node-check"):
-        text = hit.groups.get("check") or hit.text
-        for words, cause in _CHECKS:
+    for hit in case.hits("node-check", "dcgm-row"):
+        text = hit.groups.get("check") or hit.text.strip(" |")
+        for words, cause in _TESTS if hit.signature == "dcgm-row" else _CHECKS:
             if re.search(words, text, re.IGNORECASE):
                 yield Candidate(
                     cause,
                     0.84,
-                    f"a node health check failed: {text.strip()[:100]}",
+                    f"a node health check failed: {' '.join(text.split())[:100]}",
                     [hit],
                     hosts={hit.host} if hit.host else set(),
                     why=node_check.__doc__ or "",
@@ -235,6 +241,18 @@ def node_check(case: Case) -> Iterable[Candidate]:
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
+_COLUMNS = re.compile(r"[\w.]+(?:,\s?[\w.]+(?: \[\w+\])?)+")
+
+
+def _slowed(head: Hit, row: Hit) -> bool:
+    """Whether a row below this heading says Active in a column of a slowdown (a power cap is none)."""
+    names = re.split(r",\s?", max(_COLUMNS.findall(head.text), key=len, default=""))
+    cells = [cell.strip() for cell in row.text.split(", ")]
+    if len(names) <= len(cells):  # the last ones belong together, whatever stands before the first
+        return any(
+            _HARD_REASON.search(name) and cell == "Active" for name, cell in zip(names[::-1], cells[::-1], strict=False)
+        )
+    return row.file == head.file and row.line > head.line
 
 
 @diagnosis
@@ -242,7 +260,7 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
     """nvidia-smi was asked for hardware or thermal slowdown in CSV, and a row says Active."""
     headings = [hit for hit in case.hits("dcgm-throttle") if _HARD_REASON.search(hit.text)]
     rows = case.hits("throttle-column")
-    below = [row for row in rows if any(row.file == head.file and row.line > head.line for head in headings)]
+    below = [row for row in rows if any(_slowed(head, row) for head in headings)]
     if below:
         yield Candidate(
             "gpu.thermal-power",

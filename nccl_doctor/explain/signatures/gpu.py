@@ -169,16 +169,16 @@ says(
 )
 says(
     "fabric-state",
-    "Fabric {}State                              : In Progress",
-    "State                             : In Progress",
-    "State                         : In Progress",
+    ": In Progress",
     "NVML_GPU_FABRIC_STATE_IN_PROGRESS",
     "fabric state In Progress",
-    "State   : In Progress",
     cause="gpu.fabric-manager",
     strength=0.9,
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
+    where=lambda groups, line: (
+        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)", line) is not None
+    ),
 )
 says(
     "nvls-bind",
@@ -460,16 +460,6 @@ says(
 # --- heat and power
 says(
     "throttle",
-    "HW Slowdown                       : Active",
-    "HW Thermal Slowdown           : Active",
-    "HW Thermal Slowdown               : Active",
-    "HW Power Brake Slowdown       : Active",
-    "HW Power Brake Slowdown           : Active",
-    "SW Thermal Slowdown               : Active",
-    "SW Thermal Slowdown           : Active",
-    "HW Slowdown : Active",
-    "HW Power Brake Slowdown : Active",
-    "Thermal Slowdown : Active",
     "Slowdown{}: Active",
     "clocks_throttle_reasons.hw_slowdown{}Active",
     "thermal_slowdown Active",
@@ -494,7 +484,12 @@ says(
     ", Active",
     why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
-says("dcgm-throttle", "clocks_throttle_reason", "clocks_event_reasons.active", why="Throttle reasons as a bit mask.")
+says(
+    "dcgm-throttle",
+    "clocks_throttle_reason",
+    "clocks_event_reasons",
+    why="Throttle reasons asked of nvidia-smi or DCGM.",
+)
 
 says(
     "driver-mismatch-more",

@@ -12,7 +12,7 @@ _NUMBER_NEAR = re.compile(r"\d")
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
-    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
 )
 
