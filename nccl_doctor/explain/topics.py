@@ -6,6 +6,7 @@ what it finds alone stays below the threshold of a verdict unless several lines 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 
@@ -75,6 +76,7 @@ _NOISE = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {

@@ -229,6 +229,7 @@ def in_order(matrix: Matrix) -> list[str]:
     return gpus + nics
 
 
+@per_matrix
 def signature(matrix: Matrix) -> str:
     """A text that is equal for hosts with equal topology: kinds between GPUs, and from each NIC to the GPUs.
 

@@ -40,7 +40,7 @@ def matrix_of(host: Host) -> Matrix:
         return printed_matrix(host)
     except MissingFact:
         try:
-            return rebuild(host.need(TopologyFact), host.want(GpuFact))
+            return host.once(_rebuilt)
         except TopologyError:
             pass
         raise
@@ -48,6 +48,14 @@ def matrix_of(host: Host) -> Matrix:
 
 def printed_matrix(host: Host) -> Matrix:
     """The matrix that nvidia-smi printed, parsed."""
+    return host.once(_printed)
+
+
+def _rebuilt(host: Host) -> Matrix:
+    return rebuild(host.need(TopologyFact), host.want(GpuFact))
+
+
+def _printed(host: Host) -> Matrix:
     fact = host.need(TopologyFact)
     if fact.matrix.outcome == "not-run":
         raise SkipRule(fact.matrix.detail or NO_GPU)
@@ -71,9 +79,9 @@ def two_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
     Distances over PCIe that are counted differently are information (a virtual machine may show one tree and mean
     another); NVLinks that one of them has and the other has not are a warning. NCCL itself reads sysfs and NVML.
     """
-    fact = host.need(TopologyFact)
+    host.need(TopologyFact)
     try:
-        printed, rebuilt = printed_matrix(host), rebuild(fact, host.want(GpuFact))
+        printed, rebuilt = printed_matrix(host), host.once(_rebuilt)
     except (MissingFact, TopologyError) as error:
         raise SkipRule(f"nothing to compare with: {error}") from error
     found = differences(printed, rebuilt)
@@ -100,7 +108,7 @@ def witnesses(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
         except MissingFact as gap:
             return [("source", f"rebuilt from the PCI tree in sysfs and NVML; {gap.what}: {gap.why}")]
     try:
-        found = differences(matrix, rebuild(host.need(TopologyFact), host.want(GpuFact)))
+        found = differences(matrix, host.once(_rebuilt))
     except (MissingFact, TopologyError):
         return []
     more = f" and {len(found) - 2} more" if len(found) > 2 else ""
@@ -392,15 +400,8 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         raise SkipRule("only one host")
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     others = set(models.differing)
-    known: dict[int, str] = {}  # alike hosts share one matrix: what is parsed is kept by its text
-
-    def of_matrix(matrix: Matrix) -> str:
-        if id(matrix) not in known:
-            known[id(matrix)] = signature(matrix)
-        return known[id(matrix)]
-
     signatures = {
-        host: of_matrix(matrix)
+        host: signature(matrix)
         for host, matrix in matrices.items()
         if host not in others  # another GPU model has another topology: its own finding says so
     }

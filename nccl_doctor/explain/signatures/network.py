@@ -97,6 +97,7 @@ says(
     "connect-noroute",
     "onnect to {address} failed : No route to host",
     "onnect to {address} failed : Network is unreachable",
+    "onnect to {address} failed : Invalid argument",  # a link-local address of another host
     "onnect to {address} failed with error No route to host",
     "failed with error Network is unreachable",
     "Call to connect failed : No route to host",
@@ -325,7 +326,7 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "[UFW BLOCK]",
+    "table full, dropping packet",
     "security group",
     "NetworkPolicy",
     "filter_drop",
