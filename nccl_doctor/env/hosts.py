@@ -111,17 +111,20 @@ def _oldest(releases: Iterable[str]) -> str:
 
 def version_of(software: Software | None) -> str:
     """The NCCL release a job on this host would load; empty if not known."""
-    return software.installed_nccl if software else ""
+    return _release(software.installed_nccl if software else "")
 
 
 def torch_of(software: Software | None) -> str:
     """The PyTorch release of this host; empty if there is none or it is not known."""
-    found = software.torch.version.split("+")[0] if software and software.torch else ""
+    return _release(software.torch.version.split("+")[0] if software and software.torch else "")
+
+
+def _release(text: str) -> str:
     try:
-        versions.parse(found)
-    except ValueError:
+        versions.parse(text)
+    except ValueError:  # a build of somebody's own naming
         return ""
-    return found
+    return text
 
 
 def devices_of(interfaces: Interfaces | None, fabric: InfinibandFact | None) -> Devices:
@@ -141,9 +144,8 @@ def layers_of(
     layers = [("environment", sources.of_environment(environment, host))]
     if job_environment:
         layers.insert(0, ("job environment", sources.of_environment(job_environment, host, "job environment")))
-    version = versions.parse(nccl_version or knowledge.NEWEST_NCCL)
-    release = (*version, 0, 0)[:3]
-    for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), (release[0], release[1], release[2])):
+    release = knowledge.nccl_release(nccl_version)
+    for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), release):
         found: list[Assignment] = []
         for line in file.lines:
             for item in conf.read(line.text, file.path, f"host {host}", file.path, line.line):

@@ -35,16 +35,8 @@ def for_cause(
         if name in quoted and topics.concerns(name, id)
     ]
     env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
-    env += recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"))
-    if id == "net.wrong-interface" and not any(advice.unset for advice in env):
-        env += tuple(
-            EnvAdvice(
-                item.name, "", "it leads to the wrong interface; `env recommend` says what the hosts need", unset=True
-            )
-            for item in blamed
-            if item.name.endswith("_SOCKET_IFNAME")
-        )
-    return fixes, env
+    wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
+    return fixes, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
 
 
 # What a playbook writes for any device, and how the lines name the one at hand.
@@ -128,6 +120,9 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
+        if causes and causes[0].id == "app.rank-exception":
+            who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
+            steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
             causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):

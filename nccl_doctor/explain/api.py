@@ -110,42 +110,26 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
 
 
 def _failure_seen(case: Case) -> bool:
+    """Whether anything failed that the work did not outlive (:meth:`Case.outlived`)."""
     if case.recovered:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    for name in case.summary.groups:
-        signature = case.signatures.get(name)
-        if signature is not None and signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name):
-            if name == "nccl-abort" and case.has("ended-well", "nccl-tests-ok", "busbw-average"):
-                continue  # torch's destroy_process_group() aborts communicators of a run that went well, too
-            return True
+    seen = [signature for name, signature in case.signatures.items() if case.has(name)]
+    outlived = [signature for signature in seen if case.overcome(signature.name)]
+    if any(signature.role is Role.SYMPTOM and signature not in outlived for signature in seen):
+        return True
     calm = {
         (hit.file, hit.line)
-        for name, signature in case.signatures.items()
+        for signature in seen
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
-        for hit in case.hits(name)
+        for hit in case.hits(signature.name)
     }
-    overcome = [signature for name, signature in case.signatures.items() if case.overcome(name)]
     return any(
-        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text))
-        and not _TALK.search(hit.text)
-        and not _went_on(case, hit)
+        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text)) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in overcome)
+        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in outlived)
     )
-
-
-_LINES_AFTER = 3
-
-
-def _went_on(case: Case, hit: Hit) -> bool:
-    """Whether the work visibly went on after this line: nccl-tests came to its end, or steps were still reported."""
-    ends = [case.last("nccl-tests-ok"), case.last("busbw-average")]
-    if any(end is not None and end.file == hit.file and end.line > hit.line for end in ends):
-        return True
-    step = case.last("progress")
-    return step is not None and step.file == hit.file and step.line >= hit.line + _LINES_AFTER
 
 
 def _good_end(case: Case) -> list[Hit]:

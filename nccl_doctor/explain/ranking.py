@@ -75,6 +75,8 @@ def collect(case: Case) -> list[Candidate]:
         signature = case.signatures.get(name)
         if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
             continue
+        if case.overcome(name):
+            continue
         hits = [hit for hit in case.hits(name) if not case.follows_failed_task(hit)]
         if not hits:
             continue

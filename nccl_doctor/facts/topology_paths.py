@@ -22,7 +22,7 @@ _ORDER = {kind: index for index, kind in enumerate(("PIX", "PXB", "PHB", "NODE",
 T = TypeVar("T")
 
 
-def _per_matrix(function: Callable[[Matrix], T]) -> Callable[[Matrix], T]:
+def per_matrix(function: Callable[[Matrix], T]) -> Callable[[Matrix], T]:
     """Computed once per parsed matrix: the hosts of a fleet share theirs (see ``parse``). Results are not changed."""
 
     @functools.wraps(function)
@@ -55,7 +55,7 @@ def nvlinks(kind: str) -> int:
     return int(kind[2:]) if kind.startswith("NV") and kind[2:].isdecimal() else 0
 
 
-@_per_matrix
+@per_matrix
 def near_nics(matrix: Matrix) -> dict[str, NearNic]:
     """GPU -> its nearest NICs, for every GPU of which a cell to a NIC was read."""
     kinds = matrix.kinds()
@@ -79,7 +79,7 @@ def nvlink_totals(matrix: Matrix) -> dict[str, int]:
     return {a: sum(1 for b in names if nvlinks(kinds.get((a, b), ""))) for a in names}
 
 
-@_per_matrix
+@per_matrix
 def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     """GPUs without any NVLink on a machine where all other GPUs (two or more) reach each other over NVLink."""
     kinds = matrix.kinds()
@@ -90,7 +90,7 @@ def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     return tuple(without) if len(rest) >= 3 and meshed and len(without) < len(rest) else ()
 
 
-@_per_matrix
+@per_matrix
 def fewer_nvlinks(matrix: Matrix) -> dict[str, int]:
     """On an all-NVLink machine with one usual width: GPUs all of whose pairs are narrower -> their width."""
     kinds = matrix.kinds()
@@ -135,7 +135,7 @@ def to_network(matrix: Matrix, gpu: str) -> str:
     return f"no GPUDirect RDMA: nearest NIC {names} is {own.kind}, beyond NCCL's default PXB; through host memory"
 
 
-@_per_matrix
+@per_matrix
 def uneven(matrix: Matrix) -> list[Uneven]:
     """What is uneven about this machine, in words; empty if nothing is."""
     found: list[Uneven] = []

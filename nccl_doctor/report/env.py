@@ -320,11 +320,17 @@ def advice_text(advice: Advice, width: int = 110) -> str:
 
 
 def advice_shell(advice: Advice) -> str:
-    """export lines."""
-    return "".join(
-        f"# {_comment(line)}\nexport {line.advice.name}={shell_word(line.advice.value)}\n"
-        for line in _set_lines(advice)
-    )
+    """export and unset lines."""
+    return "".join(f"# {_comment(line)}\n{line.advice.shell}\n" for line in advice.lines)
+
+
+def not_shown(advice: Advice, format: str) -> tuple[str, ...]:
+    """What this format has no words for: it goes to standard error."""
+    if format in ("text", "json"):
+        return ()
+    removed = [line for line in advice.lines if line.advice.unset and format not in ("shell", "sbatch")]
+    said = [f"take {line.advice.name} away: {_comment(line)}" for line in removed]
+    return (*said, *(note.text for note in advice.notes), *advice.unknown)
 
 
 def advice_conf(advice: Advice) -> str:

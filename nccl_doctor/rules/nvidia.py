@@ -41,7 +41,11 @@ def answered(host: Host) -> GpuFact:
 
 def devices(fact: GpuFact) -> list[GpuDevice]:
     """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
-    return [gpu for gpu in fact.gpus if not {"handle"} & {*gpu.errors, *gpu.not_permitted, *gpu.not_supported}]
+    return [
+        gpu
+        for gpu in fact.gpus
+        if "handle" not in gpu.errors and "handle" not in gpu.not_permitted and "handle" not in gpu.not_supported
+    ]
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:

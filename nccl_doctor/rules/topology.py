@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
@@ -241,8 +242,14 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
 
 @host_rule("topology", "gpu.p2p.iommu")
 def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The IOMMU passes the DMA of GPUs and NICs through; translating it slows GPUDirect or breaks it."""
+    """The IOMMU passes the DMA of GPUs and NICs through; translating it slows GPUDirect or breaks it.
+
+    Superchips (GH200, GB200) are left out: their GPUs work with the CPU's page tables, through its SMMU (ATS).
+    """
     fact = _bare_metal(host)
+    gpus = host.want(GpuFact)
+    if gpus and any((model := find(gpu.name)) and model.c2c for gpu in gpus.gpus):
+        raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
         return

@@ -258,8 +258,6 @@ class Session:
             message = answers.get(timeout=wait_s)
         except queue.Empty:
             now = time.monotonic()
-            if not self._deadline.passed:
-                self._give_up(", ".join(sorted(name for name, end in ends.values() if end <= now)))
             overdue = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail(), round(now - started, 3))
             given_up = self._late >= LATE_LIMIT or (self._silent and now - self._heard > SILENCE_S)
             done = {number: overdue for number, (_, end) in ends.items() if end <= now or given_up}
@@ -282,23 +280,6 @@ class Session:
                 self._waiting.pop(number, None)
             results[name] = result
             on_result(name, result)
-
-    def _give_up(self, asked: str) -> None:
-        """The agent keeps its probes' limits itself: one that is silent beyond them is hung, or its link is.
-
-        Each further question would wait as long again, and the whole run with it.
-        """
-        why = f"the agent answered nothing to {asked} for {GRACE_S:.0f} s beyond the limit"
-        with self._lock:
-            if self._lost or self._closed:
-                return
-            self._lost = why
-            waiting = set(self._waiting.values())
-            self.reach = msgspec.structs.replace(
-                self.reach, outcome=ReachOutcome.TIMED_OUT, detail="the agent stopped answering", evidence=(why,)
-            )
-        for answers in waiting:
-            answers.put(_Lost(why))
 
     def _overdue_detail(self) -> str:
         if self._deadline.passed:

@@ -278,7 +278,7 @@ PAIRS = [
     (("slow-link", {}), ("slow-link", {}), ("net.slow",)),
     (("lossy-link", {}), ("lossy-link", {}), ("net.packet-loss",)),
     (("mtu-black-hole", {}), ("port-dropped", {}), ("net.mtu.black-hole", "net.firewall.dropped")),
-    (("second-interface", {}), ("wrong-nccl-conf", {}), ("net.wrong-interface", "env.bad-nccl-var")),
+    (("second-interface", {}), ("wrong-nccl-conf", {}), ("net.wrong-interface",)),
     (("sshd-down", {}), ("port-dropped", {}), ("host.ssh-refused", "net.firewall.dropped")),
     (("clock-offset", {}), ("small-shm", {"mebibytes": 32}), ("host.clock-offset", "sys.shm")),
     (("outbound-dropped", {}), ("port-dropped", {}), ("net.firewall.dropped",)),

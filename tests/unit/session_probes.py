@@ -20,6 +20,12 @@ def hang(arguments):
     time.sleep(3600)
 
 
+@probe("t.sleep")
+def sleeping(arguments):
+    time.sleep(arguments["seconds"])
+    return {}
+
+
 @probe("t.big")
 def big(arguments):
     return {"text": "x" * arguments["bytes"]}

@@ -424,6 +424,38 @@ def test_a_long_wait_ends_when_the_agent_is_silent_on_another_request(monkeypatc
         opened.close()
 
 
+def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
+    from nccl_doctor.transport import session as sessions
+
+    monkeypatch.setattr(sessions, "GRACE_S", 0.2)
+    opened = open_session(python=sys.executable)
+    try:
+        assert opened.probe("t.sleep", {"seconds": 1.0}, limit_s=20.0).outcome is Outcome.OK
+        assert opened.alive and opened.reach.outcome is ReachOutcome.OK
+    finally:
+        opened.close()
+
+
+def test_a_line_that_drips_is_given_up_after_two_late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is heard now and then, so it is not silence, but each further question would wait in vain."""
+    from nccl_doctor.transport import session as sessions
+
+    monkeypatch.setattr(sessions, "GRACE_S", 0.2)
+    opened = open_session(python=sys.executable)
+    try:
+        os.kill(opened.hello.pid, signal.SIGSTOP)
+        opened.probe("t.echo", limit_s=0.1)
+        opened._hear()  # a line of something else
+        assert opened.alive
+        opened.probe("t.echo", limit_s=0.1)
+        assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "too slowly: 2 times" in opened.reach.evidence[0]
+        opened._hear()
+        assert not opened.alive  # one more line makes it no faster
+    finally:
+        opened.close()
+
+
 def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
     found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
     assert isinstance(found, Session), found

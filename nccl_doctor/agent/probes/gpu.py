@@ -276,7 +276,7 @@ def _smi(limit_s: float) -> Dict[str, Any]:
     gpus, other = [], []
     for line in result.stdout.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == len(_QUERY) and cells[0].count(":") == 2:
+        if len(cells) == len(_QUERY) and (cells[0].count(":") == 2 or cells[1].startswith("GPU-")):
             entry = dict(zip(("bus_id", "uuid", "name", "driver"), cells))
             entry["bus_id"] = nvml.bus_id(cells[0])
             gpus.append(entry)

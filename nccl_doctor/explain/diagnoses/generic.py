@@ -254,6 +254,8 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
 
 
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+_RANK = re.compile(r"\b[Rr]ank[ :=]{1,2}(\d+)\b")
+_KILLED = frozenset((-15, -9, -7, -2, 130, 135, 137, 143))  # by signals that other diagnoses weigh
 
 
 @diagnosis
@@ -265,10 +267,11 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
     codes = {*case.exit_codes, *children, *map(int, tasks)}
-    if case.ordinary or codes & {-9, -7, 137, 135} or not codes & {1, -6, -11, 134, 139}:
+    if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
     ranks = {rank for rank, code in case.exits.items() if code in codes}
-    title = f"a worker ended with exit code {min(codes)}; what it said is not in these logs"
+    ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
+    title = f"a worker ended with exit code {min(codes - _KILLED)}; what it said is not in these logs"
     yield Candidate("app.rank-exception", 0.3, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")

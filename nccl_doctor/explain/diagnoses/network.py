@@ -524,10 +524,8 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         and address.version == 6
         and address.ipv4_mapped is None
     ]
-    chosen = any(
-        _unroutable(hit.groups["address"]) for hit in case.hits("bootstrap-using")
-    )  # then the interface is wrong
-    if hits and not chosen:
+    local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
+    if hits and not local:
         yield Candidate(
             "net.hostname-resolution",
             0.72,
@@ -537,11 +535,12 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             {h.host for h in hits if h.host},
             ipv6_unreachable.__doc__ or "",
         )
+    if hits:
         yield Candidate(
             "net.wrong-interface",
-            0.6,
+            0.76 if local else 0.6,
             "the chosen interface has only an IPv6 address that peers cannot reach",
-            hits[:4],
+            [*hits[:2], *local[:2], *hits[2:4]],
         )
 
 

@@ -35,6 +35,15 @@ says(
     why="No tuner or profiler plugin: optional.",
 )
 says(
+    "client-left",
+    "Aborted request",
+    "Abort request",
+    "client disconnected",
+    "Client disconnected",
+    role=H,
+    why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
+)
+says(
     "port-settings-changed",
     "async event : client reregistration",
     "async event: client reregistration",
