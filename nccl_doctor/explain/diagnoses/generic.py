@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -271,8 +271,14 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
-    ranks = {rank for rank, code in case.exits.items() if code in codes}
+    own = codes - _KILLED
+    ranks = {rank for rank, code in case.exits.items() if code in own}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
-    title = f"a worker ended with exit code {min(codes - _KILLED)}; what it said is not in these logs"
-    yield Candidate("app.rank-exception", 0.3, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
+    title = f"a worker ended with exit code {max(own)}; what it said is not in these logs"
+    spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
+    silent = ranks - spoke if None not in spoke else set()
+    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
+    strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
+    ranks = silent or ranks
+    yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")

@@ -365,6 +365,18 @@ says(
     where=lambda groups, line: "block:" in line and "thread:" in line,
 )
 
+says(
+    "library-kernel-failed",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    cause="gpu.illegal-access",
+    strength=0.6,
+    title="a kernel of cuBLAS or cuDNN failed: usually an earlier kernel broke the CUDA context, or memory was short",
+    why="The library names no reason; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed first, the kernel log an Xid.",
+)
+
 # --- drivers
 says(
     "driver-too-old",
