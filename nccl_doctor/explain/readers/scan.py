@@ -389,6 +389,10 @@ class Scanner:
                     kept.append(self._hit("before", index, prefix.parse(text), text))
         kept.reverse()
         self.summary.before[self.source.name] = kept
+        for hit in kept:
+            if hit.rank is not None:
+                self.summary.ranks.setdefault(hit.rank, 1)
+                self.summary.last_of_rank.setdefault(hit.rank, hit)
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
         """Give up anchors that wake signatures again and again for nothing, or that have said enough."""
