@@ -21,9 +21,7 @@ from nccl_doctor.rules.judge import judge
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FEW, MANY = 70, 210  # more than what is kept at hand (64 parsed matrices, 64 folded lists)
-MOST = (
-    1.4  # times what the small fleet costs a host: fixed costs make it smaller, a list of all hosts in each line larger
-)
+MOST = 1.3  # times what a host costs in the small fleet
 
 pytestmark = pytest.mark.skipif(page_fleet.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
@@ -61,7 +59,8 @@ def costs(bundle: Any, console: Callable[[Any], str]) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["clean", "one-in-20", "all-alike", "each-own"])
+# Of one-in-20 the larger fleet has more kinds of faults.
+@pytest.mark.parametrize("name", ["clean", "all-alike", "each-own"])
 def test_cost_per_host_does_not_grow(name: str, benchmark: Any) -> None:
     machine, spoil = page_fleet.hardware(), benchmark.FLEETS[name]
     few, many = (costs(benchmark.fleet(count, machine, spoil), benchmark.console) for count in (FEW, MANY))
