@@ -54,7 +54,7 @@ def _lost(item: Assignment, answer: Answer) -> Iterator[Remark]:
     yield remark(
         "not-exported",
         Severity.WARN,
-        f"{item.name} never reaches the job: {item.lost}",
+        f"{item.name} never reaches the job as it stands: {item.lost}",
         item,
         fix=f"ENV {item.name}={item.value or ''}" if "ENV" in item.lost else f"export {item.name}",
         confidence=0.85,
