@@ -115,12 +115,16 @@ def preflight(
         inventory = _inventory_of(bundle)
     else:
         inventory = _hosts.load_inventory(hosts, host_list, slurm)
+    needed = min_hosts or rules.min_hosts
+    if needed is not None and needed > len(inventory.entries):
+        _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
+    if from_ is None:
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
     if bundle.interrupted:
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
-    gate, judged = _decide(bundle, rules, rows, min_hosts or rules.min_hosts, spares, strict or rules.strict)
+    gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     _write_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
@@ -261,8 +265,6 @@ def _decide(
     from nccl_doctor.rules.groups import groups
 
     judged = _hosts.judged(bundle, rules, rows)
-    if min_hosts is not None and min_hosts > len(bundle.hosts):
-        _hosts.stop(f"--min-hosts {min_hosts}: there are only {len(bundle.hosts)} hosts")
     return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
 
 

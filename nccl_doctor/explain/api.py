@@ -102,7 +102,7 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
     good = _good_end(case)
     if best is not None and best.strength >= DECIDED:
         return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case)
+    failed = _failure_seen(case) or case.unfinished
     # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
     if good and not failed:
         return Verdict.HEALTHY, good
@@ -250,7 +250,9 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             where += f" ({best.hosts[0]})"
     elif len(best.hosts) == 1:
         where = best.hosts[0]
-    return f"{where}: {best.title}" if where and not best.title.startswith("rank") else best.title
+    named = advice.device(best)
+    title = f"{best.title} ({named})" if named and named not in best.title else best.title
+    return f"{where}: {title}" if where and not title.startswith("rank") else title
 
 
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:

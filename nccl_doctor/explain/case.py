@@ -181,6 +181,13 @@ class Case:
         return self.has(*_DISTRIBUTED) or len(self.summary.ranks) > 1
 
     @functools.cached_property
+    def unfinished(self) -> bool:
+        """Whether NCCL began to initialise and the logs end before any rank, or any work, got beyond that."""
+        return self.has("nccl-init-start") and not self.has(
+            "nccl-init-complete", "progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average"
+        )
+
+    @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
         found: dict[str, list[Hit]] = {}

@@ -502,7 +502,7 @@ esac
         self.write()
         arguments = {
             "gpu": limits or {},
-            "topology": {},
+            "topology": limits or {},
             "infiniband": {"interval_s": interval_s},
             "kernel_log": {},
         }

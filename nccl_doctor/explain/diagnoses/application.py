@@ -280,7 +280,7 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data",
+    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
     re.IGNORECASE,
 )
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
@@ -355,13 +355,23 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     own = last_words(case, ranks)
+    done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = _still_busy(
         [
             *own,
             *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)),
         ]
     )
-    if busy:
+    if done and (not busy or _later(done[-1], busy[-1])):
+        yield Candidate(
+            "app.uneven-inputs",
+            0.72,
+            f"rank {listed} was out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
+            [*reversed(done), *own[-4:], *hits],
+            ranks,
+            why=behind_or_ahead.__doc__ or "",
+        )
+    elif busy:
         last = busy[-1]
         yield Candidate(
             "app.straggler-timeout",
@@ -390,12 +400,16 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
 
 
+def _later(one: Hit, other: Hit) -> bool:
+    return one.file == other.file and one.line > other.line
+
+
 def _in_order(hits: Iterable[Hit]) -> list[Hit]:
     return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
 
 
 _BUSY = re.compile(
-    r"\bwrit|\bsav(?:e|ing)|load|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
+    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
     r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread",
     re.IGNORECASE,
@@ -438,6 +452,9 @@ def _names_rank(text: str, ranks: set[int]) -> bool:
     return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
 
 
+_NEAR = 60  # lines: a traceback and what follows it
+
+
 @diagnosis
 def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it one rank (usually 0) says that it is busy with something long.
@@ -452,6 +469,9 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     before = case.summary.before.get(first.file, [])
     busy = _still_busy(hit for hit in before if hit.line < first.line)
+    if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
+        near = range(first.line - _NEAR, first.line)
+        busy = [hit for hit in case.hits("straggler-words") if hit.file == first.file and hit.line in near]
     if not busy:
         return
     yield Candidate(
