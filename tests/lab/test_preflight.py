@@ -119,6 +119,7 @@ def test_diff_and_history_of_a_week(lab: Lab, tmp_path: Path, monkeypatch: pytes
         return done.exit_code, done.output
 
     monkeypatch.chdir(tmp_path)
+    cli._load_commands()
 
     assert run("monday").code == GO
     with lab.fault("small-shm", "gpu02"):
