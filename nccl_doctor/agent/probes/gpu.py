@@ -32,8 +32,9 @@ _QUERY = ("pci.bus_id", "uuid", "name", "driver_version")
 def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that four witnesses say of the GPUs.
 
-    Arguments: ``nvml_limit_s``, ``nvml_start_s`` (for nvmlInit), ``nvml_silence_s`` (for one call) and ``smi_limit_s``, in seconds. ``nvml.outcome``
-    says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never a hang of this probe.
+    Arguments, in seconds: ``nvml_limit_s``, ``nvml_start_s`` (for nvmlInit), ``nvml_silence_s`` (for any other call) and
+    ``smi_limit_s``. ``nvml.outcome`` says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never
+    a hang of this probe.
     """
     data = _witnesses()
     if not _any_sign(data):
