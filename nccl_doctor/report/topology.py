@@ -45,7 +45,8 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "uneven": [{"topic": item.topic, "text": item.text, "names": list(item.names)} for item in uneven(matrix)],
     }
     for entry, gpu in zip(data["gpus"], matrix.gpus, strict=True):
-        entry["gpu_numa_id"] = gpu.gpu_numa_id
+        if gpu.gpu_numa_id is not None:  # a column of newer drivers
+            entry["gpu_numa_id"] = gpu.gpu_numa_id
     if matrix.p2p:
         data["p2p"] = [{"a": link.a, "b": link.b, "kind": link.kind} for link in matrix.p2p]
     return data

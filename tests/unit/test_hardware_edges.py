@@ -99,6 +99,7 @@ ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"ecc_corrected_volatile": 99_999}, {}),
     ({"remap_pending": True}, {"gpu.ecc.row-remap-pending": "fail"}),
     ({"remap_failure": True}, {"gpu.ecc.row-remap-failure": "fail"}),
+    ({"sram_threshold_exceeded": True}, {"gpu.ecc.sram-threshold": "fail"}),
     ({"remapped_uncorrectable": 3, "remapped_correctable": 7}, {}),
     ({"retired_pages_pending": True}, {"gpu.ecc.retirement-pending": "fail"}),
     ({"ecc_mode": False}, {"gpu.ecc.disabled": "warn"}),
