@@ -457,7 +457,9 @@ def test_equal_memory_in_other_words_is_no_mixture(board: Facts) -> None:
     assert found(board, board, every_gpu(board, memory_total_bytes=total)) == {}
     assert "gpu.mixed-models" in found(board, board, every_gpu(board, memory_total_bytes=total // 2))
     here = found(gpu(board, 2, memory_total_bytes=total // 2))["gpu.mixed-models"]
-    assert [place.gpu for place in here.places] == ["2 (0000:3b:00.0)"]
+    assert [place.gpu for place in here.places] == ["2 (0000:3b:00.0)"] and "memory sizes differ" in here.title
+    models = found(gpu(board, 2, name="NVIDIA H200"))["gpu.mixed-models"]
+    assert "different GPUs in one job: NVIDIA H100 80GB HBM3, NVIDIA H200" in models.title
 
 
 def test_a_host_without_gpus_among_hosts_with_some(board: Facts, tmp_path: Path) -> None:
@@ -565,6 +567,8 @@ def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
     item = found(board, board, other)["topology.differs"]
     assert item.hosts == ("gpu03",)
     assert item.evidence[0].text == "GPU0-GPU1 NV12 (most hosts: NV18)"
+    everywhere = found(board, board, matrix(board, lambda text: text.replace("NV18", "NV12")))["topology.differs"]
+    assert everywhere.evidence[0].text.endswith("GPU0-GPU4 NV12 (most hosts: NV18) and 24 more")
     assert "topology.differs" not in found(board, board)
 
 
@@ -602,3 +606,11 @@ def test_a_process_that_the_system_stage_named_is_not_told_twice(board: Facts) -
         host = HostFacts("gpu01", Reach(ReachOutcome.OK), probes)
         told = judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=stages), (host,)))
         assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
+
+
+def test_how_often_a_register_was_seen(board: Facts) -> None:
+    line = XID.format(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")
+    for count, text in ((1, ""), (2, " (2 times)")):
+        (item,) = found(logged(board, *[line] * count)).values()
+        (seen,) = [proof.text for proof in item.evidence if "the line's registers" in proof.source]
+        assert seen.startswith("link 14: ") and seen.endswith(text) and ("times" in seen) is (count > 1)
