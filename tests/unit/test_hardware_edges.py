@@ -614,3 +614,25 @@ def test_how_often_a_register_was_seen(board: Facts) -> None:
         (item,) = found(logged(board, *[line] * count)).values()
         (seen,) = [proof.text for proof in item.evidence if "the line's registers" in proof.source]
         assert seen.startswith("link 14: ") and seen.endswith(text) and ("times" in seen) is (count > 1)
+
+
+def test_versions_stand_beside_a_driver_that_fails(board: Facts) -> None:
+    for library, text in (
+        ("12.535.161.08", "kernel module 550.90.07; library 12.535.161.08"),
+        (None, "kernel module 550.90.07"),
+    ):
+        failed = of_host(
+            board,
+            nvml={"outcome": "failed", "code": 18, "detail": "nvmlInit: mismatch"},
+            gpus=[],
+            system={"library": library},
+        )
+        item = found(failed)["gpu.driver.mismatch"]
+        assert [proof.text for proof in item.evidence][:2] == ["nvmlInit: mismatch", text]
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.97, True), (0.99, False), (1.0, False)])
+def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool, board: Facts) -> None:
+    total = int(int(H100["memory_total"]) * share)
+    other = every_gpu(board, name="NVIDIA H200", memory_total_bytes=total)
+    assert ("can hold only what fits the smallest" in words(found(board, board, other)["gpu.mixed-models"])) is told
