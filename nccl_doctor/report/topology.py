@@ -100,9 +100,9 @@ def _table(matrix: Matrix, nic_columns: bool = True) -> list[Text]:
             line.append(f"{kind:>{width}}", style(kind)).append(" ")
         gpu = next((gpu for gpu in matrix.gpus if gpu.name == name), None)
         if gpu and (gpu.cpus or gpu.numa):
-            line.append(f"  {gpu.cpus or '-'} / {gpu.numa or '-'}", "dim")
+            line.append(f"  {visible(gpu.cpus or '-')} / {visible(gpu.numa or '-')}", "dim")
         elif name in devices:
-            line.append(f"  {devices[name]}", "dim")
+            line.append(f"  {visible(devices[name])}", "dim")
         lines.append(line)
     return lines
 
