@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from facts_builder import Builder
 from rich.console import Console
 from test_bench_judge import measured, outcome, results
 
+from nccl_doctor.facts import bundle
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.report import bench_console, comparison, topology
 from nccl_doctor.report import console as consoles
@@ -61,6 +63,27 @@ def screen(width: int = 100, colours: bool = False) -> Console:
 def shown(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_a_check() -> None:
+    kept = Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz"
+    console = screen()
+    consoles.render(judge(bundle.read(kept)), console, saved="b.ndb", exit_code=11)
+    lines = shown(console).splitlines()
+    assert lines[0] == (
+        "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
+    )
+    assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
+    assert lines[-8:] == [
+        "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
+        "                on gpu02: sudo ip link set dev eth0 mtu 1400",
+        "     playbook   nccl-doctor playbook net.mtu.black-hole",
+        "",
+        "  passed       ports, interfaces, system, software, gpu, topology, infiniband",
+        "  environment  no setting is known to help against the network's faults",
+        "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
+        "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
+    ]
 
 
 def test_a_benchmark() -> None:
