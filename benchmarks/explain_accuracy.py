@@ -61,8 +61,6 @@ def judge(case: dict[str, Any], got: Explanation) -> tuple[bool, bool, bool]:
     if case.get("undecidable_from_log") and got.verdict is Verdict.UNDECIDED:
         ok = bool(wanted & set(ids))
         return ok, ok, seen
-    if case["cause"] == "healthy" and got.verdict is Verdict.CAUSE_FOUND and not wanted & set(ids[:1]):
-        return False, False, seen
     return bool(ids[:1] and ids[0] in wanted), bool(wanted & set(ids[:3])), seen
 
 
@@ -82,7 +80,7 @@ def run(corpus: Path, part: str = "") -> Score:
         score.evidence += seen
         if case["cause"] == "healthy":
             score.healthy += 1
-            score.false_alarms += got.verdict is Verdict.CAUSE_FOUND and not top1
+            score.false_alarms += got.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED) and not top1
         counts = score.per_label.setdefault(case["cause"], [0, 0, 0, 0])
         for index, value in enumerate((1, top1, top3, seen)):
             counts[index] += value

@@ -31,6 +31,8 @@ _SIMPLE = (
     ("temperature_shutdown_c", "nvmlDeviceGetTemperatureThreshold", (0,)),
     ("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", (1,)),
     ("temperature_memory_max_c", "nvmlDeviceGetTemperatureThreshold", (2,)),
+    ("temperature_margin_c", "nvmlDeviceGetMarginTemperature", ()),
+    ("memory_numa_node", "nvmlDeviceGetNumaNodeId", ()),
     ("power_mw", "nvmlDeviceGetPowerUsage", ()),
     ("power_limit_mw", "nvmlDeviceGetPowerManagementLimit", ()),
     ("power_default_mw", "nvmlDeviceGetPowerManagementDefaultLimit", ()),
@@ -63,6 +65,18 @@ _RECOVERY_ACTIONS = {
     7: "system-reboot",
 }
 _NVLINK_ERRORS = (("replay", 0), ("recovery", 1), ("crc_flit", 2), ("crc_data", 3))
+# NVLink 5 (Blackwell) has other counters, as field values per link: NVML_FI_DEV_NVLINK_COUNT_*.
+_NVLINK5_ERRORS = (("recovery_failed", 214), ("integrity", 211))
+# Bits 8 to 11 of the fabric's health mask: NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*; 0 and 1 are no fault.
+_FABRIC_MISTAKES = {
+    2: "incorrect system GUID",
+    3: "incorrect chassis serial number",
+    4: "no partition",
+    5: "too few NVLinks",
+    6: "incompatible GPU firmware",
+    7: "invalid location",
+    8: "invalid GPU state",
+}
 _REMOTE_TYPES = {0: "gpu", 1: "ibmnpu", 2: "switch", 255: "unknown"}
 _P2P_STATUS = {
     0: "OK",
@@ -76,11 +90,12 @@ _P2P_STATUS = {
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # The same answer under its new name (R535) and its old one, which CUDA 14 drops.
 _THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-# NVML's return codes that mean "this driver or this GPU has no such thing": not supported, function not found, no data,
-# ECC not supported on a vGPU, a structure's version that the driver does not know, deprecated.
-_UNSUPPORTED = (3, 13, 21, 22, 25, 26)
+# NVML's return codes that mean "this driver or this GPU has no such thing": invalid argument (an enumerator that it does
+# not know: our handles are good), not supported, function not found, no data, ECC not supported on a vGPU, a
+# structure's version that the driver does not know, deprecated.
+_UNSUPPORTED = (2, 3, 13, 21, 22, 25, 26)
 _NO_PERMISSION = 4
-_INVALID_ARGUMENT = 2
+_HOTTEST_C = 200  # a threshold beyond is none: drivers since Ada may give a (negative) distance instead
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
 
@@ -93,7 +108,6 @@ class _Asker:
         self.report = report
         self.gpu = gpu
         self.into = into
-        self.code: Optional[int] = None  # of the last call that failed
         for key in ("not_supported", "not_permitted"):
             into.setdefault(key, [])
         into.setdefault("errors", {})
@@ -113,10 +127,13 @@ class _Asker:
         except (UnicodeDecodeError, ValueError, TypeError) as error:  # a pynvml that does not fit the driver
             self.into["errors"][field] = "%s: %s: %s" % (call, type(error).__name__, error)
             return None
+        except getattr(self.nvml, "NVMLLibraryMismatchError", ()):  # no NVMLError: a driver older than the call
+            self._refuse("not_supported", field)
+            return None
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
     def _file(self, field: str, call: str, error: Any) -> None:
-        code = self.code = getattr(error, "value", None)
+        code = getattr(error, "value", None)
         if code in _UNSUPPORTED:
             self._refuse("not_supported", field)
         elif code == _NO_PERMISSION:
@@ -195,6 +212,10 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     for field, call, arguments in _SIMPLE:
         gpu[field] = asker.ask(field, call, handle, *arguments)
     gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
+    for field in ("slowdown", "shutdown", "memory_max"):
+        if (gpu["temperature_%s_c" % field] or 0) > _HOTTEST_C:
+            gpu["temperature_%s_c" % field] = None
+            asker._refuse("not_supported", "temperature_%s_c" % field)
     for field in ("power", "power_limit", "power_default", "power_enforced"):
         value = gpu.pop(field + "_mw")
         gpu[field + "_w"] = None if value is None else value / 1000.0
@@ -256,6 +277,7 @@ def _fabric(asker: _Asker, handle: Any) -> None:
             # two bits each: 0 not supported, 1 yes, 2 no
             "degraded_bandwidth": None if mask is None else (mask & 3) == 1,
             "route_unhealthy": None if mask is None else (mask >> 4 & 3) == 1,
+            "mistake": None if mask is None else _FABRIC_MISTAKES.get(mask >> 8 & 15),
         }
         return
 
@@ -288,7 +310,7 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
     for link in range(getattr(asker.nvml, "NVML_NVLINK_MAX_LINKS", MAX_NVLINKS)):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
-            if "state" in scratch["errors"] and probe.code != _INVALID_ARGUMENT:
+            if "state" in scratch["errors"]:
                 asker.into["errors"]["nvlinks"] = scratch["errors"]["state"]
                 return links or None
             probe.forget("state")
@@ -302,8 +324,17 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
             entry["remote_type"] = None if kind is None else _REMOTE_TYPES.get(kind, str(kind))
         for name, counter in _NVLINK_ERRORS:
             entry[name] = probe.ask(name, "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter)
+        if all(entry[name] is None for name, _ in _NVLINK_ERRORS):
+            _nvlink5_errors(probe, handle, entry)
         links.append(entry)
     return links
+
+
+def _nvlink5_errors(asker: _Asker, handle: Any, entry: Dict[str, Any]) -> None:
+    wanted = [(field, entry["link"]) for _, field in _NVLINK5_ERRORS]
+    values = asker.ask("fields", "nvmlDeviceGetFieldValues", handle, wanted)
+    for (name, _), value in zip(_NVLINK5_ERRORS, values or ()):
+        entry[name] = int(value.value.ullVal) if value.nvmlReturn == 0 else None
 
 
 def _processes(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
@@ -313,7 +344,7 @@ def _processes(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
         ("compute", "nvmlDeviceGetComputeRunningProcesses"),
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
-        listed = asker.ask("processes_" + kind, call, handle)
+        listed = asker.ask_any("processes_" + kind, (call, call + "_v2"), handle)
         known = known or listed is not None
         for process in listed or ():
             found.append({"pid": int(process.pid), "memory_bytes": process.usedGpuMemory, "kind": kind})

@@ -126,14 +126,14 @@ def connect_options(
     )
 
 
-def check_nccl_version(text: str) -> None:
-    """Stop where the user's NCCL version is none; empty is none given."""
-    from nccl_doctor.env.nccl_version import parse_version
+def check_release(text: str, option: str) -> None:
+    """Stop where the user's NCCL or PyTorch release is none; empty is none given."""
+    from nccl_doctor.env.versions import parse
 
     try:
-        parse_version(text or "2.0")
+        parse(text or "2.0")
     except ValueError as error:
-        stop(f"--nccl-version: {error}")
+        stop(f"{option}: {error}")
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -49,8 +49,8 @@ def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventor
         argv = [_filled(word, words) for word in command]
         typer.echo(f"nccl-doctor: go: {shlex.join(argv)}", err=True)
         kept = _Kept(Path(directory))
-        status = _pass_through(argv, environment, kept)
-        if status not in (0, 127, 130):
+        status, told_to_end = _pass_through(argv, environment, kept)
+        if status not in (0, 127, 130) and not told_to_end:
             _explain(kept)
         return status
 
@@ -85,16 +85,26 @@ def _filled(word: str, words: dict[str, str]) -> str:
     return word
 
 
-def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> int:
-    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job."""
+def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> tuple[int, bool]:
+    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job.
+
+    Its exit status, and whether it was told to end by such a signal.
+    """
+    told: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, _: object = None) -> None:
+        told.append(number)
+        for child in started:
+            if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
+                child.send_signal(number)
+
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as error:
-        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
-        return 127
-    passed_on = (signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, lambda got, _: child.send_signal(got)) for number in passed_on}
-    try:
+        started.append(child)
+        for number in tuple(told):  # came while it started
+            child.send_signal(number)
         assert child.stdout is not None and child.stderr is not None
         copies = [
             threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
@@ -102,18 +112,25 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
         ]
         for copy in copies:
             copy.start()
-        while True:
-            try:
-                status = child.wait()
-                break
-            except KeyboardInterrupt:
-                continue  # the job got it as well, and ends in its own way
+        status = child.wait()
         for copy in copies:
             copy.join(5.0)
+    except OSError as error:
+        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
+        return 127, False
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return 128 - status if status < 0 else status
+    return 128 - status if status < 0 else status, bool(told)
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal sends its signals to this process and to the job alike."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:

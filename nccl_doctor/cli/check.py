@@ -61,7 +61,7 @@ def check(
     if format not in FORMATS:
         _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
     rows = _hosts.load_thresholds(thresholds)
-    _hosts.check_nccl_version(nccl_version)
+    _hosts.check_release(nccl_version, "--nccl-version")
     if save is not None:
         _hosts.check_writable(save, "--save")
     if mesh not in ("sparse", "full"):

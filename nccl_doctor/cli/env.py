@@ -53,17 +53,6 @@ def _usage(message: str) -> typer.Exit:
     return typer.Exit(ExitCode.USAGE)
 
 
-def _checked_versions(*given: str) -> None:
-    from nccl_doctor.env import versions
-
-    for version in given:
-        try:
-            if version:
-                versions.parse(version)
-        except ValueError as error:
-            raise _usage(str(error)) from None
-
-
 def _facts(
     hosts: str | None,
     host_list: str | None,
@@ -174,7 +163,8 @@ def lint(
         raise _usage("--write and --in-place need --fix")
     if fix and not file:
         raise _usage("--fix needs --file: only files can be corrected")
-    _checked_versions(nccl_version, torch_version)
+    _hosts.check_release(nccl_version, "--nccl-version")
+    _hosts.check_release(torch_version, "--torch-version")
     facts = None
     if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
         connect = (transport, python, env_setup, connect_timeout, fan_out)
@@ -246,7 +236,7 @@ def recommend(
     from nccl_doctor.report import env as report
     from nccl_doctor.rules import needs
 
-    _checked_versions(nccl_version, "")
+    _hosts.check_release(nccl_version, "--nccl-version")
     connect = (transport, python, env_setup, connect_timeout, fan_out)
     facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config)
     known, attempts = needs.of_bundle(facts)
@@ -255,9 +245,8 @@ def recommend(
         raise typer.Exit(ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
     typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
-    if format not in (AdviceFormat.TEXT, AdviceFormat.JSON):
-        for note in (*(note.text for note in advice.notes), *advice.unknown):
-            typer.echo(f"note: {note}", err=True)
+    for note in report.not_shown(advice, format.value):
+        typer.echo(f"note: {note}", err=True)
     if advice.unknown:
         raise typer.Exit(ExitCode.INCOMPLETE)
 

@@ -106,7 +106,6 @@ def preflight(
         _hosts.stop("--from decides from a saved bundle: it takes no hosts")
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or [], rules)
-    wanted = min_hosts or rules.min_hosts
     if from_ is not None:
         from nccl_doctor.facts import bundle as bundles
 
@@ -114,16 +113,18 @@ def preflight(
             bundle = bundles.read(from_)
         bundle = _with_requirements(bundle, needs)
         inventory = _inventory_of(bundle)
-        _enough(inventory, wanted)
     else:
         inventory = _hosts.load_inventory(hosts, host_list, slurm)
-        _enough(inventory, wanted)
+    needed = min_hosts or rules.min_hosts
+    if needed is not None and needed > len(inventory.entries):
+        _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
+    if from_ is None:
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
     if bundle.interrupted:
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
-    gate, judged = _decide(bundle, rules, rows, wanted, spares, strict or rules.strict)
+    gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     _write_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
     _write_hosts(inventory, gate, good_hosts, bad_hosts)
@@ -174,14 +175,6 @@ def _writable(paths: list[Path]) -> None:
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
             typer.echo(f"nccl-doctor: {path}: cannot be written ({place} {why})", err=True)
-
-
-def _enough(inventory: Inventory, wanted: int | None) -> None:
-    there = len(inventory.entries)
-    if wanted is not None and wanted > there:
-        _hosts.stop(
-            f"--min-hosts {wanted}: there {'are only' if there > 1 else 'is only'} {there} host{'s' * (there > 1)}"
-        )
 
 
 def _seconds(text: str) -> float:

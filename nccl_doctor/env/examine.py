@@ -87,17 +87,17 @@ def examine(
         extra += fleet.remarks
         looked_at += fleet.hosts
         problems += fleet.problems
+    if bundle is None:  # what is linted here will most likely run with what is installed here
+        torch_version = torch_version or _installed("torch")
+        here_nccl = next(filter(None, map(_installed, _NCCL_WHEELS)), "")
+        if here_nccl and not nccl_version:
+            nccl_version, said = here_nccl, "installed in this Python"
     if not paths and not logs and bundle is None:
         here = sources.of_this_process(nccl_version)
         assignments += here.all
         extra += sources.source_order(here.layers)
         looked_at += [name for name, _ in here.layers]
         problems += here.problems
-    if bundle is None:  # what is linted here will most likely run with what is installed here
-        torch_version = torch_version or _installed("torch")
-        here_nccl = next(filter(None, map(_installed, _NCCL_WHEELS)), "")
-        if here_nccl and not nccl_version:
-            nccl_version, said = here_nccl, "installed in this Python"
     found_remarks = hosts.fold((*remarks(assignments, nccl_version, torch_version, devices), *extra))
     return Examination(
         tuple(sorted(found_remarks, key=_order)),

@@ -11,7 +11,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-AUTOMATIC_SINCE = (2, 21, 5)
+from nccl_doctor.env.versions import Version, at_least
+
+AUTOMATIC_SINCE = "2.21.5"
+IGNORED_ON_INFINIBAND_SINCE = "2.22.3"
 
 
 class GidEntry(msgspec.Struct, frozen=True):
@@ -59,16 +62,16 @@ def choose(
     *,
     ethernet: bool,
     gid_index: int = -1,
-    nccl_version: tuple[int, ...] | None = None,
+    nccl_version: Version | None = None,
     ipv6: bool = False,
     roce: int = 2,
 ) -> int:
     """The index NCCL uses. ``gid_index`` is NCCL_IB_GID_INDEX (-1: unset), ``ipv6`` NCCL_IB_ADDR_FAMILY=AF_INET6,
     ``roce`` NCCL_IB_ROCE_VERSION_NUM. ``nccl_version`` None means a current one. Indices without an entry are empty.
     """
-    automatic = nccl_version is None or nccl_version >= AUTOMATIC_SINCE
+    automatic = nccl_version is None or at_least(nccl_version, AUTOMATIC_SINCE)
     if not ethernet:
-        legacy = nccl_version is not None and nccl_version < (2, 22, 3)
+        legacy = nccl_version is not None and not at_least(nccl_version, IGNORED_ON_INFINIBAND_SINCE)
         return gid_index if legacy and gid_index >= 0 else 0
     if gid_index >= 0:
         return gid_index

@@ -22,6 +22,7 @@ from nccl_doctor.findings.model import Severity
 F = TypeVar("F", bound=Fact)
 
 # All ranks must agree on these, or they wait for each other in different collectives or different buffers.
+VALUES_SHOWN = 8  # of a variable: a fleet can have one for each of its hosts
 MUST_AGREE = frozenset(
     {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_SOCKET_MAGIC", "NCCL_NET", "NCCL_COMM_ID"}
 )
@@ -111,17 +112,20 @@ def _oldest(releases: Iterable[str]) -> str:
 
 def version_of(software: Software | None) -> str:
     """The NCCL release a job on this host would load; empty if not known."""
-    return software.installed_nccl if software else ""
+    return _release(software.installed_nccl if software else "")
 
 
 def torch_of(software: Software | None) -> str:
     """The PyTorch release of this host; empty if there is none or it is not known."""
-    found = software.torch.version.split("+")[0] if software and software.torch else ""
+    return _release(software.torch.version.split("+")[0] if software and software.torch else "")
+
+
+def _release(text: str) -> str:
     try:
-        versions.parse(found)
-    except ValueError:
+        versions.parse(text)
+    except ValueError:  # a build of somebody's own naming
         return ""
-    return found
+    return text
 
 
 def devices_of(interfaces: Interfaces | None, fabric: InfinibandFact | None) -> Devices:
@@ -141,9 +145,8 @@ def layers_of(
     layers = [("environment", sources.of_environment(environment, host))]
     if job_environment:
         layers.insert(0, ("job environment", sources.of_environment(job_environment, host, "job environment")))
-    version = versions.parse(nccl_version or knowledge.NEWEST_NCCL)
-    release = (*version, 0, 0)[:3]
-    for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), (release[0], release[1], release[2])):
+    release = knowledge.nccl_release(nccl_version)
+    for file in nccl_conf.files_read(interfaces.conf_files if interfaces else (), release):
         found: list[Assignment] = []
         for line in file.lines:
             for item in conf.read(line.text, file.path, f"host {host}", file.path, line.line):
@@ -163,7 +166,9 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         if len(by_value) < 2 or name in MAY_DIFFER:
             continue
         groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), str(group[0])))
-        said = "; ".join(f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups)
+        told = [f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups]
+        more = [f"and {len(told) - VALUES_SHOWN} more values"] if len(told) > VALUES_SHOWN else []
+        said = "; ".join(told[:VALUES_SHOWN] + more)
         shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
         severity = Severity.FAIL if name in MUST_AGREE and len(shown) > 1 else Severity.WARN
         made = remark(
@@ -185,16 +190,20 @@ def _hosts(names: Sequence[str]) -> str:
 
 def fold(remarks: Iterable[Remark]) -> list[Remark]:
     """The same remark on many hosts as one, with all hosts in it and at most three of them quoted."""
-    folded: dict[tuple[str, str, int], Remark] = {}
+    folded: dict[tuple[str, str, int], list[Remark]] = {}
     for place, item in enumerate(remarks):
         # Only remarks on hosts fold; each line of a file stands for itself.
         key = item.finding.id, item.finding.title, 0 if item.assignment.host else place + 1
-        first = folded.get(key)
-        if first is None:
-            folded[key] = item
-            continue
-        hosts = tuple(sorted({*first.finding.hosts, *item.finding.hosts}))
-        evidence = (*first.finding.evidence, *item.finding.evidence)[:3]
-        finding = msgspec.structs.replace(first.finding, hosts=hosts, evidence=evidence)
-        folded[key] = msgspec.structs.replace(first, finding=finding)
-    return list(folded.values())
+        folded.setdefault(key, []).append(item)
+    return [_as_one(alike) for alike in folded.values()]
+
+
+def _as_one(alike: list[Remark]) -> Remark:
+    first = alike[0]
+    if len(alike) == 1:
+        return first
+    hosts = tuple(sorted({host for item in alike for host in item.finding.hosts}))
+    evidence = tuple(proof for item in alike[:3] for proof in item.finding.evidence)[:3]
+    return msgspec.structs.replace(
+        first, finding=msgspec.structs.replace(first.finding, hosts=hosts, evidence=evidence)
+    )

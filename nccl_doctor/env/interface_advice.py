@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from nccl_doctor.env.nccl_conf import Setting
-from nccl_doctor.env.nccl_version import Version
 from nccl_doctor.env.socket_interface import Choice, nccl_bootstrap, nccl_interfaces
+from nccl_doctor.env.versions import Version
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.findings.model import EnvAdvice
 

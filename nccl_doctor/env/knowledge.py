@@ -241,6 +241,11 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.nobody.instead if self.nobody else ""
 
 
+def nccl_release(text: str = "") -> Version:
+    """This NCCL release as a number; the newest known if none is named."""
+    return versions.parse(text or NEWEST_NCCL)
+
+
 def lookup(name: str, nccl_version: str = "", torch_version: str = "") -> Answer:
     """What is known of ``name`` at these releases of NCCL and PyTorch (empty: the newest known).
 

@@ -84,7 +84,7 @@ class Context(msgspec.Struct, frozen=True):
 
     def nccl_at_least(self, first: str) -> bool:
         """Whether the judged NCCL is this release or later."""
-        return versions.at_least(versions.parse(self.nccl_version or knowledge.NEWEST_NCCL), first)
+        return versions.at_least(knowledge.nccl_release(self.nccl_version), first)
 
 
 SingleRule = Callable[[Assignment, Answer, Context], Iterator[Remark]]
@@ -198,4 +198,4 @@ def remark(
 def quote(item: Assignment) -> Evidence:
     """The line an assignment stands on."""
     text = item.text or f"{item.written or item.name}={'' if item.value is None else item.value}"
-    return Evidence(text, source=item.file or item.how.value, line=item.line, host=item.host)
+    return Evidence(text.removesuffix("\r"), source=item.file or item.how.value, line=item.line, host=item.host)

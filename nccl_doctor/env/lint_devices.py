@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.env import hca
+from nccl_doctor.env import hca, knowledge
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer
 from nccl_doctor.env.lint import Context, Edit, Remark, remark
-from nccl_doctor.env.nccl_version import NEWEST_KNOWN
 from nccl_doctor.env.socket_interface import Filter, parse_filter
 from nccl_doctor.findings.model import Severity
 
@@ -23,7 +22,7 @@ def _filter(item: Assignment) -> Filter | None:
     """The list as NCCL reads it; None where NCCL ignores it. The port after an HCA's name is left out."""
     value = item.value or ""
     if item.name != _HCA:
-        return parse_filter(value, NEWEST_KNOWN)
+        return parse_filter(value, knowledge.nccl_release())
     found = hca.parse(value)
     return Filter(tuple(name for name, _ in found.entries), found.exclude, found.exact) if value else None
 

@@ -9,6 +9,7 @@ from nccl_doctor.env import number, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Risk, Variable
 from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
 from nccl_doctor.findings.model import Severity
 
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
@@ -65,22 +66,29 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[R
         return
     plain = re.split(r"\s#", value.strip())[0].strip().strip("\"'")
     trouble = ""
-    if value.endswith("\r"):
-        trouble = "" if context.nccl_at_least("2.30.3") else "the Windows line end becomes"
+    number_of_nccl = answer.variable is not None and _integers(answer.variable)
+    windows = item.text.endswith("\r") and not context.nccl_at_least(CARRIAGE_RETURN_CUT_SINCE)
+    if windows and not number_of_nccl:  # after a number it is passed over
+        trouble, value = "the Windows line end becomes", f"{value}\r"
     elif value.strip()[:1] in ("'", '"'):
         trouble = "the quotes become"
     elif re.search(r"\s#", value):
         trouble = "the comment becomes"
     elif value != value.strip():
         trouble = "the blanks become"
+    elif re.search(r"\$[{(A-Za-z_]", value):
+        trouble = "no $ is filled in, it becomes"
     if trouble:
+        filled = "$" not in plain
         yield remark(
             "conf-syntax",
             Severity.FAIL,
             f"{item.name}: in nccl.conf {trouble} part of the value ({value!r})",
             item,
-            fix=f"Write {item.name}={plain}",
-            edit=Edit(value=plain),
+            fix=f"Write {item.name}={plain}"
+            if filled
+            else "Write the value itself, or set it in the job's environment.",
+            edit=Edit(value=plain) if filled else None,
         )
     variable = answer.variable
     if variable is not None and (variable.of_torch or item.name in ("NCCL_CONF_FILE", "HOME")):

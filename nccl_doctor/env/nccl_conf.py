@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from nccl_doctor.env.nccl_version import Version
+from nccl_doctor.env.versions import Version, at_least
 from nccl_doctor.facts.interfaces import ConfFile
 
-CONF_FILE_VARIABLE_SINCE: Version = (2, 23, 4)  # NCCL_CONF_FILE; then ~/.nccl.conf is not read
-CARRIAGE_RETURN_CUT_SINCE: Version = (2, 30, 3)
-HOME_VARIABLE_SINCE: Version = (2, 30, 3)  # ~ is $HOME; before, the home directory of the password file
+CONF_FILE_VARIABLE_SINCE = "2.23.4"  # NCCL_CONF_FILE; then ~/.nccl.conf is not read
+CARRIAGE_RETURN_CUT_SINCE = "2.30.3"
+HOME_VARIABLE_SINCE = "2.30.3"  # ~ is $HOME; before, the home directory of the password file
 
 
 class Setting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +41,7 @@ def parse_line(text: str, version: Version) -> tuple[str, str] | None:
     NCCL trims no blanks and removes no quotes or comments. Before 2.30.3 even the carriage return of a Windows line
     end is part of the value (run with 13 libraries, 2.16.5 to 2.32.3).
     """
-    if version >= CARRIAGE_RETURN_CUT_SINCE:
+    if at_least(version, CARRIAGE_RETURN_CUT_SINCE):
         text = text.removesuffix("\r")
     name, equals, value = text.partition("=")
     return (name, value) if equals and re.fullmatch(r"NCCL_\w*", name) else None
@@ -50,8 +50,8 @@ def parse_line(text: str, version: Version) -> tuple[str, str] | None:
 def files_read(files: Iterable[ConfFile], version: Version) -> tuple[ConfFile, ...]:
     """The configuration files this NCCL version reads, the one that wins first."""
     by_role = {file.role: file for file in files}
-    user = by_role.get("home" if version >= HOME_VARIABLE_SINCE else "passwd-home")
-    if version >= CONF_FILE_VARIABLE_SINCE and "environment" in by_role:
+    user = by_role.get("home" if at_least(version, HOME_VARIABLE_SINCE) else "passwd-home")
+    if at_least(version, CONF_FILE_VARIABLE_SINCE) and "environment" in by_role:
         user = by_role["environment"]
     return tuple(file for file in (user, by_role.get("system")) if file is not None)
 

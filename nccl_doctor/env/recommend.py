@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -18,8 +18,8 @@ from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide
 from nccl_doctor.env.nccl_conf import Setting
-from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
+from nccl_doctor.env.versions import Version, at_least
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice, Severity
 from nccl_doctor.findings.playbooks import EnvEntry
@@ -82,10 +82,7 @@ class HostNeeds(msgspec.Struct, frozen=True):
     @property
     def version(self) -> Version:
         """The NCCL release to judge by; the newest whose rules are known if none was found."""
-        if not self.nccl_version:
-            return NEWEST_KNOWN
-        release = (*versions.parse(self.nccl_version), 0, 0)[:3]
-        return release[0], release[1], release[2]
+        return knowledge.nccl_release(self.nccl_version)
 
     @property
     def layers(self) -> list[tuple[str, tuple[Assignment, ...]]]:
@@ -324,12 +321,16 @@ def _taken_away(
             yield made.assignment, made.finding.env[0].reason if made.finding.env else made.finding.title
 
 
-def removals(items: Sequence[Assignment], nccl_version: str = "", torch_version: str = "") -> tuple[EnvAdvice, ...]:
-    """The variables to take away of those that are set, each once."""
-    found: dict[str, EnvAdvice] = {}
-    for item, why in _taken_away(items, nccl_version, torch_version):
-        found.setdefault(item.name, EnvAdvice(item.name, "", why, unset=True))
-    return tuple(found.values())
+def removals(
+    items: Sequence[Assignment], nccl_version: str = "", torch_version: str = "", failed: Collection[str] = ()
+) -> tuple[EnvAdvice, ...]:
+    """The variables to take away of those that are set, each once. ``failed``: lists of interfaces seen to be wrong."""
+    why: dict[str, str] = {}
+    for item, reason in _taken_away(items, nccl_version, torch_version):
+        why.setdefault(item.name, reason)
+    for name in failed:
+        why.setdefault(name, "it leads to the wrong interface; `env recommend` says what the hosts need")
+    return tuple(EnvAdvice(name, "", reason, unset=True) for name, reason in why.items())
 
 
 def workarounds(
@@ -474,11 +475,16 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             "the RoCE v2 IPv4 entry on every rail",
             fact,
             confidence=0.9,
-            releases="<2.21.5" if host.version < gid.AUTOMATIC_SINCE else "any",
+            releases="any" if at_least(host.version, gid.AUTOMATIC_SINCE) else f"<{gid.AUTOMATIC_SINCE}",
             risky=True,
         )
-        draft.notes.append(Note(f"NCCL 2.21.5 and later finds this GID by itself: upgrade and drop {name}"))
-    elif all(_ipv6_works(port.gids, host.version) for host, port, _ in wrong) and host.version >= gid.AUTOMATIC_SINCE:
+        if not at_least(host.version, gid.AUTOMATIC_SINCE):
+            draft.notes.append(
+                Note(f"NCCL {gid.AUTOMATIC_SINCE} and later finds this GID by itself: upgrade, drop {name}")
+            )
+    elif all(
+        at_least(host.version, gid.AUTOMATIC_SINCE) and _ipv6_works(port.gids, host.version) for host, port, _ in wrong
+    ):
         draft.add(
             "NCCL_IB_ADDR_FAMILY",
             "AF_INET6",
@@ -607,12 +613,12 @@ def recorder(torch_version: str) -> tuple[EnvAdvice, ...]:
 
 def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
     fact = f"PyTorch {said}"
-    if not versions.at_least(release, "2.2"):
+    if not at_least(release, "2.2"):
         draft.left.append(Left("TORCH_NCCL_TRACE_BUFFER_SIZE", f"{fact} has no flight recorder (2.2 and later)"))
         return
-    new = versions.at_least(release, "2.8")
+    new = at_least(release, "2.8")
     size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-    if versions.at_least(release, "2.11"):
+    if at_least(release, "2.11"):
         draft.left.append(Left(size, f"{fact}: the flight recorder is on by default (2000 entries)"))
     else:
         draft.add(
@@ -623,7 +629,7 @@ def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
             confidence=0.95,
             releases="torch 2.2-2.10",
         )
-    if versions.at_least(release, "2.7"):
+    if at_least(release, "2.7"):
         draft.left.append(Left("TORCH_NCCL_DUMP_ON_TIMEOUT", f"{fact}: on by default"))
     else:
         draft.add(
@@ -642,7 +648,7 @@ def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
         confidence=0.9,
         releases="torch >=2.8" if new else "torch 2.2-2.7",
     )
-    if versions.at_least(release, "2.15"):
+    if at_least(release, "2.15"):
         why = f"{fact}: the default backend nccl2 does not read it (TORCH_DIST_USE_NCCL2=0 brings the old one back)"
         draft.left.append(Left("TORCH_NCCL_DESYNC_DEBUG", why))
         return

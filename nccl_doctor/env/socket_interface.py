@@ -12,18 +12,18 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
-from nccl_doctor.env.nccl_version import Version
+from nccl_doctor.env.versions import Version, at_least
 from nccl_doctor.facts.interfaces import Address
 
 MAX_INTERFACES = 16  # MAX_IFS
 MAX_LIST = 16  # entries of one NCCL_SOCKET_IFNAME
-RUNNING_ONLY_SINCE: Version = (2, 28, 3)  # before, interfaces without a carrier counted
-VIRBR_EXCLUDED_SINCE: Version = (2, 28, 3)  # before, virbr* counted like any other
-EXACT_MATCH_SINCE: Version = (2, 5, 6)
-INVALID_USAGE_SINCE: Version = (2, 24, 3)  # "no socket interface found": result 5; before, 3
+RUNNING_ONLY_SINCE = "2.28.3"  # before, interfaces without a carrier counted
+VIRBR_EXCLUDED_SINCE = "2.28.3"  # before, virbr* counted like any other
+EXACT_MATCH_SINCE = "2.5.6"
+INVALID_USAGE_SINCE = "2.24.3"  # "no socket interface found": result 5; before, 3
 
 # In these releases the test for NCCL_COMM_ID's subnet is the wrong way round: the first interface *outside* it is taken.
-SUBNET_INVERTED: tuple[Version, Version] = ((2, 29, 2), (2, 30, 3))
+SUBNET_INVERTED_SINCE, SUBNET_MENDED_IN = "2.29.2", "2.30.3"
 
 NO_INTERFACE = "Bootstrap : no socket interface found"
 NO_SUBNET = "NET/Socket : No usable listening interface found"
@@ -76,7 +76,7 @@ def parse_filter(value: str, version: Version) -> Filter | None:
         return None
     exclude = value.startswith("^")
     rest = value[1:] if exclude else value
-    exact = rest.startswith("=") and version >= EXACT_MATCH_SINCE
+    exact = rest.startswith("=") and at_least(version, EXACT_MATCH_SINCE)
     rest = rest[1:] if exact else rest
     names = tuple(entry.split(":")[0] for entry in rest.split(","))
     return Filter(tuple(name for name in names if name)[:MAX_LIST], exclude, exact)
@@ -87,7 +87,7 @@ def _candidates(addresses: Sequence[Address], family: str, version: Version) -> 
     return [
         address
         for address in addresses
-        if (address.running or version < RUNNING_ONLY_SINCE)
+        if (address.running or not at_least(version, RUNNING_ONLY_SINCE))
         and (wanted is None or address.family == wanted)
         and not (address.family == "inet6" and ip_address(address.address).is_loopback)
     ]
@@ -110,7 +110,7 @@ def _in_subnet(
     addresses: Sequence[Address], remote: IPv4Address | IPv6Address, version: Version
 ) -> tuple[Address, ...]:
     """The first interface in the same subnet as ``remote``, with a carrier or not."""
-    inverted = SUBNET_INVERTED[0] <= version < SUBNET_INVERTED[1]
+    inverted = at_least(version, SUBNET_INVERTED_SINCE) and not at_least(version, SUBNET_MENDED_IN)
     return tuple(address for address in addresses if (remote in address.network) != inverted)[:1]
 
 
@@ -162,7 +162,7 @@ def nccl_interfaces(
         remote = _comm_id_address(comm_id, resolve)
         if remote is not None and (found := _in_subnet(addresses, remote, version)):
             return Choice("subnet of NCCL_COMM_ID", found)
-    shunned = ("docker", "lo", "virbr") if version >= VIRBR_EXCLUDED_SINCE else ("docker", "lo")
+    shunned = ("docker", "lo", "virbr") if at_least(version, VIRBR_EXCLUDED_SINCE) else ("docker", "lo")
     if found := _matching(candidates, Filter(shunned, exclude=True).takes):
         return Choice(f"first that is not {', '.join(shunned)}", found)
     for last_resort in ("docker", "lo", "virbr"):
@@ -172,7 +172,7 @@ def nccl_interfaces(
 
 
 def _nothing(rule: str, version: Version) -> Choice:
-    return Choice(rule, (), NO_INTERFACE, 5 if version >= INVALID_USAGE_SINCE else 3)
+    return Choice(rule, (), NO_INTERFACE, 5 if at_least(version, INVALID_USAGE_SINCE) else 3)
 
 
 def nccl_bootstrap(

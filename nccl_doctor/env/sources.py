@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from nccl_doctor.env import versions
+from nccl_doctor.env import knowledge, nccl_conf
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem, Unreadable, read_text
 from nccl_doctor.env.lint import Edit, Remark, remark
+from nccl_doctor.facts.interfaces import ConfFile
 from nccl_doctor.findings.model import Severity
 
 SYSTEM_CONF = "/etc/nccl.conf"
@@ -42,26 +45,29 @@ def of_environment(variables: Mapping[str, str], host: str = "", name: str = "en
     )
 
 
-def conf_paths(variables: Mapping[str, str], home: str, nccl_version: str = "") -> tuple[str, ...]:
-    """The configuration files NCCL reads, first one winning. NCCL_CONF_FILE (2.23+) replaces ~/.nccl.conf."""
-    named = variables.get("NCCL_CONF_FILE", "")
-    if named and (not nccl_version or versions.at_least(versions.parse(nccl_version), "2.23.4")):
-        return named, SYSTEM_CONF
-    return str(Path(home, ".nccl.conf")), SYSTEM_CONF
+def _conf_files() -> Iterator[ConfFile]:
+    """Where nccl.conf may stand on this machine."""
+    with contextlib.suppress(KeyError):
+        yield ConfFile("passwd-home", str(Path(pwd.getpwuid(os.getuid()).pw_dir, ".nccl.conf")))
+    if home := os.environ.get("HOME"):
+        yield ConfFile("home", str(Path(home, ".nccl.conf")))
+    if named := os.environ.get("NCCL_CONF_FILE"):
+        yield ConfFile("environment", named)
+    yield ConfFile("system", SYSTEM_CONF)
 
 
 def of_this_process(nccl_version: str = "") -> Sources:
     """What a process started from here would see: its environment, then the configuration files of this machine."""
     layers = [("environment", of_environment(os.environ))]
     problems = []
-    for path in conf_paths(os.environ, str(Path.home()), nccl_version):
-        if os.path.lexists(path):
+    for file in nccl_conf.files_read(_conf_files(), knowledge.nccl_release(nccl_version)):
+        if os.path.lexists(file.path):
             try:
-                text = read_text(path)
+                text = read_text(file.path)
             except Unreadable as error:
-                problems.append(Problem(path, str(error)))
+                problems.append(Problem(file.path, str(error)))
             else:
-                layers.append((path, tuple(conf.read(text, path, "host "))))
+                layers.append((file.path, tuple(conf.read(text, file.path, "host "))))
     return Sources(tuple(layers), tuple(problems))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, ranking, topics
+from nccl_doctor.explain import advice, ranking, snapshots, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
@@ -36,7 +36,10 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     """Explain these logs. Reads each source once; keeps only what the signatures recognised."""
     summary = Summary()
     for source in sources:
-        summary.merge(scan(source))
+        found = scan(source)
+        if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+            found.proofs += snapshots.of_log(source.name, source.lines)
+        summary.merge(found)
     return explain(summary)
 
 
@@ -83,7 +86,8 @@ _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\bexceeded\b|\bunreachable\b|not responding|\btimed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT"
+    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT|"
+    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
 )
 _COUNTED_NONE = re.compile(
     r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:[ _]\w+){0,2}['\"]?\s*[:=]\s*0(?:\.0+)?\b",
@@ -98,7 +102,7 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
     good = _good_end(case)
     if best is not None and best.strength >= DECIDED:
         return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case)
+    failed = _failure_seen(case) or case.unfinished
     # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
     if good and not failed:
         return Verdict.HEALTHY, good
@@ -106,42 +110,26 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
 
 
 def _failure_seen(case: Case) -> bool:
+    """Whether anything failed that the work did not outlive (:meth:`Case.outlived`)."""
     if case.recovered:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    for name in case.summary.groups:
-        signature = case.signatures.get(name)
-        if signature is not None and signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name):
-            if name == "nccl-abort" and case.has("ended-well", "nccl-tests-ok", "busbw-average"):
-                continue  # torch's destroy_process_group() aborts communicators of a run that went well, too
-            return True
+    seen = [signature for name, signature in case.signatures.items() if case.has(name)]
+    outlived = [signature for signature in seen if case.overcome(signature.name)]
+    if any(signature.role is Role.SYMPTOM and signature not in outlived for signature in seen):
+        return True
     calm = {
         (hit.file, hit.line)
-        for name, signature in case.signatures.items()
+        for signature in seen
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
-        for hit in case.hits(name)
+        for hit in case.hits(signature.name)
     }
-    overcome = [signature for name, signature in case.signatures.items() if case.overcome(name)]
     return any(
-        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text))
-        and not _TALK.search(hit.text)
-        and not _went_on(case, hit)
+        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text)) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in overcome)
+        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in outlived)
     )
-
-
-_LINES_AFTER = 3
-
-
-def _went_on(case: Case, hit: Hit) -> bool:
-    """Whether the work visibly went on after this line: nccl-tests came to its end, or steps were still reported."""
-    ends = [case.last("nccl-tests-ok"), case.last("busbw-average")]
-    if any(end is not None and end.file == hit.file and end.line > hit.line for end in ends):
-        return True
-    step = case.last("progress")
-    return step is not None and step.file == hit.file and step.line >= hit.line + _LINES_AFTER
 
 
 def _good_end(case: Case) -> list[Hit]:
@@ -262,7 +250,9 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             where += f" ({best.hosts[0]})"
     elif len(best.hosts) == 1:
         where = best.hosts[0]
-    return f"{where}: {best.title}" if where and not best.title.startswith("rank") else best.title
+    named = advice.device(best)
+    title = f"{best.title} ({named})" if named and named not in best.title else best.title
+    return f"{where}: {title}" if where and not title.startswith("rank") else title
 
 
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:

@@ -66,12 +66,12 @@ _LAUNCHER = re.compile(
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
-    r"gloo/transport|ProcessGroup|\bNCCL (?:error|operation|Error)|"
+    r"gloo/transport|ProcessGroup(?:NCCL|Gloo|MPI|UCC|Wrapper)|\bNCCL (?:error|operation|Error)|"
     r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"
-    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|c10d"
+    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b"
 )
 _DISTRIBUTED = [
     "nccl-init-complete",
@@ -181,6 +181,13 @@ class Case:
         return self.has(*_DISTRIBUTED) or len(self.summary.ranks) > 1
 
     @functools.cached_property
+    def unfinished(self) -> bool:
+        """Whether NCCL began to initialise and the logs end before any rank, or any work, got beyond that."""
+        return self.has("nccl-init-start") and not self.has(
+            "nccl-init-complete", "progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average"
+        )
+
+    @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
         found: dict[str, list[Hit]] = {}
@@ -259,7 +266,7 @@ class Case:
         for item in self.summary.tracebacks:
             if not item.type or _LAUNCHER.search(item.type) or self.is_known(item):
                 continue
-            if _WRAPPED.search(item.message[:400]):
+            if _WRAPPED.search(item.message[:400]) or self._only_logged(item):
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._ranked(item.hit)))
         return kept
@@ -319,12 +326,31 @@ class Case:
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
 
+    def outlived(self, hit: Hit) -> bool:
+        """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
+        step = self.last("progress")
+        ends = [self.last(name) for name in _ENDS]
+        return any(end is not None and end.file == hit.file and end.line > hit.line for end in ends) or (
+            step is not None and step.file == hit.file and step.line >= hit.line + _LINES_AFTER
+        )
+
     def overcome(self, name: str) -> bool:
-        """Whether this signature's lines are retries, and the work went on after the last of them."""
-        last, on = self.last(name), self.last("progress")
-        if name not in _RETRIES or last is None or on is None:
+        """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""
+        last = self.last(name)
+        if last is None:
             return False
-        return on.file == last.file and on.line >= last.line + 3
+        if name in _RETRIES:
+            return self.outlived(last)
+        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in _ENDS for hit in self.hits(end))
+
+    def _only_logged(self, item: Traceback) -> bool:
+        """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
+        hit = item.hit
+        spoke = self.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
+        if not self.outlived(hit) or (spoke is not None and spoke.line < hit.line + _LINES_AFTER):
+            return False
+        symptoms = [self.last(name) for name, signature in self.signatures.items() if signature.role is Role.SYMPTOM]
+        return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
 
     @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
@@ -345,9 +371,21 @@ class Case:
 
 
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
-_RETRIES = frozenset(("master-refused", "connect-retry", "connect-refused", "gloo-closed"))
+_ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
+_LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
+_RETRIES = frozenset(
+    (
+        "master-refused",
+        "connect-retry",
+        "connect-refused",
+        "gloo-closed",
+        "probe-failed",
+        "resources-missing",
+        "serving-watchdog",
+    )
+)
 _AT_SHUTDOWN = frozenset(
-    ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed")
+    ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
 )
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(

@@ -75,6 +75,8 @@ def collect(case: Case) -> list[Candidate]:
         signature = case.signatures.get(name)
         if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
             continue
+        if case.overcome(name):
+            continue
         hits = [hit for hit in case.hits(name) if not case.follows_failed_task(hit)]
         if not hits:
             continue
@@ -141,7 +143,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if (item.id not in _SLOWNESS and _survived(case, item)) or (item.id not in _LASTING and case.recovered):
+        if item.id not in _SLOWNESS and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -149,12 +151,11 @@ def rank(case: Case) -> list[Candidate]:
 
 # Causes of a usually late kind that do explain what comes after them.
 _FIRST_CAUSES = frozenset(("app.rank-exception", "launch.killed", "unrelated"))
-# Troubles under which a job goes on: moving on does not speak against them.
+# Troubles under which a job goes on, to its end even: moving on does not speak against them.
 _SLOWNESS = frozenset(
     (
         "net.slow",
         "gpu.thermal-power",
-        "launch.killed",
         "ib.device-not-found",
         "ib.gdr",
         "app.nan-or-data",
@@ -163,8 +164,6 @@ _SLOWNESS = frozenset(
         "sw.nccl-bug",
     )
 )
-
-_LASTING = _SLOWNESS - {"launch.killed"}  # not even the end of the run speaks against them
 
 
 def _survived(case: Case, item: Candidate) -> bool:

@@ -79,6 +79,15 @@ def _reports(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
             reports.extend(ras.read(content, path))
         except ValueError as error:
             problems.append(InputProblem(path, str(error)))
+    yield from _ras_proofs(reports)
+
+
+def of_log(name: str, log: bytes | str) -> list[Proof]:
+    """What the RAS reports prove that stand in a log that is at hand."""
+    return list(_ras_proofs(ras.read(log.encode() if isinstance(log, str) else log, name)))
+
+
+def _ras_proofs(reports: list[ras.Report]) -> Iterator[Proof]:
     for found in ras.conclude(sorted(reports, key=lambda report: report.timestamp)):
         yield Proof(
             found.title, found.evidence, found.cause, found.candidates, found.confidence, found.ranks, found.next, "ras"

@@ -6,6 +6,7 @@ what it finds alone stays below the threshold of a verdict unless several lines 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 
@@ -32,13 +33,13 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "ib.gid-index": r"\bgids?\b|gid_index|gid table",
         "ib.memlock": r"memlock|locked memory|max locked|cannot allocate memory.*(?:ibv|qp|cq|mr)|(?:ibv|reg_mr).*cannot allocate",
         "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr",
-        "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|polling|cable|link_?layer.*down|state:? *down",
+        "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|state\W{1,4}polling|cable|link_?layer.*down|state:? *down",
         "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
         "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b",
         "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca",
         "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
         "net.mtu": r"\bmtu\b|jumbo|frag",
-        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.[01]\.1|name or service",
+        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service",
         "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
         "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out",
         "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
@@ -71,10 +72,11 @@ TOPICS: dict[str, re.Pattern[str]] = {
 }
 _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
-    r"errors?[:=] ?0\b|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
+    r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
 
+@functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {
@@ -215,7 +217,15 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
     "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),
     "ib.retry-exceeded": ("ib-retry", "ib-retry-text", "ib-async"),
-    "sw.nccl-bug": ("nccl-frame", "nccl-segfault", "crash-in-libnccl", "nccl-warn", "segfault", "nccl-internal"),
+    "sw.nccl-bug": (
+        "nccl-frame",
+        "nccl-segfault",
+        "crash-in-libnccl",
+        "nccl-warn",
+        "segfault",
+        "nccl-internal",
+        "proxy-failed",
+    ),
     "sys.container": (
         "socket-family",
         "cumem-refused",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,6 +22,8 @@ class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
     recovery: int | None = None
     crc_flit: int | None = None
     crc_data: int | None = None
+    recovery_failed: int | None = None  # NVLink 5 has these two instead of the four above
+    integrity: int | None = None
 
 
 class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,6 +35,7 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
     clique: int = 0
     degraded_bandwidth: bool | None = None
     route_unhealthy: bool | None = None
+    mistake: str | None = None  # what is configured wrongly, in words
 
 
 class GpuProcess(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +64,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     compute_capability: str | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    memory_numa_node: int | None = None  # -1, or the host's NUMA node that the GPU's memory is (GH200, GB200)
     bar1_total_bytes: int | None = None
     utilization_percent: int | None = None
     pcie_gen: int | None = None
@@ -73,6 +78,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature_shutdown_c: int | None = None
     temperature_memory_c: int | None = None
     temperature_memory_max_c: int | None = None
+    temperature_margin_c: int | None = None  # to the nearest slowdown
     power_w: float | None = None
     power_limit_w: float | None = None
     power_default_w: float | None = None
@@ -167,7 +173,7 @@ class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str | None = None
 
 
-class GpuFact(Fact, frozen=True, omit_defaults=True):
+class GpuFact(Fact, frozen=True, omit_defaults=True, dict=True):
     """Four witnesses of a host's GPUs: NVML (``gpus``), nvidia-smi (``smi``), /proc/driver/nvidia, the PCI bus."""
 
     PROBE: ClassVar[str] = "gpu"
@@ -188,6 +194,15 @@ class GpuFact(Fact, frozen=True, omit_defaults=True):
     container: str | None = None
     fabric_manager: FabricManager = FabricManager()
     imex_channels: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def answering(self) -> tuple[GpuDevice, ...]:
+        """The GPUs that NVML gave a handle for: one without is lost, or not ours to see."""
+        return tuple(
+            gpu
+            for gpu in self.gpus
+            if "handle" not in gpu.errors and "handle" not in gpu.not_permitted and "handle" not in gpu.not_supported
+        )
 
     @property
     def has_hardware(self) -> bool:

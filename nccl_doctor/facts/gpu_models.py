@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import msgspec
 
@@ -27,11 +28,15 @@ class GpuModel(msgspec.Struct, frozen=True):
     tdp_w: float | None
     fp16_tflops: float | None = None
     bridge_nvlinks: int = 0
+    c2c: bool = False  # joined to its CPU by NVLink-C2C: PCIe is the side door, and its memory may be a NUMA node
 
     @property
     def tflops(self) -> float | None:
         """The catalogue speed for training: BF16, or FP16 where the model has no BF16."""
         return self.bf16_tflops if self.bf16_tflops is not None else self.fp16_tflops
+
+
+_VGPU = re.compile(r"-[0-9]+(-[0-9]+)?[ABCQ](ME)?$")  # the profile at the end of a vGPU's name
 
 
 @functools.cache
@@ -42,7 +47,12 @@ def models() -> tuple[GpuModel, ...]:
 
 @functools.lru_cache(maxsize=256)
 def find(name: str | None) -> GpuModel | None:
-    """The model behind a name as NVML gives it (``NVIDIA H100 80GB HBM3``); None if the catalogue has none."""
+    """The model behind a name as NVML gives it (``NVIDIA H100 80GB HBM3``); None if the catalogue has none.
+
+    A vGPU (``NVIDIA H200-141C``) is a share of a GPU, with what its host gives it: no model of its own.
+    """
+    if _VGPU.search(name or ""):
+        return None
     bare = (name or "").removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
     for model in models():
         rest = bare[len(model.match) :]

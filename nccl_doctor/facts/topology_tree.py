@@ -8,6 +8,8 @@ climbs the tree in the same steps of two. What sysfs does not tell (a NUMA node 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 
 import msgspec
@@ -15,8 +17,10 @@ import msgspec
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Gpu, Link, Matrix, Nic, TopologyError
+from nccl_doctor.facts.topology_paths import per_matrix
 
 SYSFS = "sysfs"
+SWITCH = "switch"  # what NVML calls the other end of an NVLink to an NVSwitch
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -36,7 +40,30 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{self.a}-{self.b}: nvidia-smi says {self.printed}, sysfs and NVML {self.rebuilt}"
 
 
-def kind_between(a: PciDevice, b: PciDevice) -> str | None:
+class Node(msgspec.Struct, frozen=True):
+    """One GPU or NIC with all that the matrix is rebuilt from, and nothing else: hosts built alike have equal ones.
+
+    ``ends``: the other end of each active NVLink, a PCI address or ``switch``; None where NVML did not tell.
+    """
+
+    name: str
+    bus_id: str
+    path: tuple[str, ...]
+    numa_node: int | None = None
+    cpus: str | None = None
+    verbs: str = ""
+    ends: tuple[str, ...] | None = None
+
+
+def node(name: str, device: PciDevice, gpu: GpuDevice | None = None, verbs: str = "") -> Node:
+    """The node of a device, with the NVLinks that NVML told of it."""
+    ends = None
+    if gpu is not None and gpu.nvlinks is not None:
+        ends = tuple(SWITCH if one.remote_type == SWITCH else one.remote or "" for one in gpu.nvlinks if one.active)
+    return Node(name, device.bus_id, device.path, device.numa_node, device.cpus, verbs, ends)
+
+
+def kind_between(a: Node, b: Node) -> str | None:
     """PIX, PXB, PHB, NODE or SYS between two devices; None where the NUMA nodes are needed and not known."""
     common = 0
     for one, other in zip(a.path, b.path, strict=False):
@@ -52,72 +79,68 @@ def kind_between(a: PciDevice, b: PciDevice) -> str | None:
     return "PIX" if max(len(a.path), len(b.path)) - common <= 2 else "PXB"
 
 
-def nvlinks_between(a: GpuDevice, b: GpuDevice) -> int:
+def nvlinks_between(a: Node, b: Node) -> int:
     """Active NVLinks from one GPU to another: straight ones, and those that both have to NVSwitches."""
-    straight = sum(link.active and link.remote == b.bus_id for link in a.nvlinks or ())
-    to_switch = [sum(link.active and link.remote_type == "switch" for link in gpu.nvlinks or ()) for gpu in (a, b)]
-    return straight + min(to_switch)
+    if not a.ends:
+        return 0
+    return a.ends.count(b.bus_id) + min(a.ends.count(SWITCH), (b.ends or ()).count(SWITCH))
 
 
 def rebuild(topology: TopologyFact, gpu: GpuFact | None) -> Matrix:
     """The matrix as far as sysfs and NVML tell it; ``TopologyError`` where sysfs lists no GPU that NVML has."""
-    gpus, told = _gpus(topology, gpu)
+    gpus = _gpus(topology, gpu)
     if not gpus:
         raise TopologyError("sysfs shows no PCI address of an NVIDIA GPU")
-    nics = _nics(topology)
-    devices = [*gpus.items(), *nics.items()]
-    links, unknown = [], []
-    for a, one in devices:
-        for b, other in devices:
-            if a == b:
-                continue
-            count = nvlinks_between(told[a], told[b]) if a in told and b in told else 0
-            kind = f"NV{count}" if count else kind_between(one, other)
-            if kind is None:
-                unknown.append(f"{a}-{b}")
-            else:
-                links.append(Link(a, b, kind))
+    return _matrix(gpus, _nics(topology))
+
+
+# As with the printed ones: the hosts of a fleet have few different matrices between them.
+@functools.lru_cache(maxsize=64)
+def _matrix(gpus: tuple[Node, ...], nics: tuple[Node, ...]) -> Matrix:
+    links, unknown = [], 0
+    for a, b in itertools.permutations(gpus + nics, 2):
+        count = nvlinks_between(a, b)
+        kind = f"NV{count}" if count else kind_between(a, b)
+        if kind is None:
+            unknown += 1
+        else:
+            links.append(Link(a.name, b.name, kind))
     notes = []
     if unknown:
-        notes.append(
-            f"{len(unknown) // 2} pairs are left out: the NUMA node is not told (a virtual machine's PCI tree)"
-        )
-    if silent := [name for name in gpus if name not in told or told[name].nvlinks is None]:
+        notes.append(f"{unknown // 2} pairs are left out: the NUMA node is not told (a virtual machine's PCI tree)")
+    if silent := [gpu.name for gpu in gpus if gpu.ends is None]:
         notes.append(f"NVLinks are not known for {', '.join(silent)}: NVML did not tell")
     return Matrix(
-        gpus=tuple(Gpu(name, device.cpus, _numa(device)) for name, device in gpus.items()),
-        nics=tuple(Nic(name, device.verbs[0]) for name, device in nics.items()),
+        gpus=tuple(Gpu(gpu.name, gpu.cpus, _numa(gpu)) for gpu in gpus),
+        nics=tuple(Nic(nic.name, nic.verbs) for nic in nics),
         links=tuple(links),
         truncated=bool(notes),
-        rows=tuple(name for name, _ in devices),
+        rows=tuple(one.name for one in gpus + nics),
         notes=tuple(notes),
         source=SYSFS,
     )
 
 
-def _numa(device: PciDevice) -> str:
-    return str(device.numa_node) if device.numa_node is not None and device.numa_node >= 0 else "N/A"
+def _numa(node: Node) -> str:
+    return str(node.numa_node) if node.numa_node is not None and node.numa_node >= 0 else "N/A"
 
 
-def _gpus(topology: TopologyFact, fact: GpuFact | None) -> tuple[dict[str, PciDevice], dict[str, GpuDevice]]:
-    """GPU name -> PCI device, and -> NVML's answers. Numbered as NVML does, else in the order of PCI addresses."""
+def _gpus(topology: TopologyFact, fact: GpuFact | None) -> tuple[Node, ...]:
+    """The GPUs, with NVML's answers. Numbered as NVML does, else in the order of PCI addresses."""
     on_bus = {device.bus_id: device for device in topology.devices if device.kind == "gpu" and device.path}
     if fact is not None and fact.nvml.outcome == "ok":
         told = {f"GPU{gpu.index}": gpu for gpu in fact.gpus if gpu.bus_id in on_bus}
-        return {name: on_bus[gpu.bus_id or ""] for name, gpu in told.items()}, told
-    return {f"GPU{index}": on_bus[bus_id] for index, bus_id in enumerate(sorted(on_bus))}, {}
+        return tuple(node(name, on_bus[gpu.bus_id or ""], gpu) for name, gpu in told.items())
+    return tuple(node(f"GPU{index}", on_bus[bus_id]) for index, bus_id in enumerate(sorted(on_bus)))
 
 
-def _nics(topology: TopologyFact) -> dict[str, PciDevice]:
-    """NIC name -> PCI device, one for each RDMA device, numbered in the order of their names."""
+def _nics(topology: TopologyFact) -> tuple[Node, ...]:
+    """One NIC for each RDMA device, numbered in the order of their names."""
     found = [
-        msgspec.structs.replace(device, verbs=(name,))
-        for device in topology.devices
-        if device.kind == "nic" and device.path
-        for name in device.verbs
+        (name, device) for device in topology.devices if device.kind == "nic" and device.path for name in device.verbs
     ]
-    found.sort(key=lambda device: [int(part) if part.isdecimal() else part for part in _DIGITS.split(device.verbs[0])])
-    return {f"NIC{index}": device for index, device in enumerate(found)}
+    found.sort(key=lambda one: [int(part) if part.isdecimal() else part for part in _DIGITS.split(one[0])])
+    return tuple(node(f"NIC{index}", device, verbs=name) for index, (name, device) in enumerate(found))
 
 
 _DIGITS = re.compile(r"([0-9]{1,9})")
@@ -126,14 +149,22 @@ _DIGITS = re.compile(r"([0-9]{1,9})")
 def differences(printed: Matrix, rebuilt: Matrix) -> list[Difference]:
     """Pairs of GPUs, and of GPU and NIC, on which both have a cell and the cells differ. NICs are matched by verbs name."""
     mine, theirs = _by_device(printed), _by_device(rebuilt)
+    if mine == theirs:
+        return []
     gpus = {gpu.name for gpu in printed.gpus}
-    return [
+    found = [
         Difference(a, b, kind, theirs[a, b])
-        for (a, b), kind in sorted(mine.items())
-        if a in gpus and (b not in gpus or a < b) and (a, b) in theirs and theirs[a, b] != kind.replace("SOC", "SYS")
+        for (a, b), kind in mine.items()
+        if a in gpus
+        and (b not in gpus or a < b)
+        and (a, b) in theirs
+        and theirs[a, b] != kind.replace("SOC", "SYS")
+        and not (kind.startswith("NV") and rebuilt.truncated)  # NVML did not tell its NVLinks: no witness of them
     ]
+    return sorted(found, key=lambda one: (one.a, one.b))
 
 
+@per_matrix
 def _by_device(matrix: Matrix) -> dict[tuple[str, str], str]:
     names = {nic.name: nic.device or nic.name for nic in matrix.nics}
     return {(names.get(link.a, link.a), names.get(link.b, link.b)): link.kind for link in matrix.links}

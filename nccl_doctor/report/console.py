@@ -18,6 +18,7 @@ from nccl_doctor.rules.judge import Report
 EVIDENCE_SHOWN = 4
 TITLES_SHOWN = 3
 FIXES_SHOWN = 4
+GAPS_SHOWN = 20
 _STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}
 
 
@@ -209,11 +210,14 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
     if not verbose:
         for item in infos:
             yield Text("note         ", "cyan").append(visible(item.title))
-    for gap in report.unknown:
+    shown = report.unknown if verbose else report.unknown[:GAPS_SHOWN]
+    for gap in shown:
         text = Text("not checked  ", "yellow").append(
             f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
         )
         yield text.append(f" (try: {visible(gap.next)})" if gap.next else "")
+    if len(report.unknown) > len(shown):
+        yield Text(f"not checked  ... and {len(report.unknown) - len(shown)} more (--verbose shows all)", "yellow")
     tail = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
 

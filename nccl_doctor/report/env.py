@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.tune import Change, Trial, Tuning
-from nccl_doctor.env.examine import Examination
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
-from nccl_doctor.env.lint import Remark
-from nccl_doctor.env.recommend import Advice, Line
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity, shell_word
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
+
+if TYPE_CHECKING:  # `env show` needs none of these: they would be half of its time
+    from nccl_doctor.bench.tune import Change, Trial, Tuning
+    from nccl_doctor.env.examine import Examination
+    from nccl_doctor.env.lint import Remark
+    from nccl_doctor.env.recommend import Advice, Line
 
 _RISK = {
     Risk.SAFE: "safe",
@@ -320,11 +322,17 @@ def advice_text(advice: Advice, width: int = 110) -> str:
 
 
 def advice_shell(advice: Advice) -> str:
-    """export lines."""
-    return "".join(
-        f"# {_comment(line)}\nexport {line.advice.name}={shell_word(line.advice.value)}\n"
-        for line in _set_lines(advice)
-    )
+    """export and unset lines."""
+    return "".join(f"# {_comment(line)}\n{line.advice.shell}\n" for line in advice.lines)
+
+
+def not_shown(advice: Advice, format: str) -> tuple[str, ...]:
+    """What this format has no words for: it goes to standard error."""
+    if format in ("text", "json"):
+        return ()
+    removed = [line for line in advice.lines if line.advice.unset and format not in ("shell", "sbatch")]
+    said = [f"take {line.advice.name} away: {_comment(line)}" for line in removed]
+    return (*said, *(note.text for note in advice.notes), *advice.unknown)
 
 
 def advice_conf(advice: Advice) -> str:

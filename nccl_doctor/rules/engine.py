@@ -80,10 +80,10 @@ class Host:
         except MissingFact:
             return None
 
-    def once(self, derive: Callable[[Host, Plan], T], plan: Plan) -> T:
-        """``derive(host, plan)``, computed once for all rules of a run; the plan of a run never changes."""
+    def once(self, derive: Callable[..., T], *plan: Plan) -> T:
+        """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""
         if derive not in self._derived:
-            self._derived[derive] = derive(self, plan)
+            self._derived[derive] = derive(self, *plan)
         return cast(T, self._derived[derive])
 
 

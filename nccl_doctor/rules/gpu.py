@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
@@ -30,6 +30,16 @@ _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
         "in a container: start it with the NVIDIA container toolkit (--gpus all); else install the driver's libraries",
         "ldconfig -p | grep -i nvidia-ml",
     ),
+}
+_NO_PERMISSION = 4
+# NVML's words for a GPU that it does not open, beside "GPU is lost" -> what to do, command
+_REFUSALS = {
+    "Insufficient External Power": ("connect the GPU's power cables", "sudo ipmitool sdr type 'Power Supply'"),
+    "Interrupt Request Issue": (
+        "the GPU's interrupts do not arrive: update the BIOS, look at the kernel's interrupt and IOMMU options",
+        "cat /proc/cmdline; grep nvidia /proc/interrupts; sudo dmesg -T | grep -iE 'irq|nvrm' | tail -20",
+    ),
+    "GPU requires restart": ("drain the host, then reset the GPU", "sudo nvidia-smi --gpu-reset"),
 }
 GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
 MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
@@ -63,6 +73,8 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail; sudo reboot",
             fact.nvml.detail,
         )
+    elif fact.nvml.code == _NO_PERMISSION:
+        raise MissingFact("NVML", f"not permitted: {fact.nvml.detail}")
     elif fact.nvml.outcome != "ok":
         id, title, text, command = _INIT_FAILURES.get(
             fact.nvml.code or 0,
@@ -117,7 +129,7 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
 def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
     """How the second witness contradicts the first: it failed, or lists other GPUs. Where it is not installed: nothing."""
     smi, nvml = {gpu.get("bus_id") for gpu in fact.smi.gpus}, {gpu.bus_id for gpu in devices(fact)}
-    if fact.smi.outcome == "ok" and smi == nvml:
+    if fact.smi.outcome == "ok" and (smi == nvml or None in nvml):  # an integrated GPU (Jetson) has no PCI address
         return []
     if fact.smi.outcome not in ("ok", "failed"):
         return []
@@ -130,7 +142,7 @@ def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
 
 
 def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, command: str, proof: str) -> Finding:
-    evidence = [Evidence(proof, "NVML", host=host.name)]
+    evidence = [Evidence(proof or fact.nvml.outcome, "NVML", host=host.name)]
     if fact.module_version:
         library = f"; library {fact.system.library}" if fact.system.library else ""
         evidence.append(Evidence(f"kernel module {fact.module_version}{library}", "/sys/module/nvidia", host=host.name))
@@ -150,7 +162,9 @@ def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, c
     )
 
 
-@host_rule("gpu", "gpu.not-visible.fewer-than-bus", "gpu.not-visible.none", "gpu.fell-off-bus.lost")
+@host_rule(
+    "gpu", "gpu.not-visible.fewer-than-bus", "gpu.not-visible.none", "gpu.fell-off-bus.lost", "gpu.driver.failed"
+)
 def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     """NVML sees every GPU that the PCI bus and the driver's /proc tree list.
 
@@ -167,6 +181,9 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     lost = [gpu for gpu in fact.gpus if "handle" in gpu.errors or any("GPU is lost" in e for e in gpu.errors.values())]
     for gpu in lost:
         text = next(iter(gpu.errors.values()))
+        if refusal := next((words for words in _REFUSALS if words in gpu.errors.get("handle", "")), None):
+            yield _refused(host, gpu, refusal, text)
+            continue
         yield finding(
             "gpu.fell-off-bus.lost",
             Severity.FAIL,
@@ -227,6 +244,19 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     )
 
 
+def _refused(host: Host, gpu: GpuDevice, words: str, text: str) -> Finding:
+    do, command = _REFUSALS[words]
+    return finding(
+        "gpu.driver.failed",
+        Severity.FAIL,
+        f"the driver does not open GPU {gpu.label}: {words}",
+        proof(host, gpu, text),
+        places=[place(host, gpu)],
+        fixes=[Fix(do, command, host.name, "reset" in command)],
+        explains=_EXPLAINED,
+    )
+
+
 def _smi_complaints(host: Host, fact: GpuFact) -> list[Evidence]:
     return [Evidence(line, "nvidia-smi", host=host.name) for line in fact.smi.lines[:2]]
 
@@ -245,6 +275,8 @@ def visible_devices(host: Host, plan: Plan) -> Iterator[Finding]:
         text, source = fact.environment.get(name), "the login's environment"
     if text is None:
         return
+    if "-" in text.lstrip("-") and any(gpu.uuid is None for gpu in fact.gpus):
+        raise MissingFact("GPU UUIDs", f"the driver does not tell them all; {name}={text}")
     usable = _usable(text, fact)
     entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
     if entries and usable == len(entries):

@@ -195,12 +195,13 @@ def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str
 
 
 def _hot(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
-    core, memory = gpu.temperature_c, gpu.temperature_memory_c
-    limit = (
-        gpu.temperature_slowdown_c - value("gpu.temperature.margin")
-        if gpu.temperature_slowdown_c
-        else value("gpu.temperature.warn")
-    )
+    core, memory, margin = gpu.temperature_c, gpu.temperature_memory_c, value("gpu.temperature.margin")
+    if gpu.temperature_slowdown_c:
+        limit = gpu.temperature_slowdown_c - margin
+    elif gpu.temperature_margin_c is not None:  # drivers for Ada and later tell the distance instead of the threshold
+        limit = (core or 0) + gpu.temperature_margin_c - margin
+    else:
+        limit = value("gpu.temperature.warn")
     memory_limit = float(gpu.temperature_memory_max_c or value("gpu.memory-temperature.warn"))
     too_hot = []
     if core is not None and core >= limit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.facts.gpu import GpuDevice
+from nccl_doctor.facts.gpu import Fabric, GpuDevice
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
@@ -18,7 +18,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every GPU's PCIe link runs at the width and generation it can.
 
     An idle GPU may lower its PCIe generation to save power, so the current generation is judged only where the GPU is
-    not idle, or where its idle neighbours of the same model run faster. The width never changes by itself.
+    not idle, or where its idle neighbours of the same model run faster. The width never changes by itself. Superchips
+    (GH200, GB200) reach their CPU over NVLink-C2C: of them only the replays are judged.
     """
     gpus = devices(answered(host))
     for field in ("pcie_width", "pcie_gen"):
@@ -29,8 +30,10 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     widest = {name: max(gpu.pcie_width_max or 0 for gpu in same) for name, same in alike.items()}
     newest = {name: max(gpu.pcie_gen_max or 0 for gpu in same) for name, same in alike.items()}
     for gpu in gpus:
-        yield from _width(host, gpu, widest[gpu.name])
-        yield from _generation(host, gpu, newest[gpu.name], alike[gpu.name])
+        model = find(gpu.name)
+        if not (model and model.c2c):
+            yield from _width(host, gpu, widest[gpu.name])
+            yield from _generation(host, gpu, newest[gpu.name], alike[gpu.name])
         replays = gpu.pcie_replays or 0
         if replays >= value("gpu.pcie.replays.warn"):
             yield _link(
@@ -118,7 +121,8 @@ def _link(host: Host, gpu: GpuDevice, id: str, severity: Severity, title: str, q
 def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     """All NVLinks of a module (SXM, superchip) are up, and none has repeated errors.
 
-    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours. One GPU
+    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours: a card
+    none of whose links is up has no bridge, which is no fault. One GPU
     alone (a virtual machine with one of eight) has no peer over NVLink: that its links are inactive is information.
     """
     gpus = devices(answered(host))
@@ -135,6 +139,8 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if gpu.nvlinks is None:
             continue
         active = sum(link.active for link in gpu.nvlinks)
+        if model and model.nvlinks == 0 and not active:
+            continue  # a card without a bridge
         expected = (model.nvlinks if model and model.nvlinks else 0) or _most_among(gpus, gpu.name)
         if active < expected:
             yield _links_down(host, gpu, active, expected)
@@ -196,13 +202,17 @@ def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
     replays, recoveries = value("gpu.nvlink.replay.warn"), value("gpu.nvlink.recovery.warn")
     crc = value("gpu.nvlink.crc.warn")
     for link in gpu.nvlinks or ():
-        if not (link.replay or link.recovery or link.crc_flit or link.crc_data):
+        if not (
+            link.replay or link.recovery or link.crc_flit or link.crc_data or link.recovery_failed or link.integrity
+        ):
             continue  # a host has 144 of them, and nearly all are without any error
         counts = (
             ("replays", link.replay, replays),
             ("recoveries", link.recovery, recoveries),
             ("CRC flit errors", link.crc_flit, crc),
             ("CRC data errors", link.crc_data, crc),
+            ("failed recoveries", link.recovery_failed, recoveries),
+            ("link integrity errors", link.integrity, crc),
         )
         high = [f"{count} {name}" for name, count, limit in counts if count and count >= limit]
         if high:
@@ -216,6 +226,16 @@ def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
             places=[place(host, gpu)],
             confidence=0.8,
         )
+
+
+def _unhealthy(fabric: Fabric) -> str:
+    """What the fabric's health mask says is wrong, in words; empty where nothing is, or it does not tell."""
+    words = (
+        "degraded bandwidth" if fabric.degraded_bandwidth else "",
+        "unhealthy route" if fabric.route_unhealthy else "",
+        f"incorrect configuration ({fabric.mistake})" if fabric.mistake else "",
+    )
+    return ", ".join(word for word in words if word)
 
 
 @host_rule(
@@ -300,12 +320,12 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             fixes=[Fix("install the fabric manager of exactly the driver's version", "", host.name)],
             confidence=0.9,
         )
-    bad = [gpu for gpu in gpus if gpu.fabric and (gpu.fabric.degraded_bandwidth or gpu.fabric.route_unhealthy)]
+    bad = [(gpu, words) for gpu in gpus if gpu.fabric and (words := _unhealthy(gpu.fabric))]
     if bad:
         yield finding(
             "gpu.fabric-manager.degraded",
             Severity.FAIL,
             f"the NVLink fabric is degraded for {len(bad)} of {len(gpus)} GPUs",
-            [proof(host, gpu, "fabric health: degraded bandwidth or unhealthy route") for gpu in bad[:4]],
-            places=[place(host, gpu) for gpu in bad],
+            [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
+            places=[place(host, gpu) for gpu, _ in bad],
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.gpu import GpuDevice
+from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
@@ -69,7 +71,7 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
         yield finding(
             "gpu.compute-mode.exclusive",
             Severity.FAIL if held else Severity.INFO,
-            f"{len(held)} GPUs in exclusive mode are already taken"
+            f"{len(held)} of {len(exclusive)} GPUs in exclusive mode are already taken"
             if held
             else f"{len(exclusive)} of {len(gpus)} GPUs are in exclusive mode: one process each",
             [proof(host, gpu, f"compute mode: {gpu.compute_mode}") for gpu in (held or exclusive)[:4]],
@@ -87,12 +89,20 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def _host_memory(gpu: GpuDevice) -> bool:
+    """The host's kernel uses this GPU's memory, too. Drivers before R560 do not tell: then the model does."""
+    if gpu.memory_numa_node is not None:
+        return gpu.memory_numa_node >= 0
+    return (model := find(gpu.name)) is not None and model.c2c
+
+
 @host_rule("gpu", "gpu.busy.nvml", "gpu.busy.memory-without-process")
 def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
     """No process is on the GPUs, and no memory is in use without one.
 
     What the system stage already named (it reads /proc) is not told twice. Memory that no listed process holds belongs
-    to a process out of sight (another container) or was leaked by one that died badly.
+    to a process out of sight (another container) or was leaked by one that died badly. Where the GPU's memory is a NUMA
+    node of the host (GH200, GB200), the kernel keeps its page cache there, too: nothing is concluded.
     """
     fact = answered(host)
     gpus = devices(fact)
@@ -131,7 +141,11 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
             ],
         )
     limit = value("gpu.memory-used.idle")
-    leaked = [gpu for gpu in gpus if gpu.processes == () and (gpu.memory_used_bytes or 0) > limit and not gpu.mig_mode]
+    leaked = [
+        gpu
+        for gpu in gpus
+        if gpu.processes == () and (gpu.memory_used_bytes or 0) > limit and not gpu.mig_mode and not _host_memory(gpu)
+    ]
     if leaked and not named:
         yield finding(
             "gpu.busy.memory-without-process",

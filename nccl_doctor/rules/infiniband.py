@@ -14,6 +14,7 @@ from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
+from nccl_doctor.rules.interfaces import nccl_version
 from nccl_doctor.rules.rails import Rail, rails
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size
@@ -191,7 +192,7 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     if not ports:
         raise SkipRule("no active RoCE port")
     given = plan.env.get("NCCL_IB_GID_INDEX", "")
-    version = tuple(int(part) for part in plan.nccl_version.split(".") if part.isdecimal()) or None
+    version, _ = nccl_version(host, plan)
     for rail in ports:
         table = entries(rail.port)
         if not table and rail.device.source != SYSFS:
@@ -330,6 +331,8 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     fact = with_devices(host)
     ports = host.once(own_rails, plan)
+    if ports and all(rail.efa for rail in ports):
+        raise SkipRule("EFA has no port counters")
     if not any(rail.port.counters for rail in ports):
         raise MissingFact("port counters", "the device has none in sysfs")
     for rail in ports:

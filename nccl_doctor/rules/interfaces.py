@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from nccl_doctor.env.hosts import version_of
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, reachable, trap
+from nccl_doctor.env.knowledge import nccl_release
 from nccl_doctor.env.nccl_conf import Setting, effective
-from nccl_doctor.env.nccl_version import NEWEST_KNOWN, Version, parse_version, show
 from nccl_doctor.env.socket_interface import (
     Choice,
     Filter,
@@ -19,6 +19,7 @@ from nccl_doctor.env.socket_interface import (
     needs_resolver,
     parse_filter,
 )
+from nccl_doctor.env.versions import Version, show
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.facts.mesh import Links, Names
 from nccl_doctor.facts.model import Plan
@@ -76,13 +77,8 @@ def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
 
 def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
     """The NCCL version to judge by: the user's, else the one found on the host; else the newest known, assumed."""
-    if plan.nccl_version:
-        return parse_version(plan.nccl_version), False
-    software = host.want(Software)
-    if software is not None and software.installed_nccl:
-        with contextlib.suppress(ValueError):  # a wheel of somebody's own naming
-            return parse_version(software.installed_nccl), False
-    return NEWEST_KNOWN, True
+    release = plan.nccl_version or version_of(host.want(Software))
+    return nccl_release(release), not release
 
 
 def view(host: Host, plan: Plan) -> View:

@@ -18,6 +18,7 @@ from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
 MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
+GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -256,12 +257,17 @@ def _stage(
     elif not mine or not hosts:
         state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
     elif any(result.unknown for result in mine):
-        state, reason = "unknown", "; ".join(sorted({gap.what for gap in unknown if name in gap.stages}))
+        state, reason = "unknown", _few(sorted({gap.what for gap in unknown if name in gap.stages}))
     elif all(set(item) == set(hosts) for item in skipped):
         state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def _few(texts: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    return "; ".join(texts[:GAPS_TOLD]) + (f"; and {len(texts) - GAPS_TOLD} more" if len(texts) > GAPS_TOLD else "")
 
 
 def to_json(report: Report) -> bytes:

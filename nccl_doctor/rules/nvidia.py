@@ -41,7 +41,7 @@ def answered(host: Host) -> GpuFact:
 
 def devices(fact: GpuFact) -> list[GpuDevice]:
     """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
-    return [gpu for gpu in fact.gpus if not {"handle"} & {*gpu.errors, *gpu.not_permitted, *gpu.not_supported}]
+    return list(fact.answering)
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:

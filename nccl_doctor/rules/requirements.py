@@ -5,6 +5,7 @@ A requirement that could not be measured is unknown, and so is the verdict.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.software import drift_table, subjects
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 COUNTS = ("gpus", "ib-ports", "cpus")
@@ -48,17 +49,21 @@ class Requirement(msgspec.Struct, frozen=True):
     subjects: tuple[str, ...] = ()
 
 
-GRAMMAR = (
-    "gpus=N, ib-ports=N, cpus=N, shm=SIZE, disk=SIZE, memory=SIZE (SIZE with K, M, G or T, binary), "
-    "min-busbw=GB/s (decimal, of the largest all-reduce), same=NAME+NAME (such as same=torch+nccl+driver)"
-)
+FORMS = {
+    **{name: f"{name}=N" for name in COUNTS},
+    **{name: f"{name}=SIZE (a number with K, M, G or T, binary)" for name in SIZES},
+    "min-busbw": "min-busbw=GB/s (decimal, of the largest all-reduce)",
+    "same": "same=NAME,NAME",
+}
 
 
 def parse(text: str) -> Requirement:
-    """One ``name=value``; ``RequirementError`` shows the grammar."""
-    name, equals, value = text.strip().partition("=")
-    if not equals or not value:
-        raise RequirementError(f"--require {text!r}: expected {GRAMMAR}")
+    """One ``name=value``; ``RequirementError`` says what was expected."""
+    name, _, value = text.strip().partition("=")
+    if name not in FORMS:
+        near = difflib.get_close_matches(name, FORMS, n=1)
+        hint = f"did you mean {FORMS[near[0]]}?" if near else f"expected {', '.join(FORMS.values())}"
+        raise RequirementError(f"--require {text!r}: no such requirement; {hint}")
     if name in COUNTS and value.isdigit():
         return Requirement(name, text, float(value))
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
@@ -68,8 +73,18 @@ def parse(text: str) -> Requirement:
     if name == "min-busbw" and rate_match and float(rate_match.group(1)) > 0:
         return Requirement(name, text, float(rate_match.group(1)))
     if name == "same" and value.strip("+"):
-        return Requirement(name, text, subjects=tuple(part for part in value.split("+") if part))
-    raise RequirementError(f"--require {text!r}: expected {GRAMMAR}")
+        return Requirement(name, text, subjects=tuple(_subject(part, text) for part in value.split("+") if part))
+    raise RequirementError(f"--require {text!r}: expected {FORMS[name]}")
+
+
+def _subject(name: str, text: str) -> str:
+    """What ``same`` may compare: the subjects of the drift table, in lower case."""
+    known = sorted(subject.lower() for subject in subjects())
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise RequirementError(f"--require {text.replace('+', ',')!r}: nothing is called {name!r}; {hint}")
+    return name.lower()
 
 
 def stage_of(need: str) -> str:
@@ -169,10 +184,9 @@ def same(fleet: Fleet) -> Iterator[Finding]:
     table: dict[str, Any] = {item.subject.lower(): item for item in drift_table(every)}
     for need in needs:
         for subject in need.subjects:
-            row = table.get(subject.lower())
+            row = table.get(subject)
             if row is None:
-                known = ", ".join(sorted(table)) or "nothing"
-                fleet.missing.setdefault((f"same={subject}", f"no such fact; known: {known}"), []).extend(every)
+                fleet.missing.setdefault((f"same={subject}", "found on no host"), []).extend(every)
             elif not row.equal:
                 yield finding(
                     "require.same",

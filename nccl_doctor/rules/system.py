@@ -23,6 +23,7 @@ SERVICES = (
     "nvidia-smi",
     "nvidia-device-p",
     "nvidia-powerd",
+    "nvidia-cuda-mps",
     "nvtop",
     "Xorg",
     "Xwayland",

@@ -363,6 +363,8 @@ class Machine:
 
         def base(index: int) -> int:
             bus = self.gpus[index]["bus_id"] if index < width else self.hcas[index - width].bus_id
+            if ":" not in bus:
+                return index
             return int(bus.split(":")[1], 16) // 0x10 - 1
 
         def cell(a: int, b: int) -> str:
@@ -407,7 +409,7 @@ class Machine:
     def _nvidia_smi(self) -> None:
         driver = self.settings["driver"]
         rows = [
-            f"0000{gpu['bus_id'].upper()}, {gpu['uuid']}, {gpu.get('name', self.model['name'])}, {driver}"
+            f"{_printed(gpu['bus_id'])}, {gpu['uuid']}, {gpu.get('name', self.model['name'])}, {driver}"
             for index, gpu in enumerate(self.gpus)
             if index not in self.smi_hides
         ]
@@ -435,7 +437,7 @@ esac
         for gpu in self.gpus:
             told = {**self.model, **gpu}
             lines += [
-                f"GPU 0000{gpu['bus_id'].upper()}",
+                f"GPU {_printed(gpu['bus_id'])}",
                 f"    Product Name                          : {told['name']}",
                 f"    GPU UUID                              : {told['uuid']}",
                 f"    VBIOS Version                         : {told['vbios']}",
@@ -500,7 +502,7 @@ esac
         self.write()
         arguments = {
             "gpu": limits or {},
-            "topology": {},
+            "topology": limits or {},
             "infiniband": {"interval_s": interval_s},
             "kernel_log": {},
         }
@@ -518,6 +520,11 @@ esac
             "hard": self.memlock,
         }  # not this machine's
         return answer
+
+
+def _printed(bus_id: str) -> str:
+    """A PCI address as nvidia-smi prints it; ``[N/A]`` of a GPU that has none."""
+    return f"0000{bus_id.upper()}" if ":" in bus_id else "[N/A]"
 
 
 def _put(path: Path, text: str) -> None:

@@ -37,6 +37,8 @@ typedef struct {
     unsigned health;
 } Fabric;
 
+typedef struct { unsigned version; int margin; } Margin;
+
 static char *settings;
 
 static void load(void) {
@@ -177,7 +179,7 @@ Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *into) {
 Return nvmlDeviceGetPciInfo_v3(Device d, Pci *into) {
     char text[24];
     hang("nvmlDeviceGetPciInfo_v3", d);
-    if (!get(d, "bus_id", text, sizeof text)) return NOT_SUPPORTED;
+    if (failure(get(d, "bus_id", text, sizeof text))) return NOT_SUPPORTED;
     memset(into, 0, sizeof *into);
     snprintf(into->busId, sizeof into->busId, "0000%s", text);
     into->pciDeviceId = 0x233010de;
@@ -273,8 +275,11 @@ Return nvmlDeviceGetFieldValues(Device d, int count, Field *values) {
     for (i = 0; i < count; i++) {
         unsigned long long value;
         char key[64];
-        snprintf(key, sizeof key, "field_%u", values[i].fieldId);
-        values[i].result = number(d, key, &value);
+        snprintf(key, sizeof key, "field_%u_%u", values[i].fieldId, values[i].scopeId); /* of a link */
+        if ((values[i].result = number(d, key, &value))) {
+            snprintf(key, sizeof key, "field_%u", values[i].fieldId);
+            values[i].result = number(d, key, &value);
+        }
         values[i].value.ull = values[i].result ? 0 : value;
     }
     return OK;
@@ -306,6 +311,8 @@ Return nvmlDeviceGetNvLinkRemotePciInfo_v2(Device d, unsigned link, Pci *into) {
 }
 Return nvmlDeviceGetNvLinkErrorCounter(Device d, unsigned link, unsigned counter, unsigned long long *into) {
     char key[64];
+    Return bad = get(d, "nvlink_errors", key, sizeof key) ? failure(key) : OK; /* ns: NVLink 5 */
+    if (bad) return bad;
     snprintf(key, sizeof key, "nvlink%u_error_%u", link, counter);
     if (number(d, key, into)) *into = 0;
     return OK;
@@ -334,6 +341,21 @@ Return nvmlDeviceGetComputeRunningProcesses_v3(Device d, unsigned *count, Proces
 }
 Return nvmlDeviceGetGraphicsRunningProcesses_v3(Device d, unsigned *count, Process *into) {
     return processes(d, "graphics_processes", count, into);
+}
+Return nvmlDeviceGetComputeRunningProcesses_v2(Device d, unsigned *count, Process *into) {
+    return processes(d, "processes_v2", count, into);
+}
+Return nvmlDeviceGetMarginTemperature(Device d, Margin *into) {
+    unsigned long long value;
+    Return bad = number(d, "temperature_margin", &value);
+    if (!bad) into->margin = (int)value;
+    return bad;
+}
+Return nvmlDeviceGetNumaNodeId(Device d, int *into) {
+    unsigned long long value;
+    Return bad = number(d, "memory_numa_node", &value);
+    if (!bad) *into = (int)value;
+    return bad;
 }
 Return nvmlDeviceGetP2PStatus(Device a, Device b, unsigned index, unsigned *into) {
     unsigned long long value;

@@ -10,16 +10,19 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from ClusterShell.NodeSet import NodeSet
 
 from tests.hardware_kit import machines
 from tests.hardware_kit.faults import FAULTS, ODD, ROCE_FAULTS, Break, flapping
 from tests.hardware_kit.machines import Machine
 
+from . import gate
 from .lab import Lab
 
 pytestmark = [
@@ -58,12 +61,32 @@ def places(whole_lab: Lab) -> Iterator[dict[str, Path]]:
 Examine = Callable[..., tuple[int, Any]]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """The place of what the last check saved, and preflight's decision from it."""
+
+    directory: Path
+
+    @property
+    def thresholds(self) -> Path:
+        path = self.directory / "thresholds.yaml"
+        path.write_text(THRESHOLDS)
+        return path
+
+    def decide(self, *options: str) -> gate.Run:
+        words = ("--thresholds", str(self.thresholds), *options)
+        return gate.decide(self.directory / "bundle", self.directory / "gate", *words)
+
+
 @pytest.fixture
-def examine(lab: Lab, places: dict[str, Path], tmp_path: Path) -> Iterator[Examine]:
+def saved(tmp_path: Path) -> Saved:
+    return Saved(tmp_path)
+
+
+@pytest.fixture
+def examine(lab: Lab, places: dict[str, Path], saved: Saved) -> Iterator[Examine]:
     """Exit status and report of a check. What is done to the machines of some hosts first is undone at the end."""
     broken: list[str] = []
-    thresholds = tmp_path / "thresholds.yaml"
-    thresholds.write_text(THRESHOLDS)
 
     def run(breaking: Mapping[str, Break] = MappingProxyType({}), *options: str) -> tuple[int, Any]:
         for name, apply in breaking.items():
@@ -72,7 +95,7 @@ def examine(lab: Lab, places: dict[str, Path], tmp_path: Path) -> Iterator[Exami
             apply(machine)
             machine.write()
         words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--format", "json", *STAGES, *options]
-        words += ["--thresholds", str(thresholds)]
+        words += ["--thresholds", str(saved.thresholds), "--save", str(saved.directory / "bundle")]
         done = lab.run(words, timeout=120)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
@@ -121,8 +144,11 @@ TOGETHER = (
 )
 
 
-def expect(report: Any, wanted: dict[str, tuple[set[str], str]]) -> None:
-    """Exactly the wanted ids on each host (beyond information), with the quote in the evidence and a playbook."""
+def expect(report: Any, saved: Saved, wanted: dict[str, tuple[set[str], str]]) -> None:
+    """Exactly the wanted ids on each host (beyond information), with the quote in the evidence and a playbook.
+
+    And preflight keeps exactly these hosts out: files, decision, JUnit.
+    """
     causes = [item for item in report["findings"] if item["severity"] != "info" and not item.get("folded_under")]
     told: dict[str, set[str]] = {}
     for item in causes:
@@ -137,26 +163,39 @@ def expect(report: Any, wanted: dict[str, tuple[set[str], str]]) -> None:
             if item["hosts"] == [host]
         ]
         assert any(quote in text for text in words), (host, quote, words)
+    guilty = sorted(wanted)
+    others = [host for host in ("gpu01", "gpu02", "gpu03", "gpu04") if host not in wanted]
+    run = saved.decide("--strict")
+    assert run.code == gate.FAULTY and "NO-GO" in run.out
+    assert (run.good, [host for line in run.bad for host in NodeSet(line)]) == (others, guilty), run.out
+    told_in_junit: dict[str, str] = {}
+    for part in (run.cases("failure"), run.cases("error"), run.warned()):
+        told_in_junit |= {host: told_in_junit.get(host, "") + text for host, text in part.items()}
+    assert sorted(told_in_junit) == guilty, told_in_junit
+    failing = {host for item in causes if item["severity"] == "fail" for host in item["hosts"]}
+    assert failing and set(run.cases("failure")) == failing
+    assert {host for host, made in run.report["decisions"].items() if made["state"] == "bad"} == failing
+    assert failing.isdisjoint(saved.decide("--min-hosts", "1").good)  # a warning alone may run, a failure never
 
 
 @pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
-def test_every_fault_is_named_on_its_host(names: tuple[str, ...], examine: Examine, lab: Lab) -> None:
+def test_every_fault_is_named_on_its_host(names: tuple[str, ...], examine: Examine, lab: Lab, saved: Saved) -> None:
     faults = {host: FAULTS[name] for host, name in zip(lab.hostnames, names, strict=False)}
     status, report = examine({host: breaking for host, (breaking, _, _) in faults.items()})
     assert status == 11
-    expect(report, {host: (ids, quote.replace(ODD, host)) for host, (_, ids, quote) in faults.items()})
+    expect(report, saved, {host: (ids, quote.replace(ODD, host)) for host, (_, ids, quote) in faults.items()})
 
 
-def test_link_flaps_that_rise(examine: Examine, lab: Lab, places: dict[str, Path]) -> None:
+def test_link_flaps_that_rise(examine: Examine, lab: Lab, places: dict[str, Path], saved: Saved) -> None:
     host = lab.hostnames[2]
     with flapping(places[host]):
         status, report = examine()
     assert status == 11
-    expect(report, {host: ({"ib.link-flapping"}, "link_downed")})
+    expect(report, saved, {host: ({"ib.link-flapping"}, "link_downed")})
     Machine(places[host]).write()
 
 
-def test_gid_table_without_roce_v2(examine: Examine, lab: Lab) -> None:
+def test_gid_table_without_roce_v2(examine: Examine, lab: Lab, saved: Saved) -> None:
     """A fleet with RoCE rails: healthy but for one port of one host."""
     breaking, ids = ROCE_FAULTS["no RoCE v2"]
     odd = lab.hostnames[1]
@@ -168,7 +207,7 @@ def test_gid_table_without_roce_v2(examine: Examine, lab: Lab) -> None:
 
     status, report = examine(dict.fromkeys(lab.hostnames, apply))
     assert status == 11
-    expect(report, {odd: (ids, "RoCE v2")})
+    expect(report, saved, {odd: (ids, "RoCE v2")})
 
 
 def test_topology_of_all_hosts(lab: Lab, places: dict[str, Path]) -> None:

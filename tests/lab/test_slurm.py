@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+
+from tests.pieces import PIECES, launch_lines, smaller
 
 from . import machine
 from .lab import Lab
 
-PROLOG = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "slurm-prolog.sh"
+PROLOG, BATCH = PIECES / "slurm-prolog.sh", PIECES / "slurm-sbatch.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 CONF = """
 ClusterName=lab
@@ -104,11 +109,11 @@ def command(lab: Lab, directory: Path, *words: str) -> subprocess.CompletedProce
 
 
 def wait_for(ready: object, what: str, directory: Path | None = None) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not ready():  # type: ignore[operator]
         if time.monotonic() > end:
             logs = [path.read_text()[-800:] for path in directory.glob("*.log")] if directory else []
-            raise AssertionError(f"no {what} after 30 s: {logs}")
+            raise AssertionError(f"no {what} after 60 s: {logs}")
         time.sleep(0.2)
 
 
@@ -128,6 +133,41 @@ def test_a_bad_node_of_the_allocation_is_named_in_the_words_of_exclude(lab: Lab,
     assert sorted(again.stdout.split()) == ["gpu01", "gpu03", "gpu04"], again.stderr
 
 
+def test_launch_lines_start_their_launcher_on_good_nodes_only(lab: Lab, slurm: dict[str, str]) -> None:
+    """Each line as published, but for launchers that tell how they were called; gpu02 is bad."""
+    directory = Path(slurm["LAB_SLURM"])
+    stubs = directory / "bin"
+    stubs.mkdir()
+    for name in ("torchrun", "accelerate", "ray", "python"):
+        (stubs / name).write_text(f'#!/bin/sh\necho "$(hostname): {name} $*"\n[ "{name} $1" != "ray health-check" ]\n')
+        (stubs / name).chmod(0o755)
+    (directory / "nccl-doctor.toml").write_text("profile = 'quick'\nmin-hosts = 3\n")
+    lines = launch_lines()
+    wanted = {
+        "torchrun, under Slurm": "{host}: torchrun --nnodes 3 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id {job} "
+        "--rdzv-endpoint gpu01:29500 train.py",
+        "Accelerate, under Slurm": "{host}: accelerate launch --num_machines 3 --num_processes 24 --machine_rank {rank} "
+        "--main_process_ip gpu01 --main_process_port 29500 train.py",
+    }
+    script = f"PATH={stubs}:$PATH; echo job $SLURM_JOB_ID\n" + "\n".join(
+        [
+            *(lines[heading] for heading in wanted),
+            smaller(lines["Ray, under Slurm"], ("--min-hosts 2", "--min-hosts 3")),
+        ]
+    )
+    with lab.fault("own-name-loopback", "gpu02"):
+        done = command(lab, directory, "salloc", "--nodes=4", "--quiet", "bash", "-e", "-c", script)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = done.stdout.splitlines()
+    job = next(line.split()[1] for line in told if line.startswith("job "))
+    good = list(enumerate(["gpu01", "gpu03", "gpu04"]))
+    for text in wanted.values():
+        assert {text.format(host=host, job=job, rank=rank) for rank, host in good} <= set(told), done.stdout
+    ray = [f"gpu0{number}: ray start --address gpu01:6379" for number in (3, 4)]
+    assert {"gpu01: ray start --head --port 6379", "gpu01: python train.py", *ray} <= set(told), done.stdout
+    assert not [line for line in told if line.startswith("gpu02:")]
+
+
 def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str]) -> None:
     directory = Path(slurm["LAB_SLURM"])
     (directory / "unfit-gpu02").write_text("11")
@@ -145,6 +185,95 @@ def test_the_prolog_drains_the_unfit_node_alone(lab: Lab, slurm: dict[str, str])
     assert not (directory / "ran").exists()
     rest = command(lab, directory, "srun", "--nodes=3", "hostname")
     assert sorted(rest.stdout.split()) == ["gpu01", "gpu03", "gpu04"], rest.stderr
+
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"rank {dist.get_rank()} of {int(one.item())} on {os.uname().nodename}", flush=True)
+dist.destroy_process_group()
+if os.path.exists("poison") and os.environ["RANK"] == "0":
+    raise KeyError("image_00931")
+"""
+# What the lab has not: 17 nodes, GPUs. The rest of the published script runs as it is.
+SMALLER = (
+    ("--nodes=17", "--nodes=4"),
+    ("--gpus-per-node=8", "--comment=no-gpus"),
+    ("--min-hosts 16", "--min-hosts 3"),
+    ("gpus=8,same=torch,nccl,driver", "cpus=1,same=torch"),
+    ("--nproc-per-node 8", "--nproc-per-node 1"),
+)
+
+
+@pytest.fixture
+def submit(lab: Lab, slurm: dict[str, str]) -> Iterator[Callable[[], tuple[int, str]]]:
+    """Hand the published batch script to sbatch and wait: the job's exit status, what it printed."""
+    directory = Path(slurm["LAB_SLURM"])
+    (directory / "train.sbatch").write_text(smaller(BATCH.read_text(), *SMALLER))
+    (directory / "train.py").write_text(TRAIN)
+    (directory / "nccl-doctor.toml").write_text('profile = "quick"\n')  # where the job is submitted
+    ways_in = [lab.host(name).home / ".ssh" for name in lab.hostnames]  # users of a cluster get from node to node
+    for way in ways_in:
+        shutil.copytree(lab.home / ".ssh", way, dirs_exist_ok=True)
+    (directory / "bin").mkdir()
+    shutil.copy(lab.controller.bin / "nccl-doctor", directory / "bin")
+
+    def run() -> tuple[int, str]:
+        environment = lab.host("gpu01").environment()
+        environment["PATH"] = f"{directory}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
+        words = ["sbatch", "--parsable", "--output=out", "train.sbatch"]
+        done = lab.run(words, env=environment | slurm, cwd=directory, timeout=30)
+        assert done.returncode == 0, done.stderr
+        number = done.stdout.strip()
+        ended = []
+
+        def over() -> bool:  # sbatch --wait would look every 32 s
+            told = command(lab, directory, "scontrol", "show", "job", "--oneliner", number).stdout
+            ended[:] = re.findall(r"JobState=(?:COMPLETED|FAILED) .*ExitCode=([0-9]+):0", told)
+            return bool(ended)
+
+        wait_for(over, f"end of job {number}", directory)
+        return int(ended[0]), (directory / "out").read_text()
+
+    yield run
+    for way in ways_in:
+        shutil.rmtree(way)
+        way.mkdir(mode=0o700)
+
+
+def test_the_batch_script_trains_on_good_nodes_only(
+    lab: Lab, slurm: dict[str, str], submit: Callable[[], tuple[int, str]]
+) -> None:
+    directory = Path(slurm["LAB_SLURM"])
+    status, out = submit()  # all are good: one of four is the spare
+    assert status == 0, out
+    trained = sorted(line for line in out.splitlines() if line.startswith("rank "))
+    assert trained == ["rank 0 of 3 on gpu01", "rank 1 of 3 on gpu02", "rank 2 of 3 on gpu03"], out
+    with lab.fault("own-name-loopback", "gpu02"):
+        (directory / "poison").touch()
+        status, out = submit()  # without gpu02; there the training fails, and is explained
+        assert status not in (0, 11), out
+        assert {line.split()[-1] for line in out.splitlines() if line.startswith("rank ")} == {
+            "gpu01",
+            "gpu03",
+            "gpu04",
+        }
+        assert "the job failed; its output says" in out and "image_00931" in out.split("its output says")[1]
+        (directory / "poison").unlink()
+        with lab.fault("own-name-loopback", "gpu03"):
+            status, out = submit()  # two left, three needed: refused
+    assert status == 11 and "NO-GO" in out and "rank 0" not in out, out
+    assert "sbatch --exclude=gpu[02-03] train.sbatch" in out
+    jobs = sorted(path.suffix for path in directory.glob("bad.*"))
+    assert [(directory / f"bad{job}").read_text() for job in jobs] == ["", "gpu02\n", "gpu[02-03]\n"]
+    assert [(directory / f"good{job}").read_text() for job in jobs] == [
+        "gpu[01-03]\n",
+        "gpu[01,03-04]\n",
+        "gpu[01,04]\n",
+    ]
+    assert all(ElementTree.parse(directory / f"preflight{job}.xml").getroot().tag == "testsuites" for job in jobs)
 
 
 def test_bench_under_srun_is_one_world(lab: Lab, slurm: dict[str, str]) -> None:

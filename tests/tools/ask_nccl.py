@@ -66,10 +66,17 @@ def version_of(library: Path) -> tuple[int, int, int]:
     return number.value // 10000, number.value % 10000 // 100, number.value % 100
 
 
-def ask(library: Path, settings: dict[str, str], conf: bytes | None = None, init: bool = False) -> Answer:
-    """Run it with these variables (NCCL_DEBUG=INFO unless they say otherwise) and, by NCCL_CONF_FILE, this file."""
+def ask(
+    library: Path, settings: dict[str, str], conf: bytes | None = None, init: bool = False, debug: bool = True
+) -> Answer:
+    """Run it with these variables (and, with ``debug``, NCCL_DEBUG=INFO) and, by NCCL_CONF_FILE, this file."""
     with tempfile.TemporaryDirectory() as home:
-        environment = {"PATH": os.environ["PATH"], "HOME": home, "NCCL_DEBUG": "INFO", **settings}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": home,
+            **({"NCCL_DEBUG": "INFO"} if debug else {}),
+            **settings,
+        }
         if conf is not None:
             file = Path(home, "conf")
             file.write_bytes(conf)

@@ -144,7 +144,7 @@ def test_more_than_memory_is_skipped_with_the_reason() -> None:
     fact, results = run(2, collectives=["allgather"], sizes=[1024, 1 << 46])
     assert all(end.finished for end in fact.ranks)
     assert [item.asked for item in results.measurements] == [1024]
-    assert results.skips[0].size == 1 << 46 and "needs 64 TiB" in results.skips[0].reason
+    assert results.skips[0].size == 1 << 46 and "needs 96 TiB" in results.skips[0].reason
 
 
 def _memory_limit_after_first_size(victim: int, extra: int) -> Events:
@@ -379,7 +379,9 @@ def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_with_pythons_lock_is_named(tmp_path: Path) -> None:
     """Its own watchdog cannot speak then: the launcher notices the silence, takes the stack by a signal, and ends it."""
-    (tmp_path / "torch.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(1000)\n")
+    # A mutex that is locked twice: unlike sleep(), no signal ends the wait.
+    code = "import ctypes; mutex = ctypes.create_string_buffer(64); lock = ctypes.PyDLL(None).pthread_mutex_lock"
+    (tmp_path / "torch.py").write_text(f"{code}\nlock(mutex), lock(mutex)\n")
     started = time.monotonic()
     fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(tmp_path)}, import_limit_s=2.0)
     found, *_ = failures({"here": fact})

@@ -159,8 +159,11 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"]
 )
-def test_a_bad_requirement_shows_the_grammar(text: str) -> None:
-    with pytest.raises(requirements.RequirementError, match="gpus=N"):
+def test_a_bad_requirement_shows_what_was_expected(text: str) -> None:
+    name = text.partition("=")[0]
+    with pytest.raises(
+        requirements.RequirementError, match=f"expected .*{name if name in requirements.FORMS else 'gpus'}=\\w"
+    ):
         requirements.parse(text)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from nccl_doctor.facts import infiniband_tools as tools
 from nccl_doctor.facts import smi_query
 from nccl_doctor.facts.kernel_log import LogLine, xid_events
 from nccl_doctor.facts.nvlink_xid import decode
+from tests.tools.growth import is_linear
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
 SAMPLES = sorted((SHARED / "corpus" / "hw").glob("*.txt"))
@@ -229,21 +228,13 @@ REPEATED = {
     ("name", "piece"), [(name, piece) for name, (_, pieces, _) in REPEATED.items() for piece in pieces]
 )
 def test_linear_time(name: str, piece: str) -> None:
-    """Sixteen times the text takes about sixteen times as long (100 allowed, quadratic would be 256)."""
     parser, _, head = REPEATED[name]
 
-    def seconds(size: int) -> float:
-        text = head + piece * (size // len(piece))
-        times = []
-        for _ in range(3):
-            gc.collect()
-            start = time.process_time()
-            with contextlib.suppress(tools.ToolTextError, smi_query.SmiQueryError):
-                parser(text)
-            times.append(time.process_time() - start)
-        return min(times)
+    def read(text: str) -> None:
+        with contextlib.suppress(tools.ToolTextError, smi_query.SmiQueryError):
+            parser(text)
 
-    assert seconds(320_000) < 100 * max(seconds(20_000), 0.0005)
+    assert is_linear(read, lambda length: head + piece * (length // len(piece)))
 
 
 def test_digits_that_int_cannot_read() -> None:

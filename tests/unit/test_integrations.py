@@ -5,22 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from nccl_doctor import cli
 from nccl_doctor.rules import policy, requirements
+from tests.pieces import PIECES, documents, launch_lines, pod, smaller
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PIECES = DOCS / "integrations"
-
-
-def shell_of_launch_page() -> list[str]:
-    return re.findall(r"```sh\n(.*?)```", (PIECES / "launch.md").read_text(), re.S)
+DOCS = PIECES.parent
 
 
 def nested(value: Any) -> list[str]:
@@ -32,10 +28,6 @@ def nested(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def documents(name: str) -> list[Any]:
-    return list(yaml.safe_load_all((PIECES / name).read_text()))
-
-
 def argv(line: str) -> list[str]:
     """The words of the nccl-doctor command in a shell command; a variable stands for one word."""
     words = shlex.split(line.replace("\\\n", " "))
@@ -44,7 +36,7 @@ def argv(line: str) -> list[str]:
 
 
 def lines() -> list[list[str]]:
-    found = [argv(text) for text in shell_of_launch_page()]
+    found = [argv(text) for text in launch_lines().values()]
     for name in ("github-actions.yml", "gitlab-ci.yml"):
         texts = [line for text in nested(documents(name)) for line in text.splitlines()]
         found += [argv(line) for line in texts if "nccl-doctor preflight" in line]
@@ -59,8 +51,7 @@ def lines() -> list[list[str]]:
     found.append(argv(text))
     batch = (PIECES / "slurm-sbatch.sh").read_text()
     found.append(argv(batch[batch.index("nccl-doctor preflight") : batch.index("\nstatus=")]))
-    job = documents("kubernetes.yaml")[1]
-    found.append(job["spec"]["template"]["spec"]["initContainers"][0]["command"][1:])
+    found.append(pod()[0][1:])
     return found
 
 
@@ -136,36 +127,70 @@ def test_the_batch_script_passes_on_the_status_and_names_the_hosts_to_exclude(tm
     assert "sbatch --exclude=gpu[02-03],root@gpu09 train.sbatch" in done.stderr
 
 
-def test_kubernetes_documents_have_what_the_api_requires() -> None:
+# What each service's own schema refuses: a field mistyped, a wrong kind of value.
+TYPOS = {
+    "github-actions.yml": ("timeout-minutes: 10", "timeout-minute: 10"),
+    "gitlab-ci.yml": ("    when: always", "    when: allways"),
+    "kubernetes.yaml": ("onExitCodes:", "onExitCode:"),
+}
+
+
+def accepted(name: str, text: str, directory: Path) -> bool:
+    """Whether the schema that the service publishes takes this text."""
+    path = directory / name
+    path.write_text(text)
+    words = {
+        "github-actions.yml": ["check_jsonschema", "--builtin-schema", "vendor.github-workflows"],
+        "gitlab-ci.yml": ["check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"],
+        "kubernetes.yaml": ["kubernetes_validate", "--strict"],
+    }[name]
+    done = subprocess.run([sys.executable, "-m", *words, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_the_service_s_own_schema_takes_it_and_no_typo(tmp_path: Path, name: str) -> None:
+    text = (PIECES / name).read_text()
+    assert accepted(name, text, tmp_path)
+    assert not accepted(name, smaller(text, TYPOS[name]), tmp_path)
+
+
+def test_the_job_fits_together() -> None:
+    """What no schema says: names that refer to each other, and that the policy needs restartPolicy Never."""
     service, job = documents("kubernetes.yaml")
-    assert (service["apiVersion"], service["kind"]) == ("v1", "Service") and service["spec"]["selector"]
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and job["metadata"]["name"]
-    pod = job["spec"]["template"]["spec"]
-    assert pod["restartPolicy"] == "Never"  # podFailurePolicy demands it
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    names = [item["name"] for item in (*pod["initContainers"], *pod["containers"])]
-    assert len(names) == len(set(names))
-    for container in (*pod["initContainers"], *pod["containers"]):
-        assert container["image"] and all(isinstance(word, str) for word in container["command"])
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
-    for rule in job["spec"]["podFailurePolicy"]["rules"]:
-        assert rule["action"] == "FailJob" and rule["onExitCodes"]["containerName"] in names
-        assert rule["onExitCodes"]["operator"] == "In" and 0 not in rule["onExitCodes"]["values"]
-    assert job["spec"]["completions"] >= job["spec"]["parallelism"] and job["spec"]["completionMode"] == "Indexed"
-    assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["clusterIP"] == "None"
+    spec = job["spec"]["template"]["spec"]
+    assert spec["restartPolicy"] == "Never" and spec["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    containers = [*spec["initContainers"], *spec["containers"]]
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    assert all({mount["name"] for mount in container["volumeMounts"]} <= volumes for container in containers)
+    assert len({container["resources"]["limits"]["nvidia.com/gpu"] for container in containers}) == 1
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] in {container["name"] for container in containers}
+    assert job["spec"]["completions"] >= job["spec"]["parallelism"]
 
 
-def test_ci_documents_have_what_their_services_require() -> None:
+def torchrun_lines() -> list[str]:
+    """Every torchrun command of the pieces, in a shell's words."""
+    batch = (PIECES / "slurm-sbatch.sh").read_text().replace("\\\n", " ")
+    texts = [*launch_lines().values(), batch, pod()[1][-1]]
+    return [found for text in texts for found in re.findall(r"torchrun (--.*? train\.py)", text)]
+
+
+@pytest.mark.parametrize("line", torchrun_lines())
+def test_torchrun_takes_its_options(line: str) -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    # Exact names: argparse takes abbreviations, too.
+    known = set(run.get_args_parser()._option_string_actions)
+    words = shlex.split(re.sub(r"\$\w+|\$\{\w+%%,\*\}", "1", line))
+    assert {word for word in words if word.startswith("--")} <= known
+    assert run.get_args_parser().parse_args(words).training_script == "train.py"
+
+
+def test_no_input_becomes_shell() -> None:
     (github,) = documents("github-actions.yml")
-    assert github[True]["workflow_dispatch"]  # YAML 1.1 reads the key "on" as true
-    for job in github["jobs"].values():
-        assert job["runs-on"] and all(("uses" in step) != ("run" in step) for step in job["steps"])
-        assert not any("${{" in step.get("run", "") for step in job["steps"])  # an input would become shell
-    (gitlab,) = documents("gitlab-ci.yml")
-    stages = gitlab.pop("stages")
-    assert all(job["stage"] in stages and job["script"] for job in gitlab.values())
-    assert set(gitlab["preflight"]["artifacts"]["reports"]) == {"junit", "codequality"}
+    assert not any("${{" in step.get("run", "") for job in github["jobs"].values() for step in job["steps"])
 
 
 def test_the_policy_of_the_page_is_a_policy_with_every_key(tmp_path: Path) -> None:

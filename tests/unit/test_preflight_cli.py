@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,6 +67,38 @@ def test_a_job_killed_by_a_signal_is_128_and_the_signal(tmp_path: Path) -> None:
     assert done.returncode == 137 and "printed nothing" in done.stderr
 
 
+STOPPABLE = "trap 'echo told to end; kill $!; exit 5' TERM INT HUP; echo $$ > pid; sleep 60 & wait"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_reaches_the_job_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-m", "nccl_doctor", "preflight", "--from", saved(tmp_path), "--", "bash", "-c", STOPPABLE]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:
+        try:
+            until = time.monotonic() + 30
+            while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, out.endswith("told to end\n")) == (5, True), err
+    assert "the job failed" not in err  # it was told to
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert not [name for name in Path("/proc").glob("[0-9]*") if session_of(name) == process.pid]
+
+
+def session_of(process: Path) -> int:
+    """The session of a process that still runs; 0 for a zombie."""
+    try:
+        state, _, _, session = (process / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+    except OSError:
+        return 0
+    return int(session) if state != "Z" else 0
+
+
 def test_a_report_that_cannot_be_written_is_said_first_and_the_result_stands(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     bundle = saved(tmp_path)
@@ -102,6 +136,10 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--budget", "0s"), "--budget '0s'"),
         (("--profile", "slow"), "expected one of quick, standard, full"),
         (("--require", "gpus=many"), "--require 'gpus=many': expected gpus=N"),
+        (("--require", "gpu=8"), "--require 'gpu=8': no such requirement; did you mean gpus=N?"),
+        (("--require", "shm"), "--require 'shm': expected shm=SIZE (a number with K, M, G or T, binary)"),
+        (("--require", "same=torch,ncl"), "--require 'same=torch,ncl': nothing is called 'ncl'; did you mean 'nccl'?"),
+        (("--min-hosts", "2"), "--min-hosts 2: there are only 1 hosts"),
         (("--report", "junit"), "expected FORMAT=FILE"),
         (("--report", "pdf=x"), "expected FORMAT=FILE"),
         (("--report", "json=a", "--report", "json=b"), "json goes to a already"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +15,7 @@ from nccl_doctor.facts.redaction import (
     redact_tree,
     redact_variable,
 )
+from tests.tools.growth import is_linear
 
 # Built from pieces, so that no scanner takes this file for a leak.
 C = "CANARY" + "0123456789abcdefABCDEF"
@@ -143,16 +142,7 @@ def test_redaction_is_stable(text: str) -> None:
     ],
 )
 def test_time_is_linear(piece: str) -> None:
-    """Sixteen times the text may take about sixteen times as long, not two hundred and fifty-six."""
-
-    def seconds(length: int) -> float:
-        text = (piece * length)[:length]
-        started = time.perf_counter()
-        redact_text(text)
-        return time.perf_counter() - started
-
-    small = max(min(seconds(16_000) for _ in range(3)), 1e-3)
-    assert min(seconds(256_000) for _ in range(3)) < 100 * small
+    assert is_linear(redact_text, lambda length: (piece * length)[:length])
 
 
 def test_what_a_rank_leaves_behind() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.env.nccl_conf import effective, parse_line
-from nccl_doctor.env.nccl_version import parse_version
 from nccl_doctor.env.socket_interface import gloo_interfaces, nccl_bootstrap, nccl_interfaces, parse_filter
+from nccl_doctor.env.versions import parse
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
@@ -251,7 +251,7 @@ def test_recorded_choices_of_real_libraries() -> None:
         addresses = tuple(map(address, (item.removesuffix("/R") for item in case["interfaces"])))
         for version, real in case["result"].items():
             expected = real["using"].removesuffix("<0>") if real["using"] else f"failure {real['ret']}"
-            got = outcome(addresses, case["env"], parse_version(version))
+            got = outcome(addresses, case["env"], parse(version))
             if got != expected:
                 wrong.append((case["label"], case["env"], version, expected, got))
     assert not wrong and len(cases) >= 51
@@ -266,8 +266,8 @@ def test_recorded_configuration_files_of_real_libraries() -> None:
                 lines = tuple(ConfLine(number, text) for number, text in enumerate(case[key].split("\n"), 1) if text)
                 files.append(ConfFile(role, f"/{role}", "ok", lines))  # type: ignore[arg-type]
         for version, real in case["result"].items():
-            settings = effective(case["env"], files, parse_version(version))
-            got = outcome(BASE, {name: item.value for name, item in settings.items()}, parse_version(version))
+            settings = effective(case["env"], files, parse(version))
+            got = outcome(BASE, {name: item.value for name, item in settings.items()}, parse(version))
             expected = real.split("<0>")[0] if "<0>" in real else f"failure {real.rsplit('/', 1)[1]}"
             if got != expected:
                 wrong.append((case["case"], version, expected, got))

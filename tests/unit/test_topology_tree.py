@@ -16,7 +16,7 @@ from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Prob
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import signature
-from nccl_doctor.facts.topology_tree import differences, kind_between, nvlinks_between, rebuild
+from nccl_doctor.facts.topology_tree import Node, differences, kind_between, node, nvlinks_between, rebuild
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.judge import Report, judge
 from tests.hardware_kit import machines
@@ -30,8 +30,8 @@ ROOT, PORT, UP = "pci0000:15", "0000:15:01.0", "0000:16:00.0"
 BELOW = (ROOT, PORT, UP)
 
 
-def device(*path: str, numa: int | None = 0) -> PciDevice:
-    return PciDevice(path[-1], "gpu", path=path, numa_node=numa)
+def device(*path: str, numa: int | None = 0) -> Node:
+    return node("GPU0", PciDevice(path[-1], "gpu", path=path, numa_node=numa))
 
 
 CASES = [
@@ -54,12 +54,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("one", "other", "kind"), CASES)
-def test_kinds(one: PciDevice, other: PciDevice, kind: str | None) -> None:
+def test_kinds(one: Node, other: Node, kind: str | None) -> None:
     assert kind_between(one, other) == kind_between(other, one) == kind
 
 
-def gpu(index: int, *links: NvLink) -> GpuDevice:
-    return GpuDevice(index, bus_id=f"0000:{index:02x}:00.0", nvlinks=links)
+def gpu(index: int, *links: NvLink) -> Node:
+    bus_id = f"0000:{index:02x}:00.0"
+    return node(f"GPU{index}", PciDevice(bus_id, "gpu"), GpuDevice(index, bus_id=bus_id, nvlinks=links))
 
 
 def test_nvlinks_straight_and_over_switches() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.probes import system
-from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command, whole_number
 
 NVIDIA = "0x10de"
 # Without persistence mode the driver starts each of eight GPUs anew: nvmlInit alone may then take over 10 s.
@@ -110,7 +110,7 @@ def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str
                 "bus_id": address.lower(),
                 "device": _first_line(base + "/device"),
                 "class": kind,
-                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+                "numa_node": whole_number(numa),
                 "link_speed": _first_line(base + "/current_link_speed"),
                 "link_speed_max": _first_line(base + "/max_link_speed"),
                 "link_width": _first_line(base + "/current_link_width"),
@@ -276,7 +276,7 @@ def _smi(limit_s: float) -> Dict[str, Any]:
     gpus, other = [], []
     for line in result.stdout.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == len(_QUERY) and cells[0].count(":") == 2:
+        if len(cells) == len(_QUERY) and (cells[0].count(":") == 2 or cells[1].startswith("GPU-")):
             entry = dict(zip(("bus_id", "uuid", "name", "driver"), cells))
             entry["bus_id"] = nvml.bus_id(cells[0])
             gpus.append(entry)

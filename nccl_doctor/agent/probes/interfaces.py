@@ -28,7 +28,8 @@ VARIABLES = (
 IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_RUNNING = 0x1, 0x8, 0x10, 0x40
 # A setting NCCL would read, or a line its author meant as one (blanks, export): the second kind has no effect, and
 # that is worth telling. Lines about anything but NCCL_* stay on the host.
-CONF_LINE = re.compile(r"\s*(?:export\s+)?NCCL_[A-Za-z0-9_]*\s*=")
+# Also lines that NCCL passes over, for want of a = or because of a byte order mark: somebody meant to set something.
+CONF_LINE = re.compile(r"\ufeff?\s*(?:export\s+)?NCCL_[A-Za-z0-9_]*\s*[=:\s]")
 
 
 class _Ifaddrs(ctypes.Structure):

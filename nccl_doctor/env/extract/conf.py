@@ -16,7 +16,8 @@ _WITHOUT_EQUALS = re.compile(r"\ufeff?\s*(?:export\s+)?([A-Z][A-Z0-9]*_[A-Z0-9_]
 def read(text: str, conf: str, scope: str = "", file: str = "", first_line: int = 1) -> list[Assignment]:
     """What the file sets. ``conf`` is its name; where it stands inside another file, ``file`` is that one.
 
-    A line whose name NCCL would not recognise (blanks, export) is reported with ``written`` and ``lost``.
+    A line whose name NCCL would not recognise (blanks, export) is reported with ``written`` and ``lost``. A Windows
+    line end stays in ``text`` alone: whether it is part of the value depends on the release.
     """
     found = []
     for number, line in enumerate(text.split("\n"), start=first_line):
@@ -27,7 +28,7 @@ def read(text: str, conf: str, scope: str = "", file: str = "", first_line: int 
         if match is None or not is_ours(match[1]):
             continue
         other = name if name != match[1] else ""
-        value = value if equals else match[2]
+        value = value.removesuffix("\r") if equals else match[2]
         found.append(
             Assignment(
                 match[1],
@@ -35,7 +36,7 @@ def read(text: str, conf: str, scope: str = "", file: str = "", first_line: int 
                 file or conf,
                 number,
                 How.CONF,
-                line.strip("\r"),
+                line,
                 scope or conf,
                 written=other,
                 lost="NCCL takes everything before = as the name" if other else "",

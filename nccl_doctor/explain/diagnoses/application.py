@@ -62,9 +62,9 @@ def _title(item: Traceback, ranks: set[int]) -> str:
 def ordinary_exception(case: Case) -> Iterable[Candidate]:
     """An exception of the program itself that no signature knows.
 
-    Raised by a part of the ranks while others waited or lost their peer, it is the cause of what the others report
-    (app.rank-exception). Raised alike by all ranks, or in a single process, or before anything distributed has begun,
-    it is no failure of distributed communication (unrelated).
+    Raised by a part of the ranks while others waited or lost their peer, or by one rank between its steps, it is the
+    cause of what the others report (app.rank-exception). Raised alike by all ranks, or in a single process, or before
+    anything distributed has begun, it is no failure of distributed communication (unrelated).
     """
     items = [item for item in _own(case) if not _is_library_noise(item)]
     if not items:
@@ -87,7 +87,8 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
         "unique-id",
         "joined-partly",
     )
-    setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message))
+    began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
+    setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
     everyone = case.world > 1 and len(ranks) >= max(2, case.world)
     half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
     failed_ranks = set(case.exits)
@@ -228,11 +229,62 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             return
 
 
+@diagnosis
+def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
+    """Two ranks of a group wait at the same number, one in a SEND, the other in a RECV of another size: the pair does not fit."""
+    for items in _groups(case).values():
+        ends = {item.operation: item for item in items if item.hit and item.operation in ("SEND", "RECV")}
+        send, receive = ends.get("SEND"), ends.get("RECV")
+        if len(items) == 2 and send and receive and send.sequence == receive.sequence:
+            sizes = [item.elements.partition(",")[0] for item in (send, receive)]
+            if sizes[0] != sizes[1]:
+                yield Candidate(
+                    "app.collective-mismatch",
+                    0.66,
+                    f"rank {send.rank} sends {sizes[0]}, rank {receive.rank} expects {sizes[1]}",
+                    [item.hit for item in (receive, send) if item.hit],
+                    {send.rank, receive.rank},
+                    why=send_and_receive_differ.__doc__ or "",
+                )
+                return
+
+
+@diagnosis
+def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
+    """One rank waits in a work that another rank of the group has completed: their numbers do not mean the same call.
+
+    No rank can complete a collective of all before every rank has entered it. So the calls were issued in another order,
+    or some were left out, before that. Point-to-point and rooted operations can complete on one side alone.
+    """
+    for group, items in _groups(case).items():
+        if "(" not in group and group != "0":  # older torch numbers groups per rank: the same number, other members
+            continue
+        waiting = [
+            item for item in items if item.hit and item.operation not in _ONE_SIDED and item.sequence is not None
+        ]
+        for item in sorted(waiting, key=lambda one: one.sequence or 0):
+            ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
+            if not ahead:
+                continue
+            lines = [hit for one in [item, *ahead] for hit in (one.hit, one.status_hit) if hit]
+            yield Candidate(
+                "app.collective-mismatch",
+                0.78,
+                f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
+                [*lines, *last_words(case, {item.rank, ahead[0].rank})[-4:]],
+                {item.rank},
+                why=completed_what_another_waits_in.__doc__ or "",
+                final=True,
+            )
+            return
+
+
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|batches|exhausted|no more data|StopIteration|out of data",
+    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
     re.IGNORECASE,
 )
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
+_ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL", "BROADCAST", "REDUCE"))
 
 
@@ -303,13 +355,23 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     own = last_words(case, ranks)
+    done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = _still_busy(
         [
             *own,
             *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)),
         ]
     )
-    if busy:
+    if done and (not busy or _later(done[-1], busy[-1])):
+        yield Candidate(
+            "app.uneven-inputs",
+            0.72,
+            f"rank {listed} was out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
+            [*reversed(done), *own[-4:], *hits],
+            ranks,
+            why=behind_or_ahead.__doc__ or "",
+        )
+    elif busy:
         last = busy[-1]
         yield Candidate(
             "app.straggler-timeout",
@@ -338,20 +400,26 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
 
 
+def _later(one: Hit, other: Hit) -> bool:
+    return one.file == other.file and one.line > other.line
+
+
 def _in_order(hits: Iterable[Hit]) -> list[Hit]:
     return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
 
 
 _BUSY = re.compile(
-    r"\bwrit|\bsav(?:e|ing)|load|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
+    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
     r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread",
     re.IGNORECASE,
 )
+# A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
+_WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
-    r"\bNCCL\b|ProcessGroup|\[c10d\]|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages"
 )
 
@@ -361,7 +429,7 @@ def _still_busy(hits: Iterable[Hit]) -> list[Hit]:
     ordered = _in_order(hits)
     busy: list[Hit] = []
     for hit in ordered:
-        if _STEP.search(hit.text):
+        if _STEP.search(hit.text) and not _WORK_BAR.search(hit.text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
         elif _BUSY.search(hit.text) and not _NOT_WORK.search(hit.text):
             busy.append(hit)
@@ -384,6 +452,9 @@ def _names_rank(text: str, ranks: set[int]) -> bool:
     return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
 
 
+_NEAR = 60  # lines: a traceback and what follows it
+
+
 @diagnosis
 def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it one rank (usually 0) says that it is busy with something long.
@@ -398,6 +469,9 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     before = case.summary.before.get(first.file, [])
     busy = _still_busy(hit for hit in before if hit.line < first.line)
+    if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
+        near = range(first.line - _NEAR, first.line)
+        busy = [hit for hit in case.hits("straggler-words") if hit.file == first.file and hit.line in near]
     if not busy:
         return
     yield Candidate(

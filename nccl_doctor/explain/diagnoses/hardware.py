@@ -144,14 +144,14 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         hit
         for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT")
         for hit in case.env.get(name, [])
-        if not (name == "NCCL_NET" and "ocket" in hit.text)
+        if name != "NCCL_NET" or hit.groups.get("value", "").strip().startswith("IB")
     ]
     plugin = case.has("rdma-plugin")
     if mixed:
         yield Candidate(
             "ib.device-not-found",
             0.84,
-            f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})",
+            "no usable HCA, though other hosts of the job have one",
             [*none, *case.hits("net-ib-using")[:2]],
             hosts=without - with_ib,
             why=missing_device.__doc__ or "",
@@ -254,20 +254,36 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
         )
 
 
+_INIT_STUCK_NET = ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+_INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
+
+
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
-    """Communicators start and none completes on some ranks, with P2P channels set up on one node: a hang in connecting."""
+    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
     if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id"):
+    if len(started) >= size and case.unfinished:
+        over_net = case.has("channel-net") or case.nodes > 1
+        where = "between the hosts" if over_net else "between the GPUs of the host"
+        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
+            yield Candidate(
+                cause,
+                0.42 - 0.03 * place,
+                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
+                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
+                why=init_never_completes.__doc__ or "",
+            )
+    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(
             "launch.world-size",
-            0.5,
+            0.48,
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
-            case.hits("nccl-init-start")[:4],
+            case.hits("nccl-init-start")[:8],
+            why=init_never_completes.__doc__ or "",
         )
 
 
@@ -285,6 +301,24 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
         )
     elif case.has("cuda-unknown-error"):
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
+
+
+@diagnosis
+def exclusive_gpu(case: Case) -> Iterable[Candidate]:
+    """CUDA finds the GPU busy, and a listing shows a compute mode that admits one process, or none."""
+    busy = [hit for hit in case.hits("gpu-gone-more", "cuda-call") if "busy or unavailable" in hit.text]
+    mode = case.hits("compute-mode")
+    if busy and mode:
+        yield Candidate(
+            "gpu.not-visible",
+            0.9,
+            "the GPU admits one process only (compute mode), and another one has it",
+            [busy[0], *mode[:2]],
+            {hit.rank for hit in busy if hit.rank is not None},
+            {hit.host for hit in busy if hit.host},
+            exclusive_gpu.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis
@@ -363,6 +397,12 @@ def _busbw(hit: Hit) -> float:
     return _row(hit, "busbw")
 
 
+def _rdma_refused(case: Case) -> list[Hit]:
+    """The settings that keep NCCL from InfiniBand and RoCE."""
+    off = case.env.get("NCCL_IB_DISABLE", []) if case.value("NCCL_IB_DISABLE") == "1" else []
+    return off + (case.env.get("NCCL_NET", []) if case.value("NCCL_NET") == "Socket" else [])
+
+
 @diagnosis
 def slow_network(case: Case) -> Iterable[Candidate]:
     """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
@@ -389,6 +429,15 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 0.8,
                 f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
                 proof,
+                hosts={h.host for h in socket if h.host},
+                why=slow_network.__doc__ or "",
+            )
+        elif rows and best < _ONE_PORT / 2 and local >= 4 and _rdma_refused(case):
+            yield Candidate(
+                "net.slow",
+                0.62,
+                f"InfiniBand is switched off by a variable, and large messages reach only {best:.1f} GB/s over TCP",
+                [*_rdma_refused(case)[:2], *proof],
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )

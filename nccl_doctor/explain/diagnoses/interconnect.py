@@ -122,6 +122,41 @@ def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candid
 
 
 @diagnosis
+def mtu_in_listings(case: Case) -> Iterable[Candidate]:
+    """ibv_devinfo shows different active MTUs, and an adapter refuses a packet of its peer: the paths' ends do not agree."""
+    listed = {hit.groups["mtu"]: hit for hit in case.hits("ib-mtu-listing")}
+    refused = case.hits("ib-remote-error")
+    if len(listed) > 1 and refused:
+        values = " and ".join(sorted(listed, key=len))
+        yield Candidate(
+            "net.mtu",
+            0.85,
+            f"the two ends of a RoCE path have different MTUs ({values})",
+            [*listed.values(), *refused[:4]],
+            {hit.rank for hit in refused if hit.rank is not None},
+            {hit.host for hit in refused if hit.host},
+            mtu_in_listings.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def adapter_is_full(case: Case) -> Iterable[Candidate]:
+    """The adapter's firmware has no room for another queue pair, queue or region; no limit of the process is to blame."""
+    hits = case.hits("adapter-full")
+    if hits:
+        yield Candidate(
+            "ib.qp-connect",
+            0.96,
+            "the adapter has no room for more queue pairs, completion queues or memory regions",
+            [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
+            hosts={hit.host for hit in hits if hit.host},
+            why=adapter_is_full.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
 def only_flushed(case: Case) -> Iterable[Candidate]:
     """Only flushed requests (status 5) are in sight: the queue pair failed before, and what failed it is in no line here."""
     hits = case.hits("ib-flush")
@@ -183,6 +218,26 @@ def described_topology(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def same_host_id(case: Case) -> Iterable[Candidate]:
+    """NCCL_HOSTID has one value on several hosts: NCCL takes them for one and joins them by shared memory or P2P."""
+    by_value: dict[str, dict[str, Hit]] = {}
+    for hit in case.env.get("NCCL_HOSTID", []):
+        if hit.host:
+            by_value.setdefault(hit.groups.get("value", ""), {}).setdefault(hit.host, hit)
+    for value, hosts in by_value.items():
+        if len(hosts) > 1:
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.88,
+                f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
+                [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
+                hosts=set(hosts),
+                why=same_host_id.__doc__ or "",
+                final=True,
+            )
+
+
+@diagnosis
 def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
     """Symmetric memory or one-sided calls are refused: a variable switched off what they need, or the machine lacks it."""
     hits = case.hits("symmetric-unsupported")
@@ -214,19 +269,25 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (r"check_fs|mount|nfs|lustre|gpfs", "sys.clock-or-dns-or-fs"),
     (r"check_hw_physmem|memory|\bmem\b", "sys.host-oom"),
 )
+# Words of the tests of dcgmi diag -> cause.
+_TESTS: tuple[tuple[str, str], ...] = (
+    (r"memory|memtest|page retirement|row remap", "gpu.ecc"),
+    (r"nvlink|nvswitch|nvbandwidth", "gpu.nvlink"),
+    (r"power|pulse|thermal", "gpu.thermal-power"),
+)
 
 
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
     """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
-    for hit in case.hits("node-check"):
-        text = hit.groups.get("check") or hit.text
-        for words, cause in _CHECKS:
+    for hit in case.hits("node-check", "dcgm-row"):
+        text = hit.groups.get("check") or hit.text.strip(" |")
+        for words, cause in _TESTS if hit.signature == "dcgm-row" else _CHECKS:
             if re.search(words, text, re.IGNORECASE):
                 yield Candidate(
                     cause,
                     0.84,
-                    f"a node health check failed: {text.strip()[:100]}",
+                    f"a node health check failed: {' '.join(text.split())[:100]}",
                     [hit],
                     hosts={hit.host} if hit.host else set(),
                     why=node_check.__doc__ or "",
@@ -235,6 +296,18 @@ def node_check(case: Case) -> Iterable[Candidate]:
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
+_COLUMNS = re.compile(r"[\w.]+(?:,\s?[\w.]+(?: \[\w+\])?)+")
+
+
+def _slowed(head: Hit, row: Hit) -> bool:
+    """Whether a row below this heading says Active in a column of a slowdown (a power cap is none)."""
+    names = re.split(r",\s?", max(_COLUMNS.findall(head.text), key=len, default=""))
+    cells = [cell.strip() for cell in row.text.split(", ")]
+    if len(names) <= len(cells):  # the last ones belong together, whatever stands before the first
+        return any(
+            _HARD_REASON.search(name) and cell == "Active" for name, cell in zip(names[::-1], cells[::-1], strict=False)
+        )
+    return row.file == head.file and row.line > head.line
 
 
 @diagnosis
@@ -242,7 +315,7 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
     """nvidia-smi was asked for hardware or thermal slowdown in CSV, and a row says Active."""
     headings = [hit for hit in case.hits("dcgm-throttle") if _HARD_REASON.search(hit.text)]
     rows = case.hits("throttle-column")
-    below = [row for row in rows if any(row.file == head.file and row.line > head.line for head in headings)]
+    below = [row for row in rows if any(_slowed(head, row) for head in headings)]
     if below:
         yield Candidate(
             "gpu.thermal-power",

@@ -524,7 +524,10 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         and address.version == 6
         and address.ipv4_mapped is None
     ]
-    if hits:
+    chosen = any(
+        _unroutable(hit.groups["address"]) for hit in case.hits("bootstrap-using")
+    )  # then the interface is wrong
+    if hits and not chosen:
         yield Candidate(
             "net.hostname-resolution",
             0.72,

@@ -104,17 +104,22 @@ _TABLE_ROW = re.compile(r"\s{0,9}\d{1,9}\s{1,9}(?P<count>\d{1,9})\s{1,9}\d{1,9}\
 
 
 def _snapshots(text: str) -> Iterator[list[tuple[int, str]]]:
-    """The numbered lines of each report; a report begins with the library's version."""
+    """The numbered lines of each report, without what a launcher or collector put before all of them.
+
+    A report begins with the library's version.
+    """
     part: list[tuple[int, str]] = []
+    cut = 0
     for number, line in enumerate(text.split("\n"), 1):
         line = line[:_LINE_LIMIT].rstrip("\r")
-        if _VERSION.match(line):
+        found = _VERSION.search(line)
+        if found:
             if part:
                 yield part
-            part = []
+            part, cut = [], found.start()
         elif not part:
             continue
-        part.append((number, line))
+        part.append((number, line[cut:]))
     if part:
         yield part
 

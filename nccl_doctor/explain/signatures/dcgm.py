@@ -12,8 +12,7 @@ says(
     "faulty memory elements on GPU {gpu:int}",
     "NaN-value memory elements on GPU {gpu:int}",
     "A memory mismatch was detected on GPU {gpu:int}",
-    "had uncorrectable memory errors and row remapping failed",
-    "had uncorrectable memory errors and {rows:int} rows were remapped",
+    "had uncorrectable memory errors and",
     "had memory errors and row remappings are pending",
     "Pending page retirements together with a DBE were detected",
     "retired pages: the limit has been reached",
@@ -25,6 +24,9 @@ says(
     title="DCGM found a memory fault on a GPU",
     why="A DCGM test read back other bytes than it wrote, or counts errors that ECC cannot correct.",
     where=lambda groups, line: re.search(r"\b(?:Found|Detected) 0 ", line) is None,
+)
+says(
+    "dcgm-row", "| Fail", "|{}Fail - GPU", why="A row of dcgmi diag's table that failed; its first cell names the test."
 )
 says(
     "dcgm-heat",
@@ -79,6 +81,7 @@ says(
     "host-side PCIe replay violation",
     "PCIe replays per minute for GPU",
     "did not exceed minimum required bandwidth of",
+    "LnkSta:{}Width x{width:int} (downgraded)",
     cause="net.slow",
     strength=0.62,
     title="a GPU's PCIe link is narrower or slower than it should be, or repeats packets",

@@ -366,6 +366,7 @@ says(
     why="A number of batches or samples.",
     where=lambda groups, line: "rank" in line.lower(),
 )
+says("ras-report", "Communicators... (", why="The table of an NCCL RAS report; its reader reads the whole report.")
 says(
     "slow-complaint",
     "expected {}GB/s",
@@ -388,6 +389,7 @@ says(
     "MIN_BW",
     "[FAILED]",
     "degraded",
+    "baseline",
     sampled=True,
     why="A program or a person says that the bandwidth is too low.",
     where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")),

@@ -72,9 +72,8 @@ says(
     "Double Bit ECC",
     "row remapping failure",
     "Row Remapping Failure",
-    "Remapping Failure Occurred                 : Yes",
-    "Remapping Failure Occurred     : Yes",
-    "Remapping Failure Occurred        : Yes",
+    "Remapping Failure Occurred{}: Yes",
+    "SRAM Threshold Exceeded{}: Yes",
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
@@ -112,18 +111,15 @@ says(
 
 says(
     "ecc-counters",
-    "Pending                           : Yes",
-    "Pending                   : Yes",
-    "Pending                 : Yes",
-    "DRAM Uncorrectable            : {count:int}",
-    "SRAM Uncorrectable            : {count:int}",
-    "SRAM Uncorrectable Parity     : {count:int}",
-    "SRAM Uncorrectable SEC-DED    : {count:int}",
+    "Pending {}: Yes",
+    "RAM Uncorrectable{}: {count:int}",
     cause="gpu.ecc",
     strength=0.64,
     title="a GPU counts uncorrectable memory errors, or a row waits to be remapped",
     why="nvidia-smi -q: uncorrectable errors are counted, or a remapping is pending until the GPU is reset. The aggregate counters also hold errors of long ago.",
-    where=lambda groups, line: groups.get("count", "1") != "0",
+    where=lambda groups, line: (
+        re.search(r"(?:Pending|RAM Uncorrectable[ \w-]{0,20}?) *: (?:Yes|[1-9])", line) is not None
+    ),
 )
 
 # --- fabric manager, NVLS, IMEX
@@ -169,16 +165,16 @@ says(
 )
 says(
     "fabric-state",
-    "Fabric {}State                              : In Progress",
-    "State                             : In Progress",
-    "State                         : In Progress",
+    ": In Progress",
     "NVML_GPU_FABRIC_STATE_IN_PROGRESS",
     "fabric state In Progress",
-    "State   : In Progress",
     cause="gpu.fabric-manager",
     strength=0.9,
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
+    where=lambda groups, line: (
+        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)", line) is not None
+    ),
 )
 says(
     "nvls-bind",
@@ -369,6 +365,18 @@ says(
     where=lambda groups, line: "block:" in line and "thread:" in line,
 )
 
+says(
+    "library-kernel-failed",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    cause="gpu.illegal-access",
+    strength=0.6,
+    title="a kernel of cuBLAS or cuDNN failed: usually an earlier kernel broke the CUDA context, or memory was short",
+    why="The library names no reason; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed first, the kernel log an Xid.",
+)
+
 # --- drivers
 says(
     "driver-too-old",
@@ -460,16 +468,6 @@ says(
 # --- heat and power
 says(
     "throttle",
-    "HW Slowdown                       : Active",
-    "HW Thermal Slowdown           : Active",
-    "HW Thermal Slowdown               : Active",
-    "HW Power Brake Slowdown       : Active",
-    "HW Power Brake Slowdown           : Active",
-    "SW Thermal Slowdown               : Active",
-    "SW Thermal Slowdown           : Active",
-    "HW Slowdown : Active",
-    "HW Power Brake Slowdown : Active",
-    "Thermal Slowdown : Active",
     "Slowdown{}: Active",
     "clocks_throttle_reasons.hw_slowdown{}Active",
     "thermal_slowdown Active",
@@ -494,7 +492,12 @@ says(
     ", Active",
     why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
-says("dcgm-throttle", "clocks_throttle_reason", "clocks_event_reasons.active", why="Throttle reasons as a bit mask.")
+says(
+    "dcgm-throttle",
+    "clocks_throttle_reason",
+    "clocks_event_reasons",
+    why="Throttle reasons asked of nvidia-smi or DCGM.",
+)
 
 says(
     "driver-mismatch-more",
@@ -610,6 +613,7 @@ says(
     "needs to be reset",
     "pcieport {pci}: DPC: containment event",
     "pciehp: Slot({slot}): Link Down",
+    "pciehp: Slot({slot}): Card not present",
     "CUDA-capable device(s) is/are busy or unavailable",
     "GPU not found",
     "has been removed from the bus",
@@ -625,6 +629,9 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+)
+says(
+    "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
 )
 says(
     "p2p-more",

@@ -8,7 +8,7 @@ from nccl_doctor.explain.signatures import says
 H = Role.HARMLESS
 says(
     "no-net-plugin",
-    "NET/Plugin: Could not find: libnccl-net.so",
+    "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
     "NET/Plugin: No plugin found",
     "NET/Plugin : dlerror=",
@@ -33,6 +33,15 @@ says(
     "Could not find: libnccl-env.so",
     role=H,
     why="No tuner or profiler plugin: optional.",
+)
+says(
+    "client-left",
+    "Aborted request",
+    "Abort request",
+    "client disconnected",
+    "Client disconnected",
+    role=H,
+    why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
 says(
     "port-settings-changed",

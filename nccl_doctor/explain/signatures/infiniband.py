@@ -7,6 +7,8 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import Guard, says
 
+_BUILT_IN = re.compile(r"IB|Socket")  # what NCCL_NET can name without a plugin
+
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
@@ -166,6 +168,19 @@ says(
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
 )
 says(
+    "ib-port-counters",
+    "LinkDownedCounter",
+    "link_downed",
+    cause="ib.port-down",
+    strength=0.72,
+    title="the link of a port has gone down again and again",
+    why="The counter grows since it was last cleared; a port whose link goes down again and again loses its connections.",
+    where=lambda groups, line: (
+        re.search(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)", line) is not None
+    ),
+)
+says("adapter-full", "limits exceeded(0x8)", why="The adapter's firmware refuses to make another object of a kind.")
+says(
     "ib-port-back",
     "async event : port active",
     "async event: port active",
@@ -188,6 +203,7 @@ says(
     "Cable error",
     "port_module_event",
     "link status definitely down",
+    "now running without any active interface",
     "device's health compromised",
     "mlx5_health",
     "health recovery",
@@ -395,10 +411,21 @@ says(
     "network-not-found",
     "Error: network {network} not found",
     "network {network:word} not found",
+    where=lambda groups, line: _BUILT_IN.fullmatch(groups["network"]) is not None,
     cause="ib.device-not-found",
     strength=0.75,
     title="the network named by NCCL_NET is not available: {network}",
-    why="NCCL_NET names a network that no plugin and no built-in provides: for IB, no usable HCA; for others, the plugin is missing.",
+    why="NCCL_NET names NCCL's own InfiniBand network, and there is no usable HCA.",
+)
+says(
+    "plugin-network-not-found",
+    "Error: network {network} not found",
+    "network {network:word} not found",
+    where=lambda groups, line: _BUILT_IN.fullmatch(groups["network"]) is None,
+    cause="net.plugin",
+    strength=0.78,
+    title="NCCL_NET names a network of a plugin that is not loaded: {network}",
+    why="Only a plugin provides this network: it is missing, cannot be loaded, or found no device.",
 )
 says(
     "no-hca",

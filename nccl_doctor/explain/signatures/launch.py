@@ -201,9 +201,7 @@ says(
 says(
     "kubelet-stops",
     "failed liveness probe, will be restarted",
-    "Liveness probe failed",
     "failed startup probe, will be restarted",
-    "Startup probe failed",
     "Preempted by pod",
     "Preempted by ",
     "NodeNotSchedulable",
@@ -217,6 +215,16 @@ says(
     title="Kubernetes stopped the pod (probe, preemption, eviction or drain)",
     why="The kubelet or the scheduler ended the container on purpose; the exit code (137 or 143) is theirs, not the memory limit's.",
     where=lambda groups, line: "memory" not in line.lower(),
+)
+says(
+    "probe-failed",
+    "Liveness probe failed",
+    "Startup probe failed",
+    "Readiness probe failed",
+    cause="launch.killed",
+    strength=0.6,
+    title="a probe of the kubelet failed",
+    why="After failureThreshold failures in a row the kubelet restarts the container; one alone means nothing.",
 )
 says(
     "step-cancelled",

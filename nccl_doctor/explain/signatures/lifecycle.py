@@ -8,17 +8,24 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 _NUMBER_NEAR = re.compile(r"\d")
+_TROUBLE = re.compile(r"raceback|rror(?!\w*\s*[=:]\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
-    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
 )
 
 
+def _minutes(groups: dict[str, str], line: str) -> bool:
+    """Five minutes or more, and seconds: not "after 704 steps"."""
+    unit = re.search(re.escape(groups["seconds"]) + r"\s?(?:s|sec|seconds)?(?![A-Za-z])", line)
+    return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
-    return bool(_NUMBER_NEAR.search(line)) and "rror" not in line and "raceback" not in line
+    return bool(_NUMBER_NEAR.search(line)) and not _TROUBLE.search(line)
 
 
 says(
@@ -140,7 +147,7 @@ says(
     "after {seconds:num} s",
     sampled=True,
     why="Something took minutes.",
-    where=lambda groups, line: float(groups["seconds"]) >= 300 and "imeout" not in line,
+    where=_minutes,
 )
 says(
     "timed-collective",

@@ -13,15 +13,16 @@ from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
 
-_SEVERITY = {Severity.FAIL: "blocker", Severity.WARN: "minor", Severity.INFO: "info"}
+_SEVERITY = {Severity.FAIL: "blocker", Severity.WARN: "minor"}
 
 
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
-    """One entry per cause and one per gap; the fingerprint is the same for the same problem in the next run."""
+    """One entry per cause to act on and one per gap; the fingerprint is the same for the same problem in the next run."""
     entries = []
     for item in report.causes:
-        place = fold(item.hosts) or "cluster"
-        entries.append(_entry(item.id, paragraph(item, 3), _SEVERITY[item.severity], place))
+        if item.severity in _SEVERITY:
+            place = fold(item.hosts) or "cluster"
+            entries.append(_entry(item.id, paragraph(item, 3), _SEVERITY[item.severity], place))
     for gap in report.unknown:
         entries.append(_entry("unknown", visible(f"{gap.what}: {gap.why}"), "major", fold(gap.hosts)))
     return json.dumps(entries, indent=2, sort_keys=True) + "\n"

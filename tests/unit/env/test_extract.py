@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.env import lint
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
 
@@ -142,6 +143,22 @@ def test_nccl_conf_is_read_as_nccl_reads_it() -> None:
         ("NCCL_NET", "IB", "NCCL_NET "),
         ("NCCL_PROTO", "LL", "export NCCL_PROTO"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "title"),
+    [
+        ("NCCL_SOCKET_IFNAME=eth0\r", "2.30.3", ""),
+        ("NCCL_SOCKET_IFNAME=eth0\r", "2.29.7", "the Windows line end becomes part of the value ('eth0\\r')"),
+        ('NCCL_SOCKET_IFNAME="eth0"\r', "2.30.3", "the quotes become part of the value"),
+        ("NCCL_IB_TIMEOUT=21\r", "2.29.7", ""),  # what follows a number is passed over
+        ("NCCL_DEBUG_FILE=/tmp/${USER}.log", "2.30.3", "no $ is filled in"),
+        ("NCCL_DEBUG_FILE=/tmp/%h.log", "2.30.3", ""),
+    ],
+)
+def test_what_becomes_part_of_a_value_in_nccl_conf(line: str, release: str, title: str) -> None:
+    found = [item for item in lint.lint(conf.read(line, "f"), release) if item.id.endswith("conf-syntax")]
+    assert (title in found[0].title and "\r" not in found[0].evidence[0].text) if title else not found
 
 
 def test_env_files() -> None:

@@ -14,12 +14,15 @@ import msgspec
 import pytest
 
 from nccl_doctor.agent.probes import interfaces as probe
-from nccl_doctor.env import knowledge, lint, number, versions
+from nccl_doctor.env import knowledge, lint, number, recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.extract import conf
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.nccl_conf import CONF_FILE_VARIABLE_SINCE, parse_line
 from nccl_doctor.env.socket_interface import nccl_bootstrap
 from nccl_doctor.facts.interfaces import Address
+from nccl_doctor.findings.model import EnvAdvice
+from nccl_doctor.report.env import advice_conf
 
 _SPEC = importlib.util.spec_from_file_location("ask_nccl", Path(__file__).parents[2] / "tools" / "ask_nccl.py")
 assert _SPEC and _SPEC.loader
@@ -60,10 +63,13 @@ def told(answer: Any, name: str) -> str | None:
 )
 def test_lines_of_nccl_conf(release: str, line: bytes) -> None:
     version = asker.version_of(LIBRARIES[release])
-    if version < CONF_FILE_VARIABLE_SINCE:
+    if not versions.at_least(version, CONF_FILE_VARIABLE_SINCE):
         pytest.skip("this release does not know NCCL_CONF_FILE")
     answer = asker.ask(LIBRARIES[release], {}, line + b"\n")
     parsed = parse_line(line.decode(), version)
+    assignments = conf.read(line.decode(), "nccl.conf")
+    wrong = [item.title for item in lint.lint(assignments, release) if item.id.endswith("conf-syntax")]
+    assert bool(wrong) == (bool(assignments) and told(answer, "NCCL_SOCKET_IFNAME") not in ("lo", "=lo")), wrong
     assert told(answer, "NCCL_SOCKET_IFNAME") == (parsed[1] if parsed else None)
     assert (answer.result == 0) == (parsed is None or parsed[1] in ("lo", "=lo"))
 
@@ -130,6 +136,22 @@ def test_interfaces(release: str, settings: dict[str, str]) -> None:
         choice.result,
         (choice.address.name, choice.address.address) if choice.address else None,
     )
+
+
+@release
+def test_a_recommended_nccl_conf_is_taken(release: str, tmp_path: Path) -> None:
+    if not versions.at_least(asker.version_of(LIBRARIES[release]), CONF_FILE_VARIABLE_SINCE):
+        pytest.skip("this release does not know NCCL_CONF_FILE")
+    hung = recommend.recommend(
+        [recommend.HostNeeds("a", nccl_version=release, torch_version="2.4.0")], (), recommend.Purpose.HANG
+    )
+    listed = recommend.Line(EnvAdvice("NCCL_SOCKET_IFNAME", "=lo", "the only one here"), 1.0, "a fact")
+    conf = advice_conf(msgspec.structs.replace(hung, lines=(*hung.lines, listed))).replace("/tmp/", f"{tmp_path}/")
+    answer = asker.ask(LIBRARIES[release], {}, conf.encode(), debug=False)
+    (log,) = tmp_path.glob("nccl-*.log")
+    said = log.read_text()
+    assert answer.result == 0 and "NCCL INFO" in said and "NCCL INFO" not in answer.log
+    assert told(answer._replace(log=said), "NCCL_SOCKET_IFNAME") == "=lo"
 
 
 @release

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
 
+import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -217,6 +221,60 @@ def test_formats() -> None:
     read = {item.name: item.value for item in conf.read(shown["nccl.conf"], "nccl.conf")}
     assert read == {name: value for name, value in wanted.items() if name.startswith("NCCL_")}
     assert "left alone" in shown["text"]
+
+
+# io.k8s.api.core.v1.EnvVar, as the API server checks it.
+K8S_ENV = {
+    "type": "object",
+    "required": ["env"],
+    "additionalProperties": False,
+    "properties": {
+        "env": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {"type": "string", "pattern": r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"},
+                    "value": {"type": "string"},
+                },
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        recommend([host(1, torch_version="2.4.0")], purpose=Purpose.HANG),
+        recommend([host(n, interfaces=interfaces(n, Address("br-1", "inet", "192.168.9.1", 24))) for n in (1, 2)]),
+        recommend([host(1, environment={"NCCL_P2P_DISABLE": "1"})]),
+        recommend([host(1)]),
+    ],
+    ids=["hang", "interface", "removal", "nothing"],
+)
+def test_formats_are_what_their_readers_take(advice: Advice) -> None:
+    """bash runs what it is given and has the variables afterwards; docker's words are pairs; Kubernetes' schema holds."""
+    removed = {line.advice.name for line in advice.lines if line.advice.unset}
+    wanted = {name: value for name, value in names(advice).items() if name not in removed}
+    before = {"PATH": os.environ["PATH"], **dict.fromkeys(removed, "1")}
+    for form in ("shell", "sbatch"):
+        script = report.ADVICE_FORMATS[form](advice)
+        done = subprocess.run(["bash", "-eu", "-c", f"{script}\nenv -0"], env=before, capture_output=True, check=True)
+        after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+        assert {name: after.get(name) for name in wanted} == wanted and not removed & set(after)
+        assert not report.not_shown(advice, form) or advice.notes or advice.unknown
+    words = shlex.split(report.advice_docker(advice).replace("\\\n", " "))
+    assert words[:2] == ["docker", "run"] and set(words[2::2]) <= {"-e"}
+    assert dict(word.split("=", 1) for word in words[3::2]) == wanted
+    listed = yaml.safe_load(report.advice_k8s(advice))
+    jsonschema.validate(listed, K8S_ENV)
+    assert {item["name"]: item["value"] for item in listed["env"]} == wanted
+    for form in ("docker", "k8s", "nccl.conf"):
+        said = " ".join(report.not_shown(advice, form))
+        assert all(f"take {name} away" in said for name in removed)
 
 
 def test_nothing_to_set_is_valid_in_every_format() -> None:

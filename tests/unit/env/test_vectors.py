@@ -32,7 +32,7 @@ def test_nccl_conf(case: dict[str, Any], release: str) -> None:
     """The value our reader finds leads to what the library did: =eth0 to eth0, none to ib0, a spoilt one to failure."""
     layers = [("environment", sources.of_environment(case["env"]))]
     text = case["nccl_conf_file"] if case["nccl_conf_file"] is not None else case["home_conf"]
-    layers.append(("conf", tuple(conf.read(text.replace("\r\n", "\n"), "nccl.conf"))))
+    layers.append(("conf", tuple(conf.read(text, "nccl.conf"))))
     winner = sources.effective(layers).get("NCCL_SOCKET_IFNAME")
     value = winner.value if winner else None
     expected = {None: "ib0", "=eth0": "eth0", "=eth1": "eth1"}.get(value, "Bootstrap : no socket interface found")

@@ -49,9 +49,9 @@ def test_any_bytes_are_survived(data: bytes) -> None:
 
 
 def _seconds(call: object, line: str) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     call(line)  # type: ignore[operator]
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def _adversarial() -> list[tuple[str, object, str]]:
