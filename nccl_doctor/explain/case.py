@@ -60,7 +60,7 @@ def all_diagnoses() -> tuple[Diagnosis, ...]:
     return tuple(sorted(_DIAGNOSES, key=lambda item: (item.__module__, item.__name__)))
 
 
-_LAUNCHER = re.compile(
+LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError)"
 )
@@ -264,7 +264,7 @@ class Case:
         """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
         kept = []
         for item in self.summary.tracebacks:
-            if not item.type or _LAUNCHER.search(item.type) or self.is_known(item):
+            if not item.type or LAUNCHER.search(item.type) or self.is_known(item):
                 continue
             if _WRAPPED.search(item.message[:400]) or self._only_logged(item):
                 continue
