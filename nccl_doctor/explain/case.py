@@ -80,6 +80,7 @@ _DISTRIBUTED = [
     "watchdog-timeout",
     "torchrun-failed",
     "torchrun-exit",
+    "spawn-exit",
     "nccl-error-text",
     "channel-net",
     "channel-p2p",
