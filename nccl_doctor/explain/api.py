@@ -242,6 +242,8 @@ def _cause(case: Case, item: Candidate) -> Cause:
 
 def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
+        if case.recovered and case.troubles:
+            return "the work came to its end; what failed on the way was overcome"
         return "nothing in these logs failed; lines that look bad are known to be harmless"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
