@@ -178,6 +178,7 @@ says(
     "exited with exit code: {code:int}",
     "exited with exit code {code:int}",
     "exit status {code:int}",
+    "exited with status {code:int}",
     "Exit Code:    {code:int}",
     "Exit Code: {code:int}",
     '"exitCode": {code:int}',
