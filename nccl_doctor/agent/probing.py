@@ -53,6 +53,14 @@ def path(absolute: str) -> str:
     return ROOT + absolute if ROOT else absolute
 
 
+def whole_number(text: Optional[str]) -> Optional[int]:
+    """A whole number in sysfs's ways to write one (``-1``, ``0x1f``); None for anything else."""
+    try:
+        return int(text or "", 0)
+    except ValueError:
+        return None
+
+
 def read_text(absolute: str, limit: int = 1 << 20) -> Optional[str]:
     """The text of a small file, or None if it is not there. ``PermissionError`` passes through (not-permitted)."""
     try:

@@ -8,6 +8,7 @@ second default is the control: if the default "beats" itself, nothing is conclud
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import random
 import statistics
@@ -161,11 +162,13 @@ def schedule(count: int, rounds: int, seed: int) -> list[list[int]]:
 
 
 def judge(candidate: Candidate, base: Sequence[Times], series: Sequence[Times], confidence: float) -> Trial:
-    """Compare paired rounds. Only sizes that were measured in every run count."""
+    """Compare paired rounds. A candidate must have measured every size that the default did: none may be left out."""
     rounds = min(len(base), len(series))
-    keys = sorted(set.intersection(*(set(times) for times in (*base[:rounds], *series[:rounds]))))
-    if not keys or rounds < FEWEST_ROUNDS:
-        return Trial(candidate, Verdict.FAILED, rounds, failure="too few complete runs to compare")
+    keys = sorted(set.intersection(*(set(times) for times in base)))
+    missed = [key for key in keys if any(key not in times for times in series)]
+    if not keys or missed or rounds < FEWEST_ROUNDS:
+        why = f"no time for {missed[0][0]} of {missed[0][1]} B" if missed else "too few complete runs to compare"
+        return Trial(candidate, Verdict.FAILED, rounds, failure=why)
     logs = {key: [math.log(series[n][key] / base[n][key]) for n in range(rounds)] for key in keys}
     # Several sizes are several chances to see a difference where there is none.
     strict = 1 - (1 - confidence) / len(keys)
@@ -191,6 +194,7 @@ def interval(logs: Sequence[float], confidence: float) -> Change:
     return Change(math.expm1(mean), math.expm1(mean - reach), math.expm1(mean + reach))
 
 
+@functools.lru_cache(256)
 def t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution: bisection on its exact distribution function for whole ``freedom``."""
     low, high = 0.0, 1.0

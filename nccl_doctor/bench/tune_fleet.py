@@ -65,9 +65,9 @@ def times_of(outcome: Outcome) -> Times:
     if any(note.startswith("interrupted") for note in outcome.notes):
         raise KeyboardInterrupt
     if not outcome.complete:
-        first = next(iter(outcome.ranks), None)
-        where = f"rank {first.rank} on {first.host} stopped in {first.where}" if first else "not every rank finished"
-        raise Failed(where)
+        told = [f"rank {rank.rank} on {rank.host} stopped in {rank.where}" for rank in outcome.ranks]
+        told += [item.title for item in outcome.findings] + list(outcome.notes)
+        raise Failed(next(filter(None, told), "not every rank finished"))
     wrong = [item for item in outcome.results.measurements if item.wrong]
     if wrong:
         raise Failed(f"wrong results: {wrong[0].wrong} elements of {wrong[0].collective} at {wrong[0].size} B")
@@ -89,10 +89,10 @@ def tune_over(
     told: Callable[[str], None],
 ) -> Tuning:
     """Measure over these hosts; ``Refused`` where they cannot take part, ``Failed`` where the default fails."""
-    paths: list[str] = []
+    seen: dict[str, list[str]] = {}  # candidate -> the paths it took, and what its NCCL did not read
 
-    def run(env: dict[str, str]) -> Outcome:
-        asked = msgspec.structs.replace(plan, env={**plan.env, **env})
+    def run(candidate: Candidate) -> Outcome:
+        asked = msgspec.structs.replace(plan, env={**plan.env, **candidate.env})
         outcome = run_fleet(
             entries,
             connect,
@@ -103,12 +103,12 @@ def tune_over(
             local=local,
             allow_busy=allow_busy,
         )
-        if not env and outcome.path.words and outcome.path.words not in paths:
-            paths.append(outcome.path.words)
+        said = seen.setdefault(candidate.label, [])
+        said += [text for text in (outcome.path.words, *_unread(candidate, outcome)) if text and text not in said]
         return outcome
 
     told("warming up: one run that does not count")
-    first = run({})
+    first = run(Candidate())
     times_of(first)
     if not candidates:
         network = first.path.nccl.networks[0] if first.path.nccl and first.path.nccl.networks else ""
@@ -118,9 +118,19 @@ def tune_over(
     told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {len(candidates)} candidates and the default twice")
     result = tuning.tune(
         candidates,
-        lambda candidate: times_of(run(candidate.env)),
+        lambda candidate: times_of(run(candidate)),
         rounds,
         told=lambda number, candidate, text: told(f"  round {number}/{rounds}  {candidate.label}: {text}"),
     )
-    notes = () if len(paths) < 2 else ("the default's path changed between runs: " + "; ".join(paths),)
-    return msgspec.structs.replace(result, path=paths[0] if paths else "", notes=notes)
+    usual = seen.pop(Candidate().label)
+    notes = ["the default's path changed between runs: " + "; ".join(usual)] if len(usual) > 1 else []
+    notes += [f"{label}: {text}" for label, said in seen.items() for text in said if text not in usual]
+    return msgspec.structs.replace(result, path=usual[0] if usual else "", notes=tuple(notes))
+
+
+def _unread(candidate: Candidate, outcome: Outcome) -> list[str]:
+    """The variables of a candidate that NCCL, which logs each one it reads, did not read: they changed nothing."""
+    if outcome.path.nccl is None:
+        return []
+    read = outcome.path.nccl.env
+    return [f"NCCL's log does not show that {name} was read" for name in candidate.env if name not in read]

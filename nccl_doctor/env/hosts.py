@@ -22,6 +22,7 @@ from nccl_doctor.findings.model import Severity
 F = TypeVar("F", bound=Fact)
 
 # All ranks must agree on these, or they wait for each other in different collectives or different buffers.
+VALUES_SHOWN = 8  # of a variable: a fleet can have one for each of its hosts
 MUST_AGREE = frozenset(
     {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_SOCKET_MAGIC", "NCCL_NET", "NCCL_COMM_ID"}
 )
@@ -165,7 +166,9 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         if len(by_value) < 2 or name in MAY_DIFFER:
             continue
         groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), str(group[0])))
-        said = "; ".join(f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups)
+        told = [f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups]
+        more = [f"and {len(told) - VALUES_SHOWN} more values"] if len(told) > VALUES_SHOWN else []
+        said = "; ".join(told[:VALUES_SHOWN] + more)
         shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
         severity = Severity.FAIL if name in MUST_AGREE and len(shown) > 1 else Severity.WARN
         made = remark(
@@ -187,16 +190,20 @@ def _hosts(names: Sequence[str]) -> str:
 
 def fold(remarks: Iterable[Remark]) -> list[Remark]:
     """The same remark on many hosts as one, with all hosts in it and at most three of them quoted."""
-    folded: dict[tuple[str, str, int], Remark] = {}
+    folded: dict[tuple[str, str, int], list[Remark]] = {}
     for place, item in enumerate(remarks):
         # Only remarks on hosts fold; each line of a file stands for itself.
         key = item.finding.id, item.finding.title, 0 if item.assignment.host else place + 1
-        first = folded.get(key)
-        if first is None:
-            folded[key] = item
-            continue
-        hosts = tuple(sorted({*first.finding.hosts, *item.finding.hosts}))
-        evidence = (*first.finding.evidence, *item.finding.evidence)[:3]
-        finding = msgspec.structs.replace(first.finding, hosts=hosts, evidence=evidence)
-        folded[key] = msgspec.structs.replace(first, finding=finding)
-    return list(folded.values())
+        folded.setdefault(key, []).append(item)
+    return [_as_one(alike) for alike in folded.values()]
+
+
+def _as_one(alike: list[Remark]) -> Remark:
+    first = alike[0]
+    if len(alike) == 1:
+        return first
+    hosts = tuple(sorted({host for item in alike for host in item.finding.hosts}))
+    evidence = tuple(proof for item in alike[:3] for proof in item.finding.evidence)[:3]
+    return msgspec.structs.replace(
+        first, finding=msgspec.structs.replace(first.finding, hosts=hosts, evidence=evidence)
+    )

@@ -21,7 +21,10 @@ def for_cause(
         return (), ()
     page = playbooks.load(playbook)
     fixes = tuple(
-        Fix(_first_paragraph(page.section(heading)), _first_command(page.section(heading)))
+        Fix(
+            _here(_first_paragraph(page.section(heading)), evidence),
+            _here(_first_command(page.section(heading)), evidence),
+        )
         for heading in ("Fix now", "Fix for good")
     )
     set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
@@ -34,6 +37,32 @@ def for_cause(
     env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
     wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
     return fixes, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
+
+
+# What a playbook writes for any device, and how the lines name the one at hand.
+_DEVICES = (
+    ("mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b")),
+    ("-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")),
+)
+
+
+def _here(text: str, evidence: tuple[Evidence, ...]) -> str:
+    """A playbook's words with the device that the first line quoted names, if it names one."""
+    for placeholder, pattern in _DEVICES:
+        named = set(pattern.findall(evidence[0].text)) if evidence else set()
+        if len(named) == 1:
+            text = text.replace(placeholder, f"-i {named.pop()}.0" if placeholder == "-i N" else named.pop())
+    return text
+
+
+def device(cause: Cause) -> str:
+    """The GPU or RDMA device that the deciding line names, if it names one."""
+    first = cause.evidence[0].text if cause.evidence else ""
+    for (_, pattern), start in zip(_DEVICES, ("ib.", "gpu."), strict=True):
+        named = set(pattern.findall(first))
+        if cause.id.startswith(start) and len(named) == 1:
+            return str(named.pop())
+    return ""
 
 
 def _first_paragraph(text: str) -> str:
@@ -71,23 +100,37 @@ _NEXT = {
 }
 
 
+_WITHOUT_NCCL = ("app.", "launch.", "unrelated", "gpu.", "sys.")  # NCCL's lines would add nothing
+
+
+def _closed_first(case: Case) -> str:
+    """The hosts that others name as the peer that closed, and that say nothing themselves; empty if there are many."""
+    named = [re.sub(r"<\d+>$", "", hit.groups.get("peer", "")) for hit in case.hits("peer-closed")]
+    hosts = sorted({name for name in named if re.fullmatch(r"[\w.:-]{2,100}", name)} - set(case.summary.hosts))
+    return ", ".join(hosts) if len(hosts) <= 3 else ""
+
+
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
         return ()
     steps: list[str] = []
     steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
-    missing = _missing_ranks(case)
+    unheard = [rank for rank in causes[0].ranks if rank not in case.summary.ranks] if causes else []
+    missing = _missing_ranks(case) or fold(unheard)
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
-        if causes and causes[0].id == "app.rank-exception":
+        elif causes and causes[0].id == "app.rank-exception":
             who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
-        if not case.has("nccl-init-start", "bootstrap-using", "nccl-version") and not (
-            causes and causes[0].id.startswith(("app.", "launch.", "unrelated"))
+        if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
+            causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):
-            steps.append("run again with NCCL_DEBUG=INFO: these logs hold no line of NCCL")
+            steps.append("run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL")
+        gone = _closed_first(case)
+        if gone and causes and causes[0].id == "net.peer-lost":
+            steps.insert(0, f"collect the log and the kernel log (dmesg -T) of {gone}: it closed its connections first")
         if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
             steps.append(_record_again(_oldest(case, "torch")))
     if causes and any(

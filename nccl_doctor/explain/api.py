@@ -102,7 +102,7 @@ def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit
     good = _good_end(case)
     if best is not None and best.strength >= DECIDED:
         return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case)
+    failed = _failure_seen(case) or case.unfinished
     # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
     if good and not failed:
         return Verdict.HEALTHY, good
@@ -154,6 +154,11 @@ def _good_end(case: Case) -> list[Hit]:
     proof = [hit for hit in found if hit.signature not in ("not-destroyed",)]
     if not proof:
         return []
+    # What looks bad and is not is quoted as well: one line of each kind.
+    calm = [
+        name for name, signature in case.signatures.items() if signature.role is Role.HARMLESS or case.overcome(name)
+    ]
+    found += [hit for name in calm for hit in case.hits(name)[:1]]
     ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
 
@@ -237,6 +242,8 @@ def _cause(case: Case, item: Candidate) -> Cause:
 
 def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
+        if case.recovered and case.troubles:
+            return "the work came to its end; what failed on the way was overcome"
         return "nothing in these logs failed; lines that look bad are known to be harmless"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
@@ -250,7 +257,9 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             where += f" ({best.hosts[0]})"
     elif len(best.hosts) == 1:
         where = best.hosts[0]
-    return f"{where}: {best.title}" if where and not best.title.startswith("rank") else best.title
+    named = advice.device(best)
+    title = f"{best.title} ({named})" if named and named not in best.title else best.title
+    return f"{where}: {title}" if where and not title.startswith("rank") else title
 
 
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 
@@ -119,15 +119,23 @@ def read_all(
         for file in files:
             total.merge(read_file(file))
         return total
+    # Imported only where there is much to read: they take as long as a small log.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     plan()  # built once, before the processes part
-    chunk = max(1, min(16, len(files) // (count * 8)))
-    with context.Pool(count) as pool:
-        summaries = pool.imap(_encoded, files, chunksize=chunk)
+    done = 0
+    with ProcessPoolExecutor(count, context) as pool, contextlib.suppress(BrokenProcessPool):
+        summaries = pool.map(_encoded, files, chunksize=max(1, min(16, len(files) // (count * 16))))
         reasoning()  # imported while the others read
         meanwhile()
         for data in summaries:
             total.merge(msgspec.msgpack.decode(data, type=Summary))
+            done += 1
+    for file in files[done:]:  # a process was killed, most likely for want of memory
+        total.merge(read_file(file))
     return total
 
 

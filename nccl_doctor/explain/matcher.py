@@ -3,23 +3,22 @@
 Two engines give the same answer in linear time: Hyperscan (package ``hyperscan``), gigabytes a second on one core, and
 plain ``bytes.find`` for each literal, a few megabytes a second, for platforms without it.
 
-Hyperscan is asked twice: first for a few hundred *factors*, pieces of anchors that are rare in ordinary output (each anchor
-holds at least one); then, only in the lines that hold a factor, for all anchors. The measurements that decided are in
-docs/decisions/0020 and 0023.
+Hyperscan looks for a few hundred *factors*, pieces of anchors that are rare in ordinary output (each anchor holds one);
+where a factor is, the anchors that hold it are compared. The measurements that decided are in docs/decisions/0020, 0023
+and 0026.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
-Found = tuple[int, int]  # where an occurrence ends, and which anchor it is
+Found = tuple[int, int]  # where an occurrence ends, and which literal it is
 
 FACTORS = Path(__file__).with_name("readers") / "factors.json"
-NEAR = 1024  # lines with factors that are nearer than this (bytes) are searched in one go
 # Hyperscan steps through a block in strides that depend on the shortest literal. With none under five bytes it picks a
 # stride that is four times slower here, so one that no log holds is put beside them (measured in docs/decisions/0023).
 STRIDE = b"\x01\x02\x03"
@@ -28,19 +27,15 @@ STRIDE = b"\x01\x02\x03"
 class Engine(Protocol):
     """Looks for a fixed set of literals."""
 
-    def first(self, block: bytes | memoryview) -> list[int]:
-        """Where in ``block`` a closer look is needed; nowhere: it holds no literal of the set."""
+    def first(self, block: bytes | memoryview) -> list[Found]:
+        """Where in ``block`` a closer look is needed, in order; nowhere: it holds no literal of the set."""
         ...
 
-    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
-        """Occurrences in ``block``, sorted. Of one anchor in one line, at least one is reported.
+    def find(self, block: bytes, places: list[Found] | None = None) -> list[Found]:
+        """Occurrences in ``block``, in order. Of one literal in one line, at least one is reported.
 
         ``places`` is what :meth:`first` said of the same block, where that is known.
         """
-        ...
-
-    def prepare(self) -> None:
-        """Build now what would be built when first needed: processes that fork later share it."""
         ...
 
 
@@ -71,51 +66,42 @@ def _database(literals: tuple[bytes, ...]) -> Any:
 
 
 class HyperscanEngine:
-    """Hyperscan in literal mode, in two steps. ``ImportError`` where the package is not installed."""
+    """Hyperscan in literal mode. ``ImportError`` where the package is not installed."""
 
     def __init__(self, anchors: tuple[bytes, ...]) -> None:
         import hyperscan  # noqa: F401 - asked for here, before any log is opened
 
-        self._anchors = anchors
-        self._first = _database((*sorted({factors().get(anchor, anchor) for anchor in anchors}), STRIDE))
+        # factor -> where it ends in its anchors -> these anchors, and which they are
+        held: dict[bytes, dict[int, tuple[list[bytes], list[int]]]] = defaultdict(dict)
+        for index, anchor in enumerate(anchors):
+            factor = factors().get(anchor, anchor)
+            texts, indices = held[factor].setdefault(anchor.find(factor) + len(factor), ([], []))
+            texts.append(anchor)
+            indices.append(index)
+        self._held = [
+            [(end, tuple(texts), indices) for end, (texts, indices) in held[factor].items()] for factor in sorted(held)
+        ]
+        self._database = _database((*sorted(held), STRIDE))
+        self._held.append([])  # the stride's
 
-    @functools.cached_property
-    def _all(self) -> Any:
-        return _database(self._anchors)
-
-    def prepare(self) -> None:
-        _ = self._all
-
-    def first(self, block: bytes | memoryview) -> list[int]:
-        places: list[int] = []
-        self._first.scan(block, match_event_handler=lambda _id, _from, to, _flags, _context: places.append(to))
+    def first(self, block: bytes | memoryview) -> list[Found]:
+        places: list[Found] = []
+        self._database.scan(block, match_event_handler=lambda id, _from, to, _flags, _context: places.append((to, id)))
+        places.sort()
         return places
 
-    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
+    def find(self, block: bytes, places: list[Found] | None = None) -> list[Found]:
         found: list[Found] = []
-        for start, end in _ranges(block, self.first(block) if places is None else places):
-            self._all.scan(
-                memoryview(block)[start:end],
-                match_event_handler=lambda id, _from, to, _flags, base: found.append((base + to, id)),
-                context=start,
-            )
+        for at, factor in self.first(block) if places is None else places:
+            for end, texts, indices in self._held[factor]:
+                start = at - end
+                if start < 0 or not block.startswith(texts, start):  # any of them: seldom
+                    continue
+                for text, index in zip(texts, indices, strict=True):
+                    if block.startswith(text, start):
+                        found.append((start + len(text), index))
         found.sort()
         return found
-
-
-def _ranges(block: bytes, places: list[int]) -> Iterator[tuple[int, int]]:
-    """The stretches of whole lines that hold these places."""
-    start = stop = -1
-    for at in sorted(places):
-        if at <= stop:
-            continue
-        if stop < 0 or at > stop + NEAR:
-            if stop >= 0:
-                yield start, stop
-            start = block.rfind(b"\n", max(stop, 0), at) + 1 or max(stop, 0)
-        stop = block.find(b"\n", at) + 1 or len(block)
-    if stop >= 0:
-        yield start, stop
 
 
 class PlainEngine:
@@ -124,13 +110,10 @@ class PlainEngine:
     def __init__(self, anchors: tuple[bytes, ...]) -> None:
         self._anchors = anchors
 
-    def prepare(self) -> None:
-        """Nothing to build."""
+    def first(self, block: bytes | memoryview) -> list[Found]:
+        return self.find(bytes(block))
 
-    def first(self, block: bytes | memoryview) -> list[int]:
-        return [end for end, _ in self.find(bytes(block))]
-
-    def find(self, block: bytes, places: list[int] | None = None) -> list[Found]:
+    def find(self, block: bytes, places: list[Found] | None = None) -> list[Found]:
         found: list[Found] = []
         for index, anchor in enumerate(self._anchors):
             at = block.find(anchor)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, all_diagnoses
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.findings import playbooks
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
 LATE = frozenset(
@@ -104,7 +105,7 @@ def _last_resort(case: Case) -> list[Candidate]:
     found = []
     for place, (cause, hits) in enumerate(votes[:4]):
         strength = (0.36, 0.32, 0.29, 0.26)[place]
-        title = f"lines about this subject: {hits[0].text.strip()[-120:]}"
+        title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
         found.append(Candidate(cause, strength, title, hits, {h.rank for h in hits if h.rank is not None}))
     return found
 
@@ -143,7 +144,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if (item.id not in _SLOWNESS and _survived(case, item)) or (item.id not in _LASTING and case.recovered):
+        if item.id not in _SLOWNESS and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -151,12 +152,11 @@ def rank(case: Case) -> list[Candidate]:
 
 # Causes of a usually late kind that do explain what comes after them.
 _FIRST_CAUSES = frozenset(("app.rank-exception", "launch.killed", "unrelated"))
-# Troubles under which a job goes on: moving on does not speak against them.
+# Troubles under which a job goes on, to its end even: moving on does not speak against them.
 _SLOWNESS = frozenset(
     (
         "net.slow",
         "gpu.thermal-power",
-        "launch.killed",
         "ib.device-not-found",
         "ib.gdr",
         "app.nan-or-data",
@@ -165,8 +165,6 @@ _SLOWNESS = frozenset(
         "sw.nccl-bug",
     )
 )
-
-_LASTING = _SLOWNESS - {"launch.killed"}  # not even the end of the run speaks against them
 
 
 def _survived(case: Case, item: Candidate) -> bool:

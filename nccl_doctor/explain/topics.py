@@ -6,6 +6,7 @@ what it finds alone stays below the threshold of a verdict unless several lines 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 
@@ -38,7 +39,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca",
         "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
         "net.mtu": r"\bmtu\b|jumbo|frag",
-        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.[01]\.1|name or service",
+        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service",
         "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
         "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out",
         "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
@@ -75,6 +76,7 @@ _NOISE = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {
@@ -99,11 +101,9 @@ def vote(case: Case) -> dict[str, list[Hit]]:
 def supporting(case: Case, cause: str) -> list[Hit]:
     """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
     words = TOPICS.get(cause)
-    if words is None:
-        return []
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
     facts = [hit for name in _FACTS.get(cause, ()) for hit in case.hits(name)[:6]]
-    return settings + facts + [hit for hit in trouble(case) if words.search(hit.text)]
+    return settings + facts + [hit for hit in trouble(case) if words is not None and words.search(hit.text)]
 
 
 def concerns(name: str, cause: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import msgspec
@@ -102,6 +103,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     remapped_uncorrectable: int | None = None
     remap_pending: bool | None = None
     remap_failure: bool | None = None
+    sram_threshold_exceeded: bool | None = None  # the field diagnostic's; reading it needs root
     recovery_action: str | None = None
     mig_mode: bool | None = None
     mig_mode_pending: bool | None = None
@@ -172,7 +174,7 @@ class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str | None = None
 
 
-class GpuFact(Fact, frozen=True, omit_defaults=True):
+class GpuFact(Fact, frozen=True, omit_defaults=True, dict=True):
     """Four witnesses of a host's GPUs: NVML (``gpus``), nvidia-smi (``smi``), /proc/driver/nvidia, the PCI bus."""
 
     PROBE: ClassVar[str] = "gpu"
@@ -193,6 +195,15 @@ class GpuFact(Fact, frozen=True, omit_defaults=True):
     container: str | None = None
     fabric_manager: FabricManager = FabricManager()
     imex_channels: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def answering(self) -> tuple[GpuDevice, ...]:
+        """The GPUs that NVML gave a handle for: one without is lost, or not ours to see."""
+        return tuple(
+            gpu
+            for gpu in self.gpus
+            if "handle" not in gpu.errors and "handle" not in gpu.not_permitted and "handle" not in gpu.not_supported
+        )
 
     @property
     def has_hardware(self) -> bool:

@@ -90,6 +90,20 @@ def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     return tuple(without) if len(rest) >= 3 and meshed and len(without) < len(rest) else ()
 
 
+def _without_nvlink(matrix: Matrix) -> tuple[str, ...]:
+    """GPUs without any NVLink where others have some (cards with a bridge), unless they have lost it."""
+    kinds, names = matrix.kinds(), [gpu.name for gpu in matrix.gpus]
+    read = [[kinds[name, other] for other in names if (name, other) in kinds] for name in names]
+    without = [
+        name for name, row in zip(names, read, strict=True) if len(row) == len(names) - 1 and not any(map(nvlinks, row))
+    ]
+    return (
+        tuple(without)
+        if len(without) < len(names) and any(nvlinks(kind) for row in read for kind in row) and not lost_nvlink(matrix)
+        else ()
+    )
+
+
 @per_matrix
 def fewer_nvlinks(matrix: Matrix) -> dict[str, int]:
     """On an all-NVLink machine with one usual width: GPUs all of whose pairs are narrower -> their width."""
@@ -143,6 +157,8 @@ def uneven(matrix: Matrix) -> list[Uneven]:
         found.append(Uneven("nvlink", f"{gpu} has no NVLink, while all other GPUs are linked", (gpu,)))
     for gpu, width in fewer_nvlinks(matrix).items():
         found.append(Uneven("nvlink-width", f"{gpu} has only NV{width} to its peers, less than the others", (gpu,)))
+    if unbridged := _without_nvlink(matrix):
+        found.append(Uneven("nvlink-part", f"no NVLink on {', '.join(unbridged)}, though others have some", unbridged))
     near = near_nics(matrix)
     beside = [gpu for gpu, nic in near.items() if nic.kind in NEAR]
     far = [gpu for gpu, nic in near.items() if nic.kind not in NEAR]
@@ -151,7 +167,8 @@ def uneven(matrix: Matrix) -> list[Uneven]:
     elif far and coherent(matrix):
         pass  # NCCL 2.27.3 and later go over C2C (P2C): SYS to the NICs is what such machines show
     elif far and not _flat(matrix):
-        text = f"no GPU has a NIC beside it (nearest: {', '.join(sorted({near[gpu].kind for gpu in far}))})"
+        who = "no GPU has" if len(matrix.gpus) > 1 else "the GPU does not have"
+        text = f"{who} a NIC beside it (nearest: {', '.join(sorted({near[gpu].kind for gpu in far}))})"
         found.append(Uneven("nic", text, tuple(far)))
     elif far:
         text = "every GPU is equally far from every NIC (a virtual machine's flat PCIe tree): NCCL cannot tell rails"
@@ -212,6 +229,7 @@ def in_order(matrix: Matrix) -> list[str]:
     return gpus + nics
 
 
+@per_matrix
 def signature(matrix: Matrix) -> str:
     """A text that is equal for hosts with equal topology: kinds between GPUs, and from each NIC to the GPUs.
 

@@ -16,9 +16,10 @@ from nccl_doctor.rules.judge import Report
 def run_of(bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> Run:
     """What is kept of this run."""
     used = set(report.hosts) if gate is None else set(gate.chosen) if gate.go else set()
+    reached_hosts = set(report.reached)
     open_hosts = {host for gap in report.unknown for host in gap.hosts}
     states = tuple(
-        HostState(item.host, item.state, item.host in report.reached and item.host not in open_hosts, item.host in used)
+        HostState(item.host, item.state, item.host in reached_hosts and item.host not in open_hosts, item.host in used)
         for item in decide_hosts(report)
     )
     return Run(
@@ -41,9 +42,10 @@ def _key(row: Seen) -> tuple[str, str, str, str]:
 def _rows(item: Finding) -> Iterator[Seen]:
     """One row per place; a finding's hosts without a place, and a finding without hosts, have one as well."""
     sure = item.confidence >= 0.99 or len(item.hosts) == 1
-    placed = {(place.host, place.gpu, place.nic) for place in item.places if place.host in item.hosts}
+    named = set(item.hosts)
+    placed = {(place.host, place.gpu, place.nic) for place in item.places if place.host in named}
     hosts = {host for host, _, _ in placed}
-    for host, gpu, nic in placed | {(host, "", "") for host in item.hosts or ("",) if host not in hosts}:
+    for host, gpu, nic in placed | {(host, "", "") for host in named or {""} if host not in hosts}:
         yield Seen(item.id, item.severity.value, host, gpu, nic, item.stage, sure)
 
 

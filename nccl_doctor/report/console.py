@@ -18,6 +18,7 @@ from nccl_doctor.rules.judge import Report
 EVIDENCE_SHOWN = 4
 TITLES_SHOWN = 3
 FIXES_SHOWN = 4
+GAPS_SHOWN = 20
 _STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}
 
 
@@ -126,7 +127,8 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     for proof in shown:
         line(_evidence(proof), 7)
     if len(proofs) > len(shown):
-        line(Text(f"... and {len(proofs) - len(shown)} more lines of proof (--verbose shows all)", "dim"), 7)
+        more = len(proofs) - len(shown)
+        line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
     for index, fix in enumerate(_fixes(items)):
         text = Text("fix now    " if index == 0 else "           ", "green")
         text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))
@@ -208,11 +210,14 @@ def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Itera
     if not verbose:
         for item in infos:
             yield Text("note         ", "cyan").append(visible(item.title))
-    for gap in report.unknown:
+    shown = report.unknown if verbose else report.unknown[:GAPS_SHOWN]
+    for gap in shown:
         text = Text("not checked  ", "yellow").append(
             f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
         )
         yield text.append(f" (try: {visible(gap.next)})" if gap.next else "")
+    if len(report.unknown) > len(shown):
+        yield Text(f"not checked  ... and {len(report.unknown) - len(shown)} more (--verbose shows all)", "yellow")
     tail = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.tune import Change, Trial, Tuning
-from nccl_doctor.env.examine import Examination
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
-from nccl_doctor.env.lint import Remark
-from nccl_doctor.env.recommend import Advice, Line
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity, shell_word
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
+
+if TYPE_CHECKING:  # `env show` needs none of these: they would be half of its time
+    from nccl_doctor.bench.tune import Change, Trial, Tuning
+    from nccl_doctor.env.examine import Examination
+    from nccl_doctor.env.lint import Remark
+    from nccl_doctor.env.recommend import Advice, Line
 
 _RISK = {
     Risk.SAFE: "safe",

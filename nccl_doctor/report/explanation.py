@@ -13,6 +13,7 @@ from rich.text import Text
 
 from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import SCHEMA, Cause, Explanation, Verdict
+from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
@@ -125,9 +126,13 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     sentence.append(visible(explanation.sentence), "bold")
     console.print(sentence, soft_wrap=False)
     console.print()
-    shown = explanation.causes if explanation.verdict is Verdict.UNDECIDED else explanation.causes[:1]
+    undecided = explanation.verdict is Verdict.UNDECIDED
+    if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
+        _print_next(explanation, console)
+        console.print()
+    shown = explanation.causes if undecided else explanation.causes[:1]
     for cause in shown[:3]:
-        _print_cause(cause, console)
+        _print_cause(cause, console, decided=not undecided)
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
     best = shown[0].confidence if shown else 0.0
     for label, items in (
@@ -141,8 +146,8 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         console.print(_row("consequences", folded))
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _print_timeline(explanation, console)
-    for number, step in enumerate(explanation.next[:4]):
-        console.print(_row("next" if number == 0 else "", step))
+    if not undecided:
+        _print_next(explanation, console)
     if explanation.verdict is Verdict.HEALTHY:
         for item in explanation.evidence[:3]:
             console.print(_quote(item))
@@ -152,7 +157,12 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         console.print(_row("versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items())))
 
 
-def _print_cause(cause: Cause, console: Console) -> None:
+def _print_next(explanation: Explanation, console: Console) -> None:
+    for number, step in enumerate(explanation.next[:4]):
+        console.print(_row("next" if number == 0 else "", step))
+
+
+def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
     head = Text("  ")
     head.append(f"{cause.id:<28}", "bold")
     where = []
@@ -167,10 +177,13 @@ def _print_cause(cause: Cause, console: Console) -> None:
         console.print(_quote(item))
     if len(cause.evidence) > QUOTES:
         console.print(_line(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
-    for number, fix in enumerate(cause.fixes[:2]):
+    if not decided:
+        meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
+        console.print(_row("would mean", meaning))
+    for number, fix in enumerate(cause.fixes[:2] if decided else ()):
         text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
         console.print(_row("fix now" if number == 0 else "fix for good", text))
-    for entry in cause.env[:4]:
+    for entry in cause.env[:4] if decided else ():
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
         console.print(_row("environment", f"{text}   ({entry.reason}; NCCL {entry.versions})"))
     if cause.playbook:

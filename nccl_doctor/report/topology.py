@@ -45,7 +45,8 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "uneven": [{"topic": item.topic, "text": item.text, "names": list(item.names)} for item in uneven(matrix)],
     }
     for entry, gpu in zip(data["gpus"], matrix.gpus, strict=True):
-        entry["gpu_numa_id"] = gpu.gpu_numa_id
+        if gpu.gpu_numa_id is not None:  # a column of newer drivers
+            entry["gpu_numa_id"] = gpu.gpu_numa_id
     if matrix.p2p:
         data["p2p"] = [{"a": link.a, "b": link.b, "kind": link.kind} for link in matrix.p2p]
     return data
@@ -55,9 +56,16 @@ def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tupl
     """Print one host's topology. ``facts`` are further (label, sentence) lines, such as why GPUDirect is off."""
     head = Text(visible(title), "bold")
     head.append(f"   {_count(len(matrix.gpus), 'GPU')}, {_count(len(matrix.nics), 'NIC')}", "not bold")
-    console.print(head)
+    console.print(head, soft_wrap=True)
     console.print()
-    for line in _table(matrix):
+    lines = _table(matrix)
+    if console.is_terminal and matrix.nics and max(line.cell_len for line in lines) > console.width:
+        lines = _table(matrix, nic_columns=False)
+        facts = [
+            *facts,
+            ("not shown", "how far NICs are from each other: a wider terminal, a file or --format json has it"),
+        ]
+    for line in lines:
         console.print(line, soft_wrap=True)
     console.print()
     for line in _words(matrix, uneven(matrix), facts):
@@ -69,27 +77,32 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _table(matrix: Matrix) -> list[Text]:
-    names = [gpu.name for gpu in matrix.gpus] + [nic.name for nic in matrix.nics]
+def _table(matrix: Matrix, nic_columns: bool = True) -> list[Text]:
+    """One line per GPU and NIC. Without the NICs' columns, what GPUs' rows say of NICs stands in the NICs' rows."""
+    gpus = [gpu.name for gpu in matrix.gpus]
+    names = gpus + [nic.name for nic in matrix.nics]
+    columns = names if nic_columns else gpus
     devices = {nic.name: nic.device for nic in matrix.nics if nic.device and nic.device != nic.name}
     cells = {(link.a, link.b): link.kind for link in matrix.links}
     width = max([4, *(len(name) for name in names)])
     cpus = any(gpu.cpus for gpu in matrix.gpus)
-    header = " ".join(f"{name:>{width}}" for name in names) + ("   CPUs / NUMA node" if cpus else "")
+    header = " ".join(f"{name:>{width}}" for name in columns) + ("   CPUs / NUMA node" if cpus else "")
     lines = [Text(" " * (width + 1)).append(header, "bold")]
-    read = {link.a for link in matrix.links}
+    if not nic_columns:
+        cells = {**{(b, a): kind for (a, b), kind in cells.items() if a in gpus}, **cells}
+    read = {a for a, _ in cells}
     for name in names:
         if name not in read and len(names) > 1:
             continue  # its row is not in the text; the notes say so
         line = Text(f"{name:<{width}} ", "bold")
-        for other in names:
+        for other in columns:
             kind = "·" if other == name else cells.get((name, other), "?")
             line.append(f"{kind:>{width}}", style(kind)).append(" ")
         gpu = next((gpu for gpu in matrix.gpus if gpu.name == name), None)
         if gpu and (gpu.cpus or gpu.numa):
-            line.append(f"  {gpu.cpus or '-'} / {gpu.numa or '-'}", "dim")
+            line.append(f"  {visible(gpu.cpus or '-')} / {visible(gpu.numa or '-')}", "dim")
         elif name in devices:
-            line.append(f"  {devices[name]}", "dim")
+            line.append(f"  {visible(devices[name])}", "dim")
         lines.append(line)
     return lines
 
@@ -107,7 +120,8 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
     for label, text in facts:
         say(label, text)
     for item in found:
-        say("uneven", item.text, "bold yellow")
+        everyone = item.topic in ("nic", "flat") and len(item.names) == len(matrix.gpus)
+        say("distance" if everyone else "uneven", item.text, "bold yellow")
     statuses_only = {link.kind for link in matrix.links} <= P2P_KINDS
     if not found and len(matrix.gpus) > 1 and not matrix.truncated and not statuses_only:
         say("even", "every GPU has the same links and an equally near NIC" if matrix.nics else "no GPU stands out")
@@ -141,6 +155,8 @@ def _transports(matrix: Matrix) -> list[str]:
         meaning = {"NVLink": "NVLink", "PCIe P2P": "P2P over PCIe", "SHM": "through host memory (SHM)"}[way]
         every = "all" if len(groups[way]) == len(pairs) else f"{len(groups[way])} of"
         told.append(f"{meaning}: {every} {_count(len(pairs), 'pair')} ({', '.join(seen)})")
+    if "NVLink" not in groups and matrix.source == "nvidia-smi":
+        told[-1] += "; no NVLink is shown (`topo -mp` never shows one)"
     return told
 
 

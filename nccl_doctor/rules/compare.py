@@ -151,9 +151,8 @@ def _placed(report: Report) -> dict[_Place, Finding]:
     """Every finding by what it says and where, so that a second GPU of the same host is a second problem."""
     found: dict[_Place, Finding] = {}
     for item in report.findings:
-        parts = {
-            (place.host, place.gpu or place.nic) for place in item.places if place.host and place.host in item.hosts
-        }
+        hosts = set(item.hosts)
+        parts = {(place.host, place.gpu or place.nic) for place in item.places if place.host and place.host in hosts}
         named = {host for host, _ in parts}
         for host, part in parts | {(host, "") for host in item.hosts or ("",) if host not in named}:
             key = (item.id, host, part)

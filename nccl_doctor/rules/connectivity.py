@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolver, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
@@ -266,15 +267,21 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------------ MTU
 
 
-def _cut(fleet: Fleet) -> set[Pair]:
+def _cut(fleet: Fleet) -> frozenset[Pair]:
     """Pairs without any connection, where the ports stage says so: nothing more can be measured between them."""
-    if "ports" not in fleet.plan.stages:
-        return set()
-    facts = {host.name: host.want(Links) for host in fleet.hosts}
-    links = [(host, link) for host, fact in facts.items() if fact is not None for link in fact.links]
-    return {(host, link.peer) for host, link in links} - {
-        (host, link.peer) for host, link in links if link.outcome == "ok"
-    }
+    return fleet.once(_unconnected)
+
+
+def _unconnected(hosts: tuple[Host, ...], plan: Plan) -> frozenset[Pair]:
+    if "ports" not in plan.stages:
+        return frozenset()
+    facts = {host.name: host.want(Links) for host in hosts}
+    connected: dict[Pair, bool] = {}
+    for host, fact in facts.items():
+        for link in fact.links if fact is not None else ():
+            pair = (host, link.peer)
+            connected[pair] = connected.get(pair, False) or link.outcome == "ok"
+    return frozenset(pair for pair, through in connected.items() if not through)
 
 
 def _paths(fleet: Fleet) -> dict[Pair, PathSize]:
@@ -310,7 +317,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         for pair, path in holes.items()
     }
     for culprit in blame(bad):
-        yield _black_hole(culprit, paths)
+        yield _black_hole(fleet, culprit, paths)
 
 
 def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
@@ -347,7 +354,19 @@ def _different_mtu(own: dict[str, int]) -> Iterator[Finding]:
     )
 
 
-def _black_hole(culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
+def _fix(fleet: Fleet, culprit: Blame, text: str, command: str) -> Fix:
+    """A fix on the host at fault; INTERFACE becomes the one through which that host talks to its peers."""
+    if len(culprit.hosts) != 1:
+        return Fix(text, command)
+    (name,) = culprit.hosts
+    host = next((host for host in fleet.hosts if host.name == name), None)
+    links, interfaces = (host.want(Links), host.want(Interfaces)) if host else (None, None)
+    sources = {link.source for link in links.links} if links else set()
+    used = {address.name for address in interfaces.addresses if address.address in sources} if interfaces else set()
+    return Fix(text, command.replace("INTERFACE", used.pop()) if len(used) == 1 else command, name)
+
+
+def _black_hole(fleet: Fleet, culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
     first = paths[culprit.pairs[0]]
     names = " and ".join(culprit.hosts)
     where = {"in": f"towards {names}", "out": f"from {names}", "both": f"to and from {names}"}.get(
@@ -369,10 +388,11 @@ def _black_hole(culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
         confidence=1.0 if culprit.direction != "pair" else 0.9,
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[
-            Fix(
+            _fix(
+                fleet,
+                culprit,
                 f"until the path is mended, keep to what passes: MTU {first.largest_passed} B",
                 f"sudo ip link set dev INTERFACE mtu {first.largest_passed}",
-                culprit.hosts[0] if len(culprit.hosts) == 1 else "",
             )
         ],
         explains=("collectives", "net.slow", "net.packet-loss"),
@@ -424,9 +444,11 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
             confidence=1.0 if culprit.direction != "pair" else 0.9,
             places=[Place(host=host) for host in culprit.hosts],
             fixes=[
-                Fix(
+                _fix(
+                    fleet,
+                    culprit,
                     "look at the link's error counters; change cable or port",
-                    "ip -s link; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
+                    "ip -s link show INTERFACE; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
                 )
             ],
             explains=("net.slow", "collectives"),
@@ -514,10 +536,11 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
             confidence=0.95 if culprit.direction != "pair" else 0.7,
             places=[Place(host=host) for host in culprit.hosts],
             fixes=[
-                Fix(
+                _fix(
+                    fleet,
+                    culprit,
                     "look at the negotiated speed and at shaping on the host",
-                    "ethtool INTERFACE | grep Speed; tc qdisc show",
-                    culprit.hosts[0] if len(culprit.hosts) == 1 else "",
+                    "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
                 )
             ],
             explains=("collectives",),

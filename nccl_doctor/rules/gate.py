@@ -33,7 +33,8 @@ class Gate(msgspec.Struct, frozen=True):
     @property
     def not_good(self) -> tuple[str, ...]:
         """The hosts to keep away from: whatever is not known to be good."""
-        return tuple(item.host for item in self.decisions if item.host not in self.good)
+        good = set(self.good)
+        return tuple(item.host for item in self.decisions if item.host not in good)
 
     def hosts(self, *states: str) -> tuple[str, ...]:
         """The hosts in these states."""
@@ -88,7 +89,13 @@ def decide(
     """
     decisions = decide_hosts(report)
     accepted = (HEALTHY,) if strict else (HEALTHY, SUSPECT)
-    suspects = {item.host for item in decisions if item.state == SUSPECT and _only_warned(item, report)}
+    failing = {(cause.id, host) for cause in report.causes if cause.severity is Severity.FAIL for host in cause.hosts}
+    # Suspect by warnings alone: not one end of a link that failed.
+    suspects = {
+        item.host
+        for item in decisions
+        if item.state == SUSPECT and not any((id, item.host) in failing for id in item.because)
+    }
     good = [
         item.host for item in decisions if item.state == HEALTHY or (item.state in accepted and item.host in suspects)
     ]
@@ -102,12 +109,6 @@ def decide(
     return Gate(
         go, decisions, tuple(sorted(chosen)) if go else good_hosts, tuple(rest) if go else (), reason, good_hosts
     )
-
-
-def _only_warned(item: Decision, report: Report) -> bool:
-    """Suspect by warnings alone: not one end of a link that failed."""
-    failing = {cause.id for cause in report.causes if cause.severity is Severity.FAIL and item.host in cause.hosts}
-    return not failing & set(item.because)
 
 
 def _alike_first(good: Sequence[str], states: dict[str, str], groups: dict[str, str]) -> list[str]:

@@ -142,7 +142,7 @@ def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
 
 
 def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, command: str, proof: str) -> Finding:
-    evidence = [Evidence(proof, "NVML", host=host.name)]
+    evidence = [Evidence(proof or fact.nvml.outcome, "NVML", host=host.name)]
     if fact.module_version:
         library = f"; library {fact.system.library}" if fact.system.library else ""
         evidence.append(Evidence(f"kernel module {fact.module_version}{library}", "/sys/module/nvidia", host=host.name))

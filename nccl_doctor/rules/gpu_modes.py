@@ -71,7 +71,7 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
         yield finding(
             "gpu.compute-mode.exclusive",
             Severity.FAIL if held else Severity.INFO,
-            f"{len(held)} GPUs in exclusive mode are already taken"
+            f"{len(held)} of {len(exclusive)} GPUs in exclusive mode are already taken"
             if held
             else f"{len(exclusive)} of {len(gpus)} GPUs are in exclusive mode: one process each",
             [proof(host, gpu, f"compute mode: {gpu.compute_mode}") for gpu in (held or exclusive)[:4]],

@@ -18,6 +18,7 @@ from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
 MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
+GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -73,8 +74,9 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
 
 def _judge(bundle: Bundle) -> Report:
     hosts = engine.reached(bundle)
-    results = tuple(engine.run(bundle, hosts=hosts))
-    advice, broken = _advice(hosts, bundle)
+    fleet = engine.Fleet(hosts, bundle.plan, {})
+    results = tuple(engine.run(bundle, hosts=hosts, derived=fleet.derived))
+    advice, broken = _advice(fleet)
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
@@ -95,12 +97,12 @@ def _judge(bundle: Bundle) -> Report:
     )
 
 
-def _advice(hosts: tuple[engine.Host, ...], bundle: Bundle) -> tuple[Advice | None, list[Finding]]:
+def _advice(fleet: engine.Fleet) -> tuple[Advice | None, list[Finding]]:
     """What ``env recommend`` says of these hosts; None, and a finding that says so, where that fails."""
     try:
-        return recommend(*needs.of_fleet(engine.Fleet(hosts, bundle.plan))), []
+        return recommend(*needs.of_fleet(fleet)), []
     except Exception as error:  # noqa: BLE001 - as a rule that fails: it must hide no finding
-        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in hosts))]
+        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in fleet.hosts))]
 
 
 @contextlib.contextmanager
@@ -159,14 +161,19 @@ class _Causes:
         effect = self._findings[number]
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        touched = set(effect.hosts) | {place.peer for place in effect.places}
+        peers = {place.peer for place in effect.places if place.peer}
         # A collective that hangs is everybody's; other consequences must touch the host at fault.
-        if effect.stage == "collectives" or not touched:
-            found = [self._by_id.get(parent, set()) for parent in parents]
-        else:
-            known = [parent for parent in parents if parent in self._by_id]
-            found = [self._by_host.get((parent, host), set()) for parent in known for host in touched]
-        return set().union(*found) - {number}
+        if effect.stage == "collectives" or not (effect.hosts or peers):
+            return set().union(*(self._by_id.get(parent, set()) for parent in parents)) - {number}
+
+        known = [parent for parent in parents if parent in self._by_id]
+
+        def at(host: str) -> set[int]:
+            return set().union(*(self._by_host.get((parent, host), set()) for parent in known)) - {number}
+
+        found = [at(peer) for peer in peers]
+        # Whom healthy peers cannot reach either has a fault of its own.
+        return set().union(*map(at, effect.hosts), *(found if all(found) else ()))
 
 
 def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -251,12 +258,17 @@ def _stage(
     elif not mine or not hosts:
         state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
     elif any(result.unknown for result in mine):
-        state, reason = "unknown", "; ".join(sorted({gap.what for gap in unknown if name in gap.stages}))
+        state, reason = "unknown", _few(sorted({gap.what for gap in unknown if name in gap.stages}))
     elif all(set(item) == set(hosts) for item in skipped):
         state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def _few(texts: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    return "; ".join(texts[:GAPS_TOLD]) + (f"; and {len(texts) - GAPS_TOLD} more" if len(texts) > GAPS_TOLD else "")
 
 
 def to_json(report: Report) -> bytes:

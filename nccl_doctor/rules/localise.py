@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import msgspec
 
@@ -66,15 +70,16 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
     suspects = {end for pair in bad for end in _ends(pair) if _is_culprit(end, index[end], bad)}
     left = set(bad)
     found: list[Blame] = []
-    while suspects:
-        score = {end: sum(pair in left for pair in index[end]) for end in suspects}
-        host, direction = min(suspects, key=lambda end: (-score[end], DIRECTIONS.index(end[1]), end[0]))
-        if not score[(host, direction)]:
-            break
-        explained = tuple(sorted(pair for pair in index[(host, direction)] if pair in left))
+    queue = _Worst({end: len(index[end]) for end in suspects}, lambda end: (DIRECTIONS.index(end[1]), end[0]))
+    while (worst := queue.pop()) is not None:
+        host, direction = worst
+        explained = tuple(sorted(pair for pair in index[worst] if pair in left))
         found.append(Blame((host,), direction, explained))
-        left -= set(explained)
-        suspects.discard((host, direction))
+        left.difference_update(explained)
+        # What is explained speaks against nobody else.
+        for end, count in Counter(end for pair in explained for end in _ends(pair)).items():
+            if (score := queue.scores.get(end)) is not None:
+                queue.put(end, score - count)
     couples: dict[tuple[str, ...], list[Pair]] = {}
     for pair in sorted(left):
         owners = tuple(host for host in pair if host in known)
@@ -116,14 +121,42 @@ def _likeliest(measured: Mapping[Pair, bool]) -> dict[End, list[Pair]]:
         return len(bad) / len(links) if len(peers) >= 2 else 0.0
 
     for least, whole in ((LEAST_OF_HOST, True), (LEAST_OF_END, False), (LEAST_IN_COMMON, True)):
-        shares = {end: share(end) for end in sorted(index) if (end[1] == "both") == whole and len(index[end]) >= 3}
-        shares = {end: value for end, value in shares.items() if end not in found}
-        while shares:
-            end = max(shares, key=lambda end: shares[end])
-            if shares.pop(end) < least:
-                break
-            found[end] = index[end]
-            closed.update(index[end])
-            touched = {host for pair in index[end] for host in pair}
-            shares.update({other: share(other) for other in shares if other[0] in touched})
+        open_ends = [end for end in index if (end[1] == "both") == whole and len(index[end]) >= 3 and end not in found]
+        queue = _Worst({end: share(end) for end in open_ends}, lambda end: end)
+        while (worst := queue.pop(least)) is not None:
+            found[worst] = index[worst]
+            closed.update(index[worst])
+            touched = {host for pair in index[worst] for host in pair}
+            for end in itertools.product(touched, DIRECTIONS):
+                if end in queue.scores:
+                    queue.put(end, share(end))
     return found
+
+
+class _Worst:
+    """Host ends by how much speaks against them, the worst first, equal ones by ``order``; scores may change meanwhile."""
+
+    def __init__(self, scores: dict[End, float], order: Callable[[End], tuple[Any, ...]]) -> None:
+        self.scores = scores
+        self._order = order
+        self._heap = [(-score, order(end), end) for end, score in scores.items()]
+        heapq.heapify(self._heap)
+
+    def put(self, end: End, score: float) -> None:
+        """Change the score of an end that is still there."""
+        if score != self.scores[end]:
+            self.scores[end] = score
+            heapq.heappush(self._heap, (-score, self._order(end), end))
+
+    def pop(self, least: float = 0.0) -> End | None:
+        """Take out the worst end; None where no score is above 0, and at least ``least``."""
+        while self._heap:
+            score, _, end = self._heap[0]
+            if self.scores.get(end) == -score:  # else it has changed since, or is out
+                if not score or -score < least:
+                    return None
+                del self.scores[end]
+                heapq.heappop(self._heap)
+                return end
+            heapq.heappop(self._heap)
+        return None

@@ -41,11 +41,7 @@ def answered(host: Host) -> GpuFact:
 
 def devices(fact: GpuFact) -> list[GpuDevice]:
     """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
-    return [
-        gpu
-        for gpu in fact.gpus
-        if "handle" not in gpu.errors and "handle" not in gpu.not_permitted and "handle" not in gpu.not_supported
-    ]
+    return list(fact.answering)
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:

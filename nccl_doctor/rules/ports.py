@@ -76,11 +76,12 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     untried(fleet, general, "connect to", "not tried")
     _master_untried(fleet, tried)
     explained: set[Pair] = set()
+    connect_out = {pair[0] for pair, links in general.items() for link in links if link.outcome == "ok"}
     for id, outcomes in _by_outcome().items():
         measured = {pair: all(link.outcome in outcomes for link in links) for pair, links in general.items()}
         for culprit in blame(measured):
             explained |= set(culprit.pairs)
-            yield _blocked(id, culprit, general, fleet)
+            yield _blocked(id, culprit, general, connect_out)
     yield from _partly_blocked(general, explained)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
 
@@ -126,7 +127,7 @@ def _quotes(pairs: tuple[Pair, ...], links: dict[Pair, list[Link]]) -> list[Evid
     ]
 
 
-def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], fleet: Fleet) -> Finding:
+def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out: set[str]) -> Finding:
     count = sum(len(links[pair]) for pair in culprit.pairs)
     verb = _BLOCKED[links[culprit.pairs[0]][0].outcome][1]
     names = " and ".join(culprit.hosts)
@@ -137,9 +138,7 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], fleet: Flee
         "pair": f"TCP connections between {names} are {verb}",
     }[culprit.direction]
     can = ""
-    if culprit.direction == "in" and any(
-        link.outcome == "ok" for pair, tried in links.items() if pair[0] in culprit.hosts for link in tried
-    ):
+    if culprit.direction == "in" and connect_out.intersection(culprit.hosts):
         can = f"; {names} itself can connect out"
     guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(

@@ -45,16 +45,32 @@ def parse(text: str, name: str) -> dict[str, Any]:
     return {str(id): row for id, row in (raw or {}).items()}
 
 
+def _refuse_twins(text: str, name: str) -> None:
+    """Of two rows with one id YAML silently takes the last."""
+    import yaml
+
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    seen: set[str] = set()
+    for key, _ in node.value if node else ():
+        if key.value in seen:
+            raise ThresholdError(f"{name}: line {key.start_mark.line + 1}: {key.value!r} stands there twice")
+        seen.add(key.value)
+
+
 def _row(id: str, row: Any, name: str) -> Threshold:
     """One row of a user's file: a number, or all four fields; where it says no more, the rest is the default's."""
-    if isinstance(row, int | float) and not isinstance(row, bool):
-        return msgspec.structs.replace(defaults()[id], value=float(row), source=name)
+    told = msgspec.structs.replace(defaults()[id], source=name)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # YAML takes 1e-12 for a text, as it has no dot
+        row = row if isinstance(row, bool | list | dict) else float(row)
     try:
-        return msgspec.convert(row, Threshold)
+        told = msgspec.structs.replace(told, value=row) if isinstance(row, float) else msgspec.convert(row, Threshold)
     except msgspec.ValidationError as error:
         raise ThresholdError(
             f"{name}: {id}: {str(error).partition(' - at ')[0]}; give a number, or value, unit, source and date"
         ) from error
+    if not told.value >= 0:  # NaN, too: whatever is compared with it is false
+        raise ThresholdError(f"{name}: {id}: {told.value:g} is no threshold; give a number from 0 on (.inf: never)")
+    return told
 
 
 @functools.cache
@@ -66,9 +82,11 @@ def defaults() -> dict[str, Threshold]:
 def load(file: Path) -> dict[str, Threshold]:
     """The default rows with those of ``file`` in their place; an id that no rule knows is an error."""
     try:
-        given = parse(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+        given = parse(text, str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    _refuse_twins(text, str(file))
     for id in sorted(set(given) - set(defaults())):
         near = difflib.get_close_matches(id, list(defaults()), n=1)
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(defaults()))}"

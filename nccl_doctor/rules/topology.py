@@ -40,7 +40,7 @@ def matrix_of(host: Host) -> Matrix:
         return printed_matrix(host)
     except MissingFact:
         try:
-            return rebuild(host.need(TopologyFact), host.want(GpuFact))
+            return host.once(_rebuilt)
         except TopologyError:
             pass
         raise
@@ -48,6 +48,14 @@ def matrix_of(host: Host) -> Matrix:
 
 def printed_matrix(host: Host) -> Matrix:
     """The matrix that nvidia-smi printed, parsed."""
+    return host.once(_printed)
+
+
+def _rebuilt(host: Host) -> Matrix:
+    return rebuild(host.need(TopologyFact), host.want(GpuFact))
+
+
+def _printed(host: Host) -> Matrix:
     fact = host.need(TopologyFact)
     if fact.matrix.outcome == "not-run":
         raise SkipRule(fact.matrix.detail or NO_GPU)
@@ -71,9 +79,9 @@ def two_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
     Distances over PCIe that are counted differently are information (a virtual machine may show one tree and mean
     another); NVLinks that one of them has and the other has not are a warning. NCCL itself reads sysfs and NVML.
     """
-    fact = host.need(TopologyFact)
+    host.need(TopologyFact)
     try:
-        printed, rebuilt = printed_matrix(host), rebuild(fact, host.want(GpuFact))
+        printed, rebuilt = printed_matrix(host), host.once(_rebuilt)
     except (MissingFact, TopologyError) as error:
         raise SkipRule(f"nothing to compare with: {error}") from error
     found = differences(printed, rebuilt)
@@ -100,7 +108,7 @@ def witnesses(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
         except MissingFact as gap:
             return [("source", f"rebuilt from the PCI tree in sysfs and NVML; {gap.what}: {gap.why}")]
     try:
-        found = differences(matrix, rebuild(host.need(TopologyFact), host.want(GpuFact)))
+        found = differences(matrix, host.once(_rebuilt))
     except (MissingFact, TopologyError):
         return []
     more = f" and {len(found) - 2} more" if len(found) > 2 else ""
@@ -152,7 +160,8 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every GPU has a NIC beside it (PIX or PXB), so that GPUDirect RDMA need not cross the CPU.
 
     With NVLink a far GPU can borrow a neighbour's NIC (PXN), which helps; without, its traffic goes through host
-    memory. A matrix in which every distance is equal comes from a virtual machine that hides its PCIe tree.
+    memory. A matrix in which every distance is equal comes from a virtual machine that hides its PCIe tree; there, and
+    on superchips (GH200, GB200, DGX Spark), where no GPU shares a switch with a NIC, distance is information.
     """
     matrix = matrix_of(host)
     if not matrix.nics:
@@ -168,9 +177,10 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             any(nvlinks(kinds.get((gpu, peer), "")) and nic.kind in NEAR for peer, nic in near.items())
             for gpu in far.names
         )
+        given = not some and (_superchip(host) or host.need(TopologyFact).hypervisor)
         yield finding(
             "topology.nic-far",
-            Severity.INFO if linked else Severity.WARN,
+            Severity.INFO if linked or given else Severity.WARN,
             far.text + ("; NCCL can use a neighbour's NIC over NVLink (PXN)" if linked else ""),
             [_row_quoted(host, matrix, gpu) for gpu in far.names[:3]],
             places=[Place(host=host.name, gpu=gpu) for gpu in far.names],
@@ -193,6 +203,12 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             [_row_quoted(host, matrix, name) for name in share.names[:3]],
             hosts=(host.name,),
         )
+
+
+def _superchip(host: Host) -> bool:
+    """Its GPUs are joined to their CPU by NVLink-C2C."""
+    gpus = host.want(GpuFact)
+    return gpus is not None and any((model := find(gpu.name)) and model.c2c for gpu in gpus.gpus)
 
 
 def _bare_metal(host: Host) -> TopologyFact:
@@ -247,8 +263,7 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
     Superchips (GH200, GB200) are left out: their GPUs work with the CPU's page tables, through its SMMU (ATS).
     """
     fact = _bare_metal(host)
-    gpus = host.want(GpuFact)
-    if gpus and any((model := find(gpu.name)) and model.c2c for gpu in gpus.gpus):
+    if _superchip(host):
         raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
@@ -385,15 +400,8 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         raise SkipRule("only one host")
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     others = set(models.differing)
-    known: dict[int, str] = {}  # alike hosts share one matrix: what is parsed is kept by its text
-
-    def of_matrix(matrix: Matrix) -> str:
-        if id(matrix) not in known:
-            known[id(matrix)] = signature(matrix)
-        return known[id(matrix)]
-
     signatures = {
-        host: of_matrix(matrix)
+        host: signature(matrix)
         for host, matrix in matrices.items()
         if host not in others  # another GPU model has another topology: its own finding says so
     }

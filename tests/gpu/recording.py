@@ -76,8 +76,8 @@ _PCI_FILES = re.compile(
 # What to replace -> by what, given how many names were replaced before it.
 _SECRETS: tuple[tuple[re.Pattern[str], Callable[[str, int], str]], ...] = (
     (
-        re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
-        lambda found, number: f"{found[:4]}00000000-0000-0000-0000-{number:012d}",
+        re.compile(r"\b(?:(?:GPU|MIG)-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"),
+        lambda found, number: f"{found[:-36]}00000000-0000-0000-0000-{number:012d}",
     ),
     (re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b"), lambda found, number: f"02:00:00:00:00:{number % 256:02x}"),
     (re.compile(r"\b0x[0-9a-f]{16}\b"), lambda found, number: f"0x{number:016x}"),
@@ -92,7 +92,10 @@ def _guid(found: str, number: int) -> str:
     return f"0000:ffff:0a00:{number:04x}" if found.startswith("0000:ffff:") else f"0200:0000:0000:{number:04x}"
 
 
-_SERIAL = re.compile(r"Serial Number\s+: (\d{6,})|<serial>(\d{6,})<|\"serial\": ?\"(\d{6,})\"")
+# nvidia-smi -q, its XML, our bundle, the driver's line in the kernel log; a chassis has letters in its number, too
+_SERIAL = re.compile(
+    r"[Ss]erial [Nn]umber\s*(?:: |is )\s*([0-9A-Z]{6,})|<\w*serial\w*>([0-9A-Z]{6,})<|\"serial\": ?\"([0-9A-Z]{6,})\""
+)
 
 
 class Hider:

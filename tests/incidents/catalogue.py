@@ -91,6 +91,24 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident("unused-parameters", "app.ddp-unused-params", evidence="Expected to have finished reduction", quick=True),
     Incident("parameter-used-twice", "app.ddp-unused-params", evidence="marked as ready twice"),
     Incident("different-models", MISMATCH, ("app.bad-tensor", "unrelated"), "params"),
+    # FSDP, DTensor, torch.compile.
+    Incident("fsdp-different-models", MISMATCH, ("app.bad-tensor",)),
+    Incident("fsdp-skipped-forward", MISMATCH, (STRAGGLER, UNEVEN), undecidable=True),
+    Incident("mixed-dtensor", "unrelated", ("app.bad-tensor",), "got mixed torch.Tensor and DTensor"),
+    Incident("compiled-graphs-differ", MISMATCH, (STRAGGLER,), undecidable=True),
+    # Ranks that end in ways of their own.
+    Incident("exit-without-words", "app.rank-exception", ("unrelated",), "exitcode  : 3", undecidable=True),
+    Incident("prefetch-thread-died", "app.rank-exception", evidence="sample 8123 has 0 tokens", ranks=3),
+    Incident("worker-raises", "app.rank-exception", evidence="caption"),
+    Incident("unpicklable-object", "app.rank-exception", evidence="pickle"),
+    Incident("key-never-set", STRAGGLER, evidence="tokenizing shard"),
+    Incident("pipeline-sizes-differ", MISMATCH, ("app.bad-tensor",), "op.preamble.length"),
+    Incident(
+        "distributed-checkpoint-incomplete",
+        "unrelated",
+        ("app.nan-or-data", "app.rank-exception"),
+        ".metadata",
+    ),
     # Data loading.
     Incident("dataloader-killed", "app.dataloader-worker", ("sys.host-oom",), "DataLoader worker (pid"),
     Incident("dataloader-timeout", "app.dataloader-worker", (STRAGGLER,), "DataLoader timed out"),

@@ -329,6 +329,149 @@ def different_models() -> None:
     trainer.steps(1)
 
 
+# FSDP, DTensor, torch.compile: collectives that the program does not write itself.
+
+
+def sharded(width: int = 32) -> nn.Module:
+    """FSDP2 over all ranks, on the CPU."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    network = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(network, mesh=mesh)  # type: ignore[no-any-return]
+
+
+@without_model
+def fsdp_different_models() -> None:
+    """Rank 1 shards a wider layer: its all-gather has another size."""
+    sharded(48 if rank() == 1 else 32)(torch.randn(8, 16)).sum().backward()
+
+
+@without_model
+def fsdp_skipped_forward() -> None:
+    """Rank 1 finds nothing in its batch and leaves out the forward pass, with the all-gathers in it."""
+    model = sharded()
+    for number in range(3):
+        if (rank(), number) == (1, 1):
+            say("batch 1 is empty after filtering, skipped")
+            continue
+        model(torch.randn(8, 16)).sum().backward()
+        say(f"batch {number} done")
+    dist.barrier()
+
+
+@without_model
+def mixed_dtensor() -> None:
+    """A layer that was left out of the sharding meets one that was not: the same error on all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.ones(4, 4) @ distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
+
+
+@without_model
+def compiled_graphs_differ() -> None:
+    """The compiled step of rank 0 holds one more all-reduce: a flag that only rank 0 has set."""
+    import torch.distributed._functional_collectives as functional
+
+    def step(gradient: torch.Tensor, log: bool) -> torch.Tensor:
+        if log:
+            gradient = functional.all_reduce(gradient.norm().reshape(1), "sum", dist.group.WORLD) * gradient
+        return functional.all_reduce(gradient, "sum", dist.group.WORLD)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(step, backend="aot_eager")
+    compiled(torch.ones(64), rank() == 0).sum().item()
+
+
+# Ranks that end in ways of their own.
+
+
+@incident
+def exit_without_words() -> None:
+    """Rank 1 ends with a code and says nothing."""
+    if rank() == 1:
+        os._exit(3)
+    trainer.steps(2)
+
+
+@incident
+def prefetch_thread_died() -> None:
+    """An exception in a thread ends that thread only; the main thread waits for its batches for ever."""
+    import queue
+
+    batches: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def prefetch() -> None:
+        for number in range(4):
+            if (rank(), number) == (1, 2):
+                raise ValueError("sample 8123 has 0 tokens")
+            batches.put(torch.randn(8, 16))
+
+    threading.Thread(target=prefetch, name="prefetch", daemon=True).start()
+    for _ in range(4):
+        trainer.step(batches.get(timeout=30))
+
+
+@incident
+def worker_raises() -> None:
+    """The dataset of rank 1 raises inside a DataLoader worker."""
+    load("raise" if rank() == 1 else "")
+
+
+@incident
+def unpicklable_object() -> None:
+    """Rank 1 gathers an object that cannot be pickled, and never reaches the collective."""
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (lambda: 0) if rank() == 1 else {"bleu": 0.31})
+
+
+@incident
+def key_never_set() -> None:
+    """Ranks wait in the store for what rank 0 publishes when its preparation ends: too late for them."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    store.set_timeout(datetime.timedelta(seconds=3))
+    if rank() == 0:
+        for part in range(8):
+            say(f"tokenizing shard {part} of 8")
+            time.sleep(0.8)
+        store.set("vocabulary", "ready")
+    else:
+        store.get("vocabulary")
+    dist.barrier()
+
+
+@incident
+def pipeline_sizes_differ() -> None:
+    """The next stage expects a shorter sequence than the previous one sends."""
+    if rank() == 0:
+        dist.send(torch.ones(2048), 1)
+    else:
+        dist.recv(torch.ones(1536), 0)
+    dist.barrier()
+
+
+@incident
+def distributed_checkpoint_incomplete() -> None:
+    """A checkpoint directory without its .metadata: the writer was ended before it finished."""
+    import torch.distributed.checkpoint as checkpoint
+
+    path = os.path.join(os.environ["CHECKPOINT_DIRECTORY"], "step-40")
+    state = {"weights": torch.ones(64)}
+    checkpoint.save(state, checkpoint_id=path)
+    if rank() == 0:
+        os.unlink(os.path.join(path, ".metadata"))
+    dist.barrier()
+    say(f"resuming from {path}")
+    checkpoint.load(state, checkpoint_id=path)
+
+
 # Data loading.
 
 
@@ -350,6 +493,8 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
             os.kill(os.getpid(), signal.SIGKILL)
         if index == 20 and self.fate == "hang":
             time.sleep(60)
+        if index == 20 and self.fate == "raise":
+            raise KeyError("caption")
         return torch.ones(self.size)
 
 

@@ -279,6 +279,7 @@ PAIRS = [
     (("lossy-link", {}), ("lossy-link", {}), ("net.packet-loss",)),
     (("mtu-black-hole", {}), ("port-dropped", {}), ("net.mtu.black-hole", "net.firewall.dropped")),
     (("second-interface", {}), ("wrong-nccl-conf", {}), ("net.wrong-interface",)),
+    (("second-interface", {}), ("port-dropped", {}), ("net.wrong-interface", "net.firewall.dropped")),
     (("sshd-down", {}), ("port-dropped", {}), ("host.ssh-refused", "net.firewall.dropped")),
     (("clock-offset", {}), ("small-shm", {"mebibytes": 32}), ("host.clock-offset", "sys.shm")),
     (("outbound-dropped", {}), ("port-dropped", {}), ("net.firewall.dropped",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -315,6 +316,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         WANDB_API_KEY=f"{canary}wandb",
         DATABASE_URL=f"postgres://me:{canary}@db/x",
         NCCL_NET_PLUGIN=f"--token={canary}plugin",
+        GLOO_SOCKET_IFNAME=f"eth0 --token={canary}gloo",
         HF_TOKEN=f"hf_{canary}",
     )
     (lab.host("gpu02").etc / "nccl.conf").write_text(f"NCCL_NET_PLUGIN=x --password {canary}conf\n")
@@ -326,9 +328,22 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
         console = lab.run(["nccl-doctor", "check", "--from", str(bundle), "--verbose"])
     finally:
         os.kill(pid, signal.SIGKILL)
-        names = ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_NET_PLUGIN", "HF_TOKEN")
+        names = (
+            "AWS_SECRET_ACCESS_KEY",
+            "WANDB_API_KEY",
+            "DATABASE_URL",
+            "NCCL_NET_PLUGIN",
+            "GLOO_SOCKET_IFNAME",
+            "HF_TOKEN",
+        )
         lab.set_env("gpu02", **dict.fromkeys(names))
         (lab.host("gpu02").etc / "nccl.conf").unlink()
     assert done.returncode == FAULTY, done.stderr
-    for output in (done.stdout, done.stderr, console.stdout, console.stderr, bundle.read_bytes().decode("latin-1")):
+    for output in (
+        done.stdout,
+        done.stderr,
+        console.stdout,
+        console.stderr,
+        gzip.decompress(bundle.read_bytes()).decode(),
+    ):
         assert canary not in output

@@ -19,8 +19,10 @@ from nccl_doctor.facts.gpu import System as NvmlSystem
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.facts.system import SharedMemory
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import compare
+from nccl_doctor.rules.judge import judge
 
 cli._load_commands()
 GIB = 1 << 30
@@ -93,6 +95,15 @@ def test_a_new_failure_comes_first_with_the_fact_behind_it() -> None:
     assert found.changes[0].found == "net.hostname-resolution.loopback"
     assert told(found)[1:] == [("kernel", NAMES, "none", "6.8.1")]
     assert found.exit_code is ExitCode.FINDINGS
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"), [("WARN", "FAIL", "worse"), ("FAIL", "WARN", "milder"), ("FAIL", "FAIL", "")]
+)
+def test_the_same_finding_may_weigh_more_or_less(before: str, after: str, word: str) -> None:
+    old, new = (finding("net.mtu", Severity[name], "t", Evidence("e"), hosts=("a",)) for name in (before, after))
+    report = judge(rich_fleet().bundle())
+    assert compare._change(("net.mtu", "a", ""), old, new, report, report) == word
 
 
 def test_a_finding_that_is_gone_is_no_failure() -> None:

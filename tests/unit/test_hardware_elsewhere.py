@@ -86,6 +86,10 @@ def spark(directory: Path) -> Machine:
     )  # fmt: skip
     machine.nvswitches, machine.fabric_manager = 0, False
     machine.roce()
+    machine.matrix = (
+        "\tGPU0\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNODE\tNODE\t0-19\t0\tN/A\n"
+    )
+    machine.matrix += "NIC0\tNODE\t X \tPIX\nNIC1\tNODE\tPIX\t X \n"
     return machine
 
 
@@ -352,3 +356,14 @@ def test_names_of_gpus_that_are_not_told_are_unknown(tmp_path: Path) -> None:
 def test_a_share_of_a_gpu_has_no_model(name: str, match: str | None) -> None:
     model = find(name)
     assert (model.match if model else None) == match
+
+
+def test_a_nic_far_from_the_only_gpu(tmp_path: Path) -> None:
+    """A virtual machine's PCIe tree is none to be judged by; on bare metal there is something to gain."""
+    machine = Machine(tmp_path, gpus=1, nics=1)
+    machine.nvswitches, machine.fabric_manager = 0, False
+    machine.model.update(nvlinks_down=machines.ALL_LINKS, fabric_state="ns")
+    machine.matrix = "\tGPU0\tNIC0\nGPU0\t X \tSYS\nNIC0\tSYS\t X \n"
+    assert set(blamed(judged(machine.facts()))) == {"topology.nic-far"}
+    machine.hypervisor = True
+    assert blamed(judged(machine.facts())) == {}

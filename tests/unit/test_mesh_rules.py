@@ -162,6 +162,14 @@ def test_black_hole_names_the_host_all_bad_paths_share() -> None:
                 path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
     found = only(judge(builder.bundle()))
     assert found.id == "net.mtu.black-hole" and found.hosts == ("gpu02",) and "1400 B" in found.title
+    assert found.fixes[0].command == "sudo ip link set dev INTERFACE mtu 1400"
+    for link in builder.probes["gpu02"]["links"]["links"]:
+        link["source"] = "10.0.0.2"
+    names = {"lo": "127.0.0.1", "bond0": "10.0.0.2"}
+    addresses = [{"name": name, "family": "inet", "address": names[name], "prefix": 24} for name in names]
+    builder.probes["gpu02"]["interfaces"] = {"addresses": addresses}
+    (fix,) = only(judge(builder.bundle())).fixes
+    assert (fix.host, fix.command) == ("gpu02", "sudo ip link set dev bond0 mtu 1400")
 
 
 def test_no_udp_is_unknown() -> None:

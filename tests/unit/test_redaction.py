@@ -143,3 +143,15 @@ def test_redaction_is_stable(text: str) -> None:
 )
 def test_time_is_linear(piece: str) -> None:
     assert is_linear(redact_text, lambda length: (piece * length)[:length])
+
+
+def test_what_a_rank_leaves_behind() -> None:
+    from types import SimpleNamespace as Plain
+
+    from nccl_doctor.agent.collective.launch import Launch
+
+    text = Plain(text=lambda: f"warning: token={C}", dropped=0)
+    rank = Plain(rank=0, process=Plain(pid=1, poll=lambda: 1), where={}, finished=False, killed="", state="R",
+                 error=None, stack=f'File "train.py", line 3: login(password="{C}")', output=text)  # fmt: skip
+    told = str(Launch._describe(None, rank))  # type: ignore[arg-type]
+    assert C not in told and told.count(HIDDEN) == 2

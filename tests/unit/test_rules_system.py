@@ -236,6 +236,9 @@ def test_thresholds_of_the_user(tmp_path: Any) -> None:
     file.write_text("nofile.warn: 4096\n")  # a number alone: the unit is the default row's
     row = thresholds.load(file)["nofile.warn"]
     assert (row.value, row.unit, row.source) == (4096, "files", str(file))
+    file.write_text("ib.ber: 1e-13\nib.errors.total: .inf\n")  # to YAML, the first is a text
+    rows = thresholds.load(file)
+    assert (rows["ib.ber"].value, rows["ib.errors.total"].value) == (1e-13, float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -247,6 +250,10 @@ def test_thresholds_of_the_user(tmp_path: Any) -> None:
         ),
         ("nofile.warn: many", r"nofile\.warn: Expected `object`"),
         ("nofile.warn: true", r"nofile\.warn: "),
+        ("nofile.warn: .nan", r"nofile\.warn: nan is no threshold"),
+        ("nofile.warn: -1", r"nofile\.warn: -1 is no threshold"),
+        ("nofile.warn: 1" + "0" * 400, r"nofile\.warn: "),
+        ("nofile.warn: 1\nnproc.warn: 2\nnofile.warn: 3", r"line 3: 'nofile\.warn' stands there twice"),
         ("a: [", r"mine\.yaml: not YAML: while parsing"),
         ("- 1", r"expected lines of `id: number`"),
         (None, r"mine\.yaml: No such file"),

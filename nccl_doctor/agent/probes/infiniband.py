@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent.probes.gpu import slot_of
 from nccl_doctor.agent.probes.topology import pci_path
-from nccl_doctor.agent.probing import path, probe, read_text, run_command
+from nccl_doctor.agent.probing import path, probe, read_text, run_command, whole_number
 
 GID_LIMIT = 256
 INTERVAL_S = 1.0
@@ -95,7 +95,7 @@ def _device(name: str) -> Dict[str, Any]:
     device["pci_device"] = _line(base + "/device/device")
     device["pci_vendor"] = _line(base + "/device/vendor")
     numa = _line(base + "/device/numa_node")
-    device["numa_node"] = int(numa) if numa and numa.lstrip("-").isdecimal() else None
+    device["numa_node"] = whole_number(numa)
     device["netdevs"] = [_netdev(interface) for interface in _listed(base + "/device/net")]
     device["ports"] = [_port(name, number) for number in _ports(name)]
     return device
@@ -111,16 +111,9 @@ def _netdev(interface: str) -> Dict[str, Any]:
         "name": interface,
         "operstate": _line(base + "/operstate"),
         "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "carrier_changes": _number(_line(base + "/carrier_changes")),
+        "carrier_changes": whole_number(_line(base + "/carrier_changes")),
         "master": master,
     }
-
-
-def _number(text: Optional[str]) -> Optional[int]:
-    try:
-        return int(text, 0) if text is not None else None
-    except ValueError:
-        return None
 
 
 def _port(name: str, number: str) -> Dict[str, Any]:
@@ -162,7 +155,7 @@ def _counters(name: str) -> Dict[str, Dict[str, int]]:
         values: Dict[str, int] = {}
         for folder in ("counters", "hw_counters"):
             for counter in _listed("%s/%s" % (base, folder)):
-                value = _number(_line("%s/%s/%s" % (base, folder, counter)))
+                value = whole_number(_line("%s/%s/%s" % (base, folder, counter)))
                 if value is not None:
                     values[counter] = value
         found[number] = values

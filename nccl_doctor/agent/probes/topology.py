@@ -5,7 +5,7 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.probing import ROOT, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import ROOT, path, probe, read_text, run_command, whole_number
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -42,7 +42,8 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "cpu": _cpu(),
         "numa_nodes": _numa_nodes(),
     }
-    if not any(device["kind"] == "gpu" for device in devices) and not _listed("/proc/driver/nvidia/gpus"):
+    nodes = [name for name in _listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
+    if not (nodes or any(device["kind"] == "gpu" for device in devices) or _listed("/proc/driver/nvidia/gpus")):
         data["matrix"] = {"outcome": "not-run", "detail": "no NVIDIA GPU on this host", "text": ""}
         return data
     result = run_command(["nvidia-smi", "topo", "-m"], float(arguments.get("smi_limit_s", SMI_LIMIT_S)), 1 << 20)
@@ -111,7 +112,7 @@ def _devices() -> List[Dict[str, Any]]:
                 "device": _line(base + "/device"),
                 "verbs": verbs.get(address, []),
                 "netdevs": _listed(base + "/net"),
-                "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+                "numa_node": whole_number(numa),
                 "cpus": _line(base + "/local_cpulist"),
                 "path": pci_path(base),
                 "link_speed": _line(base + "/current_link_speed"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -29,6 +29,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
+    (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
 _SECONDARY = re.compile(
@@ -78,6 +79,25 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
 
 
 _BUILT_IN = frozenset(("IB", "Socket", "IBext", "IBext_v8"))
+
+
+@diagnosis
+def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
+    """NCCL_NET_PLUGIN names a plugin, NCCL could not use it, and the job goes over TCP sockets instead."""
+    wanted = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
+    refused = [
+        hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
+    ]
+    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
+    if wanted and refused and sockets:
+        yield Candidate(
+            "net.plugin",
+            0.66,
+            "the network plugin that NCCL_NET_PLUGIN names was not loaded, and the job goes over TCP sockets",
+            [refused[0], wanted[0], sockets[0]],
+            hosts={hit.host for hit in sockets if hit.host},
+            why=wanted_plugin_not_loaded.__doc__ or "",
+        )
 
 
 @diagnosis
@@ -148,6 +168,47 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
         return
 
 
+_CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "unhandled cuda error",
+        "a CUDA call inside NCCL failed",
+        ("gpu.driver", "gpu.oom", "gpu.illegal-access", "gpu.p2p"),
+    ),
+    ("unhandled system error", "a system call inside NCCL failed", ("net.wrong-interface", "sys.shm", "ib.qp-connect")),
+    ("remote process exited", "a peer or the network to it went away", ("net.peer-lost", "ib.retry-exceeded")),
+)
+
+
+@diagnosis
+def only_the_code(case: Case) -> Iterable[Candidate]:
+    """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
+    if case.has("nccl-warn") or case.summary.proofs:
+        return
+    for hit in case.hits("nccl-trail")[:1]:
+        for pattern, cause, _, _ in _PARTS:
+            if re.search(pattern, hit.groups["place"]):
+                title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
+                yield Candidate(cause, 0.34, title, [hit], {hit.rank} if hit.rank is not None else set())
+                break
+    for hit in case.hits("nccl-error-text"):
+        for text, phrase, causes in _CODES:
+            if text in hit.text:
+                for place, cause in enumerate(causes):
+                    strength = 0.3 - 0.02 * place
+                    yield Candidate(cause, strength, phrase, [hit], why=only_the_code.__doc__ or "")
+                return
+
+
+@diagnosis
+def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
+    """nccl-tests found wrong values, and all data went from GPU to GPU of one machine: peer-to-peer delivers wrong bytes."""
+    wrong = case.hits("nccl-corruption")
+    direct = case.hits("channel-p2p")
+    if wrong and direct and not case.has("channel-net"):
+        title = "data that goes from GPU to GPU directly arrives wrong"
+        yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]], why=wrong_values_over_p2p.__doc__ or "")
+
+
 @diagnosis
 def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""
@@ -210,8 +271,15 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
-    ranks = {rank for rank, code in case.exits.items() if code in codes}
+    own = codes - _KILLED
+    ranks = {rank for rank, code in case.exits.items() if code in own}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
-    title = f"a worker ended with exit code {min(codes - _KILLED)}; what it said is not in these logs"
-    yield Candidate("app.rank-exception", 0.3, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
+    spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
+    silent = ranks - spoke if None not in spoke else set()
+    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
+    strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
+    ranks = silent or ranks
+    who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
+    title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
+    yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")

@@ -151,7 +151,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "ib.device-not-found",
             0.84,
-            f"some hosts have no usable HCA ({', '.join(sorted(without - with_ib)[:4])})",
+            "no usable HCA, though other hosts of the job have one",
             [*none, *case.hits("net-ib-using")[:2]],
             hosts=without - with_ib,
             why=missing_device.__doc__ or "",
@@ -254,6 +254,10 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
         )
 
 
+_INIT_STUCK_NET = ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+_INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
+
+
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
     """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
@@ -261,6 +265,17 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
+    if len(started) >= size and case.unfinished:
+        over_net = case.has("channel-net") or case.nodes > 1
+        where = "between the hosts" if over_net else "between the GPUs of the host"
+        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
+            yield Candidate(
+                cause,
+                0.42 - 0.03 * place,
+                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
+                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
+                why=init_never_completes.__doc__ or "",
+            )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(
@@ -286,6 +301,24 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
         )
     elif case.has("cuda-unknown-error"):
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
+
+
+@diagnosis
+def exclusive_gpu(case: Case) -> Iterable[Candidate]:
+    """CUDA finds the GPU busy, and a listing shows a compute mode that admits one process, or none."""
+    busy = [hit for hit in case.hits("gpu-gone-more", "cuda-call") if "busy or unavailable" in hit.text]
+    mode = case.hits("compute-mode")
+    if busy and mode:
+        yield Candidate(
+            "gpu.not-visible",
+            0.9,
+            "the GPU admits one process only (compute mode), and another one has it",
+            [busy[0], *mode[:2]],
+            {hit.rank for hit in busy if hit.rank is not None},
+            {hit.host for hit in busy if hit.host},
+            exclusive_gpu.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis

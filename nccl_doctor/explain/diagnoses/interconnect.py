@@ -122,6 +122,41 @@ def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candid
 
 
 @diagnosis
+def mtu_in_listings(case: Case) -> Iterable[Candidate]:
+    """ibv_devinfo shows different active MTUs, and an adapter refuses a packet of its peer: the paths' ends do not agree."""
+    listed = {hit.groups["mtu"]: hit for hit in case.hits("ib-mtu-listing")}
+    refused = case.hits("ib-remote-error")
+    if len(listed) > 1 and refused:
+        values = " and ".join(sorted(listed, key=len))
+        yield Candidate(
+            "net.mtu",
+            0.85,
+            f"the two ends of a RoCE path have different MTUs ({values})",
+            [*listed.values(), *refused[:4]],
+            {hit.rank for hit in refused if hit.rank is not None},
+            {hit.host for hit in refused if hit.host},
+            mtu_in_listings.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
+def adapter_is_full(case: Case) -> Iterable[Candidate]:
+    """The adapter's firmware has no room for another queue pair, queue or region; no limit of the process is to blame."""
+    hits = case.hits("adapter-full")
+    if hits:
+        yield Candidate(
+            "ib.qp-connect",
+            0.96,
+            "the adapter has no room for more queue pairs, completion queues or memory regions",
+            [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
+            hosts={hit.host for hit in hits if hit.host},
+            why=adapter_is_full.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
 def only_flushed(case: Case) -> Iterable[Candidate]:
     """Only flushed requests (status 5) are in sight: the queue pair failed before, and what failed it is in no line here."""
     hits = case.hits("ib-flush")
@@ -180,6 +215,26 @@ def described_topology(case: Case) -> Iterable[Candidate]:
         {hit.host for hit in broken if hit.host},
         described_topology.__doc__ or "",
     )
+
+
+@diagnosis
+def same_host_id(case: Case) -> Iterable[Candidate]:
+    """NCCL_HOSTID has one value on several hosts: NCCL takes them for one and joins them by shared memory or P2P."""
+    by_value: dict[str, dict[str, Hit]] = {}
+    for hit in case.env.get("NCCL_HOSTID", []):
+        if hit.host:
+            by_value.setdefault(hit.groups.get("value", ""), {}).setdefault(hit.host, hit)
+    for value, hosts in by_value.items():
+        if len(hosts) > 1:
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.88,
+                f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
+                [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
+                hosts=set(hosts),
+                why=same_host_id.__doc__ or "",
+                final=True,
+            )
 
 
 @diagnosis

@@ -264,6 +264,11 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
 
 
 def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
+    if text.startswith("[2", at):  # a year, most often
+        found = _ISO.match(text, at)
+        if found:
+            line.seconds, line.when = _clock(found)
+            return found.end(), ""
     found = _RANK_TAG.match(text, at)
     if found:
         line.rank = int(found.group("rank"))
@@ -304,6 +309,8 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
 
 
 def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
+    if " NCCL " in text and _NCCL.match(text, at):
+        return None
     found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
     if found:
         line.seconds, line.when = _clock(found)

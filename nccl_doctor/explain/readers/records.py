@@ -14,7 +14,7 @@ import re
 
 # The fields that hold what the program said; a record can have a message and an exception.
 _TEXT = re.compile(
-    r'"(?:message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback)"'
+    r'"(?:message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback|py_callstack)"'
     r'\s*:\s*"((?:[^"\\]|\\.)*)'
 )
 _RANK = re.compile(r'"(?:rank|global_rank|RANK|process_rank)"\s*:\s*"?(\d{1,6})\b')
@@ -26,6 +26,8 @@ MOST_LINES = 400  # of one record: a traceback is seldom longer
 def unwrap(text: str) -> list[str]:
     """The lines that a JSON record holds, each with the record's time, rank and host in front; else the line itself."""
     start = text.find('{"', 0, 256)
+    if start < 0:
+        start = text.find('"py_callstack"', 0, 256)  # torchelastic's error file, printed over several lines
     if start < 0:
         return [text]
     pieces: list[str] = []

@@ -22,6 +22,8 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LIN
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
 PIECE = 256 << 10  # read at once: stays in a core's cache until it was searched
+STEP = 4 << 10  # behind a line that was looked at, this much at least is not passed over
+AFTER_LINES = 24  # and so many lines: whether the work went on after a line is told by their numbers
 TAIL = 64 << 10
 BEFORE_LINES = 40
 BEFORE = 32 << 10  # bytes
@@ -101,7 +103,7 @@ def plan() -> _Plan:
     if not _plan:
         _plan.append(_Plan(all_signatures()))
         for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
-            matcher.engine(anchors, True).prepare()  # called as scanners do: the cache goes by the arguments
+            matcher.engine(anchors, True)  # called as scanners do: the cache goes by the arguments
     return _plan[0]
 
 
@@ -139,6 +141,7 @@ class Scanner:
         self._sampler = matcher.engine(self._plan.sampled.anchors, fast)
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
+        self._looked = 0  # the last line that was looked at
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._busy: dict[bytes, float] = {}
         self._open: dict[str, _Open] = {}
@@ -151,7 +154,9 @@ class Scanner:
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
 
-    def feed(self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[int] | None = None) -> None:
+    def feed(
+        self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[matcher.Found] | None = None
+    ) -> None:
         """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
         anchors = self._anchors
@@ -172,6 +177,7 @@ class Scanner:
             line_number += block.count(b"\n", line_at, start)
             line_at = start
             at = end + 1
+            self._looked = line_number
             held = {anchors[index] for _, index in found[first:next_found]}
             if self._look(self._piece(block, start, end, found[first][0] if held else start), line_number, held):
                 self._keep_before(block, start, line_number, earlier)
@@ -181,28 +187,53 @@ class Scanner:
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
 
-    def places(self, block: memoryview) -> list[int] | None:
-        """Where the block needs a closer look; None: nowhere, and it can be passed over."""
+    def calm(self) -> bool:
+        """Whether lines without an anchor can be passed over."""
+        return (
+            self._line >= max(HEAD_LINES, self._looked + AFTER_LINES)
+            and self._sampled >= SAMPLE_ALL
+            and not self._open
+            and not self._pending
+        )
+
+    def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
+        """Take the ``block`` of whole lines at the beginning of ``buffer``, as :meth:`feed` does, but pass over what comes
+        before and after the lines that need a closer look."""
         places = self._engine.first(block)
-        calm = self._line >= HEAD_LINES and self._sampled >= SAMPLE_ALL and not self._open and not self._pending
-        return None if calm and not places else places
+        size = stop = len(block)
+        start = 0
+        if self.calm():
+            start = buffer.rfind(b"\n", 0, places[0][0] - 1) + 1 if places else size
+            stop = buffer.find(b"\n", places[-1][0] - 1, size) + 1 if places else size
+            self._pass_over(buffer, 0, start, offset)
+        while start < size:
+            here = [(at - start, which) for at, which in places if start < at <= stop]
+            self.feed(bytes(block[start:stop]), functools.partial(earlier, offset + start), here)
+            start, stop = stop, size
+            if start < size and self.calm():
+                self._pass_over(buffer, start, size, offset)
+                break
+            stop = buffer.find(b"\n", min(start + STEP, size - 1), size) + 1
 
-    def pass_over(self, size: int, offset: int, last_line: bytes) -> None:
-        """Go on behind a block that holds nothing, without counting its lines.
+    def _pass_over(self, buffer: bytearray, start: int, stop: int, offset: int) -> None:
+        """Go on behind lines that hold nothing, without counting them.
 
-        Until somebody wants to know (:func:`nccl_doctor.explain.files.number_lines`), each of its bytes counts as a line:
+        Until somebody wants to know (:func:`nccl_doctor.explain.files.number_lines`), each of their bytes counts as a line:
         numbers keep their order, and those of lines near each other their distance.
         """
+        size = stop - start
+        if not size:
+            return
         skips = self.summary.skipped.setdefault(self.source.name, [])
         if skips and skips[-1].line + skips[-1].size == self._line:
             skips[-1].size += size
         else:
-            skips.append(Skip(self._line, offset, size))
+            skips.append(Skip(self._line, offset + start, size))
         self._line += size
         self.summary.bytes += size
         self.summary.lines = self._line
         self._partly_sampled = True
-        self._sample_one(last_line, size)
+        self._sample_last(buffer, start, stop)
 
     @staticmethod
     def _piece(block: bytes, start: int, end: int, hit: int) -> bytes:
@@ -225,49 +256,46 @@ class Scanner:
             self._sample_lines(block if whole else block[:SAMPLE_HEAD], self._line + 1)
         else:
             self._partly_sampled = True
-        start = block.rfind(b"\n", 0, len(block) - 1) + 1
-        self._sample_one(block[start : start + 300], len(block))
+        self._sample_last(block, 0, len(block))
 
-    def _sample_one(self, raw: bytes, size: int) -> None:
-        self._unsampled += size
-        if self._unsampled >= SAMPLE_STEP:
-            self._unsampled = 0
-            if self._plan.progress.match(_decode(raw)) is not None:
-                self.summary.groups.setdefault("progress", HitGroup()).count += 1
+    def _sample_last(self, block: bytes | bytearray, start: int, stop: int) -> None:
+        """Of every so many bytes the last line, until one reports progress: that it did is enough."""
+        self._unsampled += stop - start
+        if self._unsampled < SAMPLE_STEP:
+            return
+        self._unsampled = 0
+        if not self.summary.groups.get("progress"):
+            last = block.rfind(b"\n", start, stop - 1) + 1 or start
+            if self._plan.progress.match(_decode(bytes(block[last : min(stop, last + 300)]))) is not None:
+                self.summary.groups["progress"] = HitGroup(1)
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
-        """Show these lines to the sampled signatures; ``number`` is the first one's."""
-        anchors = self._plan.sampled.anchors
-        found = self._sampler.find(piece)
-        at = steps = 0
-        step: tuple[int, str] | None = None
-        while at < len(found):
-            start = piece.rfind(b"\n", 0, found[at][0]) + 1
-            end = piece.find(b"\n", start)
-            end = len(piece) if end < 0 else end
-            held = set()
-            while at < len(found) and found[at][0] <= end:
-                held.add(anchors[found[at][1]])
-                at += 1
-            for text in records.unwrap(_decode(piece[start : min(end, start + LINE_LIMIT)])):
-                matches = self._plan.sampled.matches(held, text)
-                if not matches:
-                    continue
-                line_number = number + piece.count(b"\n", 0, start)
-                if len(matches) == 1 and matches[0][0] is self._plan.progress:
-                    steps += 1
-                    if steps > SAME_SHAPE:
-                        step = (line_number, text)
-                        continue
-                self._add_all(matches, line_number, text)
-        if step:  # of the steps after the first ones, the last says it all
-            self._add_all([(self._plan.progress, {})], *step)
-            self.summary.groups["progress"].count += steps - SAME_SHAPE - 1
+        """Show these lines to the sampled signatures; ``number`` is the first one's.
 
-    def _add_all(self, matches: list[tuple[Signature, dict[str, str]]], number: int, text: str) -> None:
-        line = prefix.parse(text)
-        for signature, groups in matches:
-            self._add(signature, groups, number, line, text)
+        Of lines that only report a step and differ in numbers, the first and the last say it all.
+        """
+        steps: set[bytes] = set()  # shapes that were looked at
+        later: dict[bytes, tuple[int, bytes]] = {}  # shape -> its last line
+        for at, raw in enumerate(piece.split(b"\n"), number):
+            raw = raw[:LINE_LIMIT]
+            shape = raw.translate(None, _DIGIT_BYTES)
+            if shape in steps:
+                later[shape] = at, raw
+            elif self._sample_line(raw, at) == {"progress"}:
+                steps.add(shape)
+        for at, raw in sorted(later.values()):
+            self._sample_line(raw, at)
+
+    def _sample_line(self, raw: bytes, number: int) -> set[str]:
+        """Show a line to the sampled signatures; the names of those that recognise it."""
+        anchors = self._plan.sampled.anchors
+        held = {anchors[index] for _, index in self._sampler.find(raw)}
+        known = set()
+        for text in records.unwrap(_decode(raw)) if held else ():
+            for signature, groups in self._plan.sampled.matches(held, text):
+                self._add(signature, groups, number, prefix.parse(text), text)
+                known.add(signature.name)
+        return known
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
@@ -361,6 +389,10 @@ class Scanner:
                     kept.append(self._hit("before", index, prefix.parse(text), text))
         kept.reverse()
         self.summary.before[self.source.name] = kept
+        for hit in kept:
+            if hit.rank is not None:
+                self.summary.ranks.setdefault(hit.rank, 1)
+                self.summary.last_of_rank.setdefault(hit.rank, hit)
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
         """Give up anchors that wake signatures again and again for nothing, or that have said enough."""
@@ -394,7 +426,8 @@ class Scanner:
         group = self.summary.groups.setdefault(signature.name, HitGroup())
         group.count += 1
         hit = self._hit(signature.name, number, line, text, groups)
-        group.last = hit
+        if group.last is None or group.last.line <= number:
+            group.last = hit
         if len(group.hits) >= KEEP_PER_FILE:
             return
         distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), _DIGITS.sub("#", line.body[-160:]))
@@ -604,11 +637,12 @@ def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Su
     held = offset = 0  # bytes at the buffer's beginning that were read before, and where they stand in the file
     skipping = False
 
-    def earlier() -> bytes:
-        size = min(BEFORE, offset)
-        return os.pread(descriptor, size, offset - size)
+    def earlier(at: int) -> bytes:
+        size = min(BEFORE, at)
+        return os.pread(descriptor, size, at - size)
 
-    while got := os.readv(descriptor, [memoryview(buffer)[held:]]):
+    # The head is looked at line by line: it is read alone.
+    while got := os.readv(descriptor, [memoryview(buffer)[held : None if offset or held else 2 * SAMPLE_ALL]]):
         end = held + got
         if skipping:  # the rest of a line that was cut
             rest = buffer.find(b"\n", 0, end)
@@ -624,7 +658,7 @@ def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Su
             buffer[:held] = kept
             continue
         if not cut and end > BLOCK:
-            scanner.feed(bytes(buffer[:LINE_LIMIT]), earlier)
+            scanner.feed(bytes(buffer[:LINE_LIMIT]), functools.partial(earlier, offset))
             skipping, held, offset = True, 0, offset + end
             continue
         if not cut:
@@ -633,16 +667,11 @@ def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Su
                 buffer.extend(bytes(PIECE))
             continue
         with memoryview(buffer)[:cut] as block:
-            places = scanner.places(block)
-            if places is None:
-                last = buffer.rfind(b"\n", 0, cut - 1) + 1
-                scanner.pass_over(cut, offset, bytes(block[last : last + 300]))
-            else:
-                scanner.feed(bytes(block), earlier, places)
+            scanner.read(block, buffer, offset, earlier)
         held = end - cut
         buffer[:held] = buffer[cut:end]
         offset += cut
     if held:
-        scanner.feed(bytes(buffer[:held]), earlier)
+        scanner.feed(bytes(buffer[:held]), functools.partial(earlier, offset))
     size = offset + held
     return scanner.finish(os.pread(descriptor, TAIL, max(0, size - TAIL)))

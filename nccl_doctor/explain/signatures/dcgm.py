@@ -81,6 +81,7 @@ says(
     "host-side PCIe replay violation",
     "PCIe replays per minute for GPU",
     "did not exceed minimum required bandwidth of",
+    "LnkSta:{}Width x{width:int} (downgraded)",
     cause="net.slow",
     strength=0.62,
     title="a GPU's PCIe link is narrower or slower than it should be, or repeats packets",

@@ -72,9 +72,8 @@ says(
     "Double Bit ECC",
     "row remapping failure",
     "Row Remapping Failure",
-    "Remapping Failure Occurred                 : Yes",
-    "Remapping Failure Occurred     : Yes",
-    "Remapping Failure Occurred        : Yes",
+    "Remapping Failure Occurred{}: Yes",
+    "SRAM Threshold Exceeded{}: Yes",
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
@@ -112,18 +111,15 @@ says(
 
 says(
     "ecc-counters",
-    "Pending                           : Yes",
-    "Pending                   : Yes",
-    "Pending                 : Yes",
-    "DRAM Uncorrectable            : {count:int}",
-    "SRAM Uncorrectable            : {count:int}",
-    "SRAM Uncorrectable Parity     : {count:int}",
-    "SRAM Uncorrectable SEC-DED    : {count:int}",
+    "Pending {}: Yes",
+    "RAM Uncorrectable{}: {count:int}",
     cause="gpu.ecc",
     strength=0.64,
     title="a GPU counts uncorrectable memory errors, or a row waits to be remapped",
     why="nvidia-smi -q: uncorrectable errors are counted, or a remapping is pending until the GPU is reset. The aggregate counters also hold errors of long ago.",
-    where=lambda groups, line: groups.get("count", "1") != "0",
+    where=lambda groups, line: (
+        re.search(r"(?:Pending|RAM Uncorrectable[ \w-]{0,20}?) *: (?:Yes|[1-9])", line) is not None
+    ),
 )
 
 # --- fabric manager, NVLS, IMEX
@@ -369,6 +365,18 @@ says(
     where=lambda groups, line: "block:" in line and "thread:" in line,
 )
 
+says(
+    "library-kernel-failed",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    cause="gpu.illegal-access",
+    strength=0.6,
+    title="a kernel of cuBLAS or cuDNN failed: usually an earlier kernel broke the CUDA context, or memory was short",
+    why="The library names no reason; CUDA_LAUNCH_BLOCKING=1 shows the kernel that failed first, the kernel log an Xid.",
+)
+
 # --- drivers
 says(
     "driver-too-old",
@@ -605,6 +613,7 @@ says(
     "needs to be reset",
     "pcieport {pci}: DPC: containment event",
     "pciehp: Slot({slot}): Link Down",
+    "pciehp: Slot({slot}): Card not present",
     "CUDA-capable device(s) is/are busy or unavailable",
     "GPU not found",
     "has been removed from the bus",
@@ -620,6 +629,9 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+)
+says(
+    "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
 )
 says(
     "p2p-more",

@@ -8,7 +8,7 @@ from nccl_doctor.explain.signatures import says
 H = Role.HARMLESS
 says(
     "no-net-plugin",
-    "NET/Plugin: Could not find: libnccl-net.so",
+    "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
     "NET/Plugin: No plugin found",
     "NET/Plugin : dlerror=",

@@ -168,6 +168,19 @@ says(
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
 )
 says(
+    "ib-port-counters",
+    "LinkDownedCounter",
+    "link_downed",
+    cause="ib.port-down",
+    strength=0.72,
+    title="the link of a port has gone down again and again",
+    why="The counter grows since it was last cleared; a port whose link goes down again and again loses its connections.",
+    where=lambda groups, line: (
+        re.search(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)", line) is not None
+    ),
+)
+says("adapter-full", "limits exceeded(0x8)", why="The adapter's firmware refuses to make another object of a kind.")
+says(
     "ib-port-back",
     "async event : port active",
     "async event: port active",
@@ -190,6 +203,7 @@ says(
     "Cable error",
     "port_module_event",
     "link status definitely down",
+    "now running without any active interface",
     "device's health compromised",
     "mlx5_health",
     "health recovery",

@@ -8,6 +8,7 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 _NUMBER_NEAR = re.compile(r"\d")
+_TROUBLE = re.compile(r"raceback|rror(?!\w*\s*[=:]\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
@@ -17,8 +18,14 @@ _BADLY = re.compile(
 )
 
 
+def _minutes(groups: dict[str, str], line: str) -> bool:
+    """Five minutes or more, and seconds: not "after 704 steps"."""
+    unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
+    return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
-    return bool(_NUMBER_NEAR.search(line)) and "rror" not in line and "raceback" not in line
+    return bool(_NUMBER_NEAR.search(line)) and not _TROUBLE.search(line)
 
 
 says(
@@ -85,6 +92,7 @@ says(
     "succeeded",
     "returned 0",
     "test passed",
+    "... passed",
     "PASSED",
     "All tests passed",
     "max_steps reached",
@@ -140,7 +148,7 @@ says(
     "after {seconds:num} s",
     sampled=True,
     why="Something took minutes.",
-    where=lambda groups, line: float(groups["seconds"]) >= 300 and "imeout" not in line,
+    where=_minutes,
 )
 says(
     "timed-collective",

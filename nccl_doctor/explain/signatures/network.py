@@ -11,6 +11,7 @@ says(
     "master-timeout",
     "client socket has timed out after {timeout} while trying to connect to ({host}, {port:int})",
     "client socket has timed out after {timeout} while trying to connect to [{host}]:{port:int}",
+    "client socket has timed out after {timeout} while trying to connect to {host}:{port:int}",
     "connect() timed out. Original timeout was",
     "TCP client failed to connect/validate to host {host}:{port:int} - timed out",
     cause="net.master-unreachable",
@@ -96,6 +97,7 @@ says(
     "connect-noroute",
     "onnect to {address} failed : No route to host",
     "onnect to {address} failed : Network is unreachable",
+    "onnect to {address} failed : Invalid argument",  # a link-local address of another host
     "onnect to {address} failed with error No route to host",
     "failed with error Network is unreachable",
     "Call to connect failed : No route to host",
@@ -249,6 +251,9 @@ says(
     "no valid {}pair found",
     "Unknown host",
     "Name does not resolve",
+    "NXDOMAIN",
+    "nslookup: can't resolve",
+    "** server can't find",
     "could not be resolved",
     "cannot be resolved",
     cause="net.hostname-resolution",
@@ -262,6 +267,14 @@ says(
     "Unable to resolve hostname to a (local) address. Using the loopback address as fallback",
     role=Role.FACT,
     why="Gloo: the own host name does not resolve to a local address, so loopback is advertised. Harmless on one node.",
+)
+says(
+    "loopback-name",
+    "127.0.1.1{names}",
+    "127.0.0.1 {names}",
+    "127.0.0.1\t{names}",
+    why="A line of /etc/hosts, or of getent's answer, that gives names to loopback.",
+    where=lambda groups, line: re.fullmatch(r"[A-Za-z][\w.-]*(?:\s+[\w.-]+)*", groups["names"]) is not None,
 )
 says(
     "external-name",
@@ -321,7 +334,7 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "[UFW BLOCK]",
+    "table full, dropping packet",
     "security group",
     "NetworkPolicy",
     "filter_drop",

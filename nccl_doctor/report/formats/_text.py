@@ -21,7 +21,8 @@ def paragraph(item: Finding, evidence: int = 10) -> str:
         lines.append(f"hosts: {visible(fold(item.hosts))}")
     lines += [f"  {quote(proof)}" for proof in item.evidence[:evidence]]
     if len(item.evidence) > evidence:
-        lines.append(f"  ... and {len(item.evidence) - evidence} more lines of proof")
+        more = len(item.evidence) - evidence
+        lines.append(f"  ... and {more} more line{'s' * (more > 1)} of proof")
     for fix in item.fixes:
         where = f" (on {visible(fix.host)})" if fix.host else ""
         lines.append(f"fix: {visible(fix.text)}" + (f": {visible(fix.command)}{where}" if fix.command else ""))

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from nccl_doctor.facts.model import Bundle
-from nccl_doctor.findings.model import Severity
+from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.report.formats._text import paragraph
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate
@@ -24,33 +24,47 @@ def _text(text: str) -> str:
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text."""
     top = ElementTree.Element("testsuites", name="nccl-doctor")
+    told = {id(item): _text(paragraph(item)) for item in report.findings if item.severity is not Severity.INFO}
     for stage in report.stages:
         suite = ElementTree.SubElement(top, "testsuite", name=stage.name, timestamp=report.created)
         counts = {"failures": 0, "errors": 0, "skipped": 0}
+        findings, gaps_of = _by_host(report, stage.name)
         for host in report.hosts:
             case = ElementTree.SubElement(suite, "testcase", classname=f"nccl-doctor.{stage.name}", name=_text(host))
-            # A finding that names no host is everybody's.
-            mine = [item for item in report.findings if item.stage == stage.name and host in (item.hosts or (host,))]
+            mine, gaps = findings.get(host, []), gaps_of.get(host, [])
             failed = [item for item in mine if item.severity is Severity.FAIL]
-            gaps = [gap for gap in report.unknown if host in gap.hosts and stage.name in gap.stages]
             if failed:
                 counts["failures"] += 1
                 node = ElementTree.SubElement(case, "failure", type=failed[0].id, message=_text(failed[0].title))
-                node.text = _text("\n\n".join(paragraph(item) for item in failed))
+                node.text = "\n\n".join(told[id(item)] for item in failed)
             elif gaps:
                 counts["errors"] += 1
-                told = "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)
-                ElementTree.SubElement(case, "error", type="unknown", message=_text(f"not measured: {told}"))
+                words = "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)
+                ElementTree.SubElement(case, "error", type="unknown", message=_text(f"not measured: {words}"))
             elif stage.state == "skipped":
                 counts["skipped"] += 1
                 ElementTree.SubElement(case, "skipped", message=_text(stage.reason))
             warned = [item for item in mine if item.severity is Severity.WARN]
             if warned:
-                ElementTree.SubElement(case, "system-out").text = _text(
-                    "\n\n".join(f"warning: {paragraph(item)}" for item in warned)
-                )
+                text = "\n\n".join(f"warning: {told[id(item)]}" for item in warned)
+                ElementTree.SubElement(case, "system-out").text = text
         suite.set("tests", str(len(report.hosts)))
         for name, count in counts.items():
             suite.set(name, str(count))
     ElementTree.indent(top)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
+
+
+def _by_host(report: Report, stage: str) -> tuple[dict[str, list[Finding]], dict[str, list[Unknown]]]:
+    """Host -> its findings, and its gaps, of one stage."""
+    findings: dict[str, list[Finding]] = {}
+    for item in report.findings:
+        if item.stage == stage:
+            for host in item.hosts or report.hosts:  # a finding that names no host is everybody's
+                findings.setdefault(host, []).append(item)
+    gaps: dict[str, list[Unknown]] = {}
+    for gap in report.unknown:
+        if stage in gap.stages:
+            for host in gap.hosts:
+                gaps.setdefault(host, []).append(gap)
+    return findings, gaps

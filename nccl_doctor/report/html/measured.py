@@ -21,6 +21,7 @@ from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.fold import fold
 from nccl_doctor.rules.collectives import pair_rates
+from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.localise import Pair
@@ -28,6 +29,8 @@ from nccl_doctor.rules.software import drift_table
 
 SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable nor small; the worst pairs are listed
 WORST_SHOWN = 40
+VALUES_SHOWN = 20  # of one subject of the drift table
+TOPOLOGIES_SHOWN = 16  # a drawing takes 11 kB
 EVEN_BELOW = 0.1  # shade: all pairs within a factor of 1.26 of the median
 
 
@@ -186,34 +189,34 @@ def _number(value: float) -> str:
 
 
 def drift(bundle: Bundle) -> list[DriftLine]:
-    """The tables of hardware and software, folded: subjects that differ first."""
+    """The tables of hardware and software, folded: subjects that differ first, of each its commonest values."""
     hosts = reached(bundle)
     every = {host.name: fact for host in hosts if (fact := host.want(Software)) is not None}
     rows = [*hardware_table(hosts, bundle.plan), *drift_table(every)]
     rows = sorted(rows, key=lambda row: row.equal)
-    return [
-        DriftLine(
-            row.subject,
-            tuple(
-                (value or "none", fold(hosts), bool(set(hosts) & set(row.odd)) or row.tie)
-                for value, hosts in row.values
-            ),
-        )
-        for row in rows
+    return [_drift_line(row) for row in rows]
+
+
+def _drift_line(row: DriftRow) -> DriftLine:
+    values = [
+        (value or "none", fold(hosts), not row.equal and (row.tie or value != row.majority))
+        for value, hosts in row.values[:VALUES_SHOWN]
     ]
+    if rest := row.values[VALUES_SHOWN:]:
+        values.append((f"{len(rest)} more values", fold(host for _, hosts in rest for host in hosts), True))
+    return DriftLine(row.subject, tuple(values))
 
 
-def topologies(bundle: Bundle) -> list[Topology]:
-    """The different topologies of the fleet, each with the hosts that have it; the commonest first."""
+def topologies(bundle: Bundle) -> tuple[list[Topology], str]:
+    """The commonest topologies of the fleet, each with the hosts that have it, and the hosts of those left out."""
     groups: dict[tuple[str, tuple[PciDevice, ...]], list[Host]] = {}
     for host in reached(bundle):
         fact = host.want(TopologyFact)
         if fact is not None and (fact.matrix.text or fact.devices):
             groups.setdefault((fact.matrix.text, fact.devices), []).append(host)
-    return [
-        _topology(hosts, text, devices)
-        for (text, devices), hosts in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].name))
-    ]
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].name))
+    shown = [_topology(hosts, text, devices) for (text, devices), hosts in ordered[:TOPOLOGIES_SHOWN]]
+    return shown, fold(host.name for _, hosts in ordered[TOPOLOGIES_SHOWN:] for host in hosts)
 
 
 def _topology(hosts: list[Host], text: str, devices: tuple[PciDevice, ...]) -> Topology:

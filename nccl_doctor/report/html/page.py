@@ -27,6 +27,7 @@ from nccl_doctor.rules.judge import Report
 
 HERE = Path(__file__).parent
 EVIDENCE_SHOWN = 200  # lines per finding; the rest is in the bundle
+REASONS_SHOWN = 6  # of one cell of the matrix
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         finalize=_printable,
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    topologies, other_topologies = measured.topologies(bundle)
     text: str = environment.get_template("page.html.j2").render(
         style=Markup(style),
         script=Markup(script),
@@ -84,7 +86,8 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         env=[(item.shell, setting_reason(item)) for item in report.env],
         heatmaps=measured.heatmaps(bundle, runs),
         drift=measured.drift(bundle),
-        topologies=measured.topologies(bundle),
+        topologies=topologies,
+        other_topologies=other_topologies,
         plot=Markup(svg(runs)) if runs else None,
         curves=measured.curves(runs),
         stage_states=report.stages,
@@ -152,7 +155,10 @@ def matrix(report: Report) -> list[Row]:
 
 
 def _cell(state: str, reasons: set[str]) -> tuple[str, str]:
-    return state, "; ".join(sorted(reasons))
+    told = sorted(reasons)
+    return state, "; ".join(told[:REASONS_SHOWN]) + (
+        f"; and {len(told) - REASONS_SHOWN} more" if len(told) > REASONS_SHOWN else ""
+    )
 
 
 def entries(report: Report) -> list[Entry]:

@@ -6,13 +6,19 @@ import math
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from nccl_doctor.bench import tune as tuning
+from nccl_doctor.bench import tune_fleet
+from nccl_doctor.bench.model import BenchPlan
+from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.tune import (
     Candidate,
     Failed,
     Times,
+    Tuning,
     Verdict,
     interval,
     schedule,
@@ -21,6 +27,7 @@ from nccl_doctor.bench.tune import (
     usual_candidates,
 )
 from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
+from nccl_doctor.transport.base import ConnectOptions
 
 KEYS = [("allreduce", 1 << size) for size in range(16, 24)]
 
@@ -75,6 +82,45 @@ def test_a_drifting_cluster_favours_nobody() -> None:
         for seed in range(40)
     )
     assert wins <= 4
+
+
+@pytest.mark.parametrize(("rounds", "tails"), [(3, True), (6, False)], ids=["outliers", "even noise"])
+def test_a_thousand_runs_without_any_difference_seldom_find_one(rounds: int, tails: bool) -> None:
+    """What the intervals claim: at most 5 % of all sessions of three useless candidates recommend one of them."""
+    dice = random.Random(rounds + tails)
+    keys = KEYS[:3]
+
+    def measure(_: Candidate) -> Times:
+        noise = 0.04
+        run = math.exp(dice.gauss(0, noise)) * (1.5 if tails and dice.random() < 0.05 else 1.0)
+        return {key: 100 * run * math.exp(dice.gauss(0, noise / 2)) for key in keys}
+
+    candidates = [Candidate({name: "1"}) for name in "ABC"]
+    results = [tune(candidates, measure, rounds, seed=session) for session in range(1000)]
+    assert sum(result.best is not None for result in results) <= 50
+    assert sum(trial.verdict is Verdict.BETTER for result in results for trial in result.trials) <= 50
+    assert (
+        sum(not result.trusted for result in results) <= 120
+    )  # the control is judged overall and at each size, 5 % each
+
+
+@pytest.mark.parametrize(("gain", "least"), [(0.10, 0.95), (0.05, 0.6)])
+def test_a_real_gain_is_seldom_missed(gain: float, least: float) -> None:
+    results = [
+        tune([Candidate({"A": "1"})], machine({"A=1": 1 - gain}, noise=0.02, seed=seed), rounds=8)
+        for seed in range(100)
+    ]
+    found = [result for result in results if result.best is not None]
+    assert len(found) >= least * len(results)
+    held = [result.trials[0].overall for result in results if result.trials[0].overall]
+    assert sum(item.low <= -gain <= item.high for item in held) >= 90
+
+
+def test_a_candidate_that_leaves_a_size_out_is_not_judged_on_the_rest() -> None:
+    whole: list[Times] = [dict.fromkeys(KEYS, 100.0 + n) for n in range(5)]
+    part: list[Times] = [dict.fromkeys(KEYS[:-1], 50.0 + n) for n in range(5)]
+    trial = tuning.judge(Candidate({"A": "1"}), whole, part, 0.95)
+    assert trial.verdict is Verdict.FAILED and str(KEYS[-1][1]) in trial.failure
 
 
 def test_a_loss_and_a_mixture_are_told() -> None:
@@ -174,3 +220,50 @@ def test_the_report_says_what_was_found() -> None:
     assert report.tuning_json(won)["recommended"] == {"A": "1"}
     lost = tune([Candidate({"A": "1"})], machine({}), rounds=5)
     assert "defaults are best" in report.tuning_text(lost) and report.tuning_json(lost)["recommended"] is None
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, network: str, factors: dict[str, float], **read: str) -> list[str]:
+    """``env tune`` over a bench that only claims to run NCCL on ``network``; gives the settings of each run."""
+    from tests.unit import test_bench_judge as bench
+
+    runs: list[str] = []
+    dice = random.Random(3)
+
+    def run_fleet(entries: object, connect: object, plan: BenchPlan, **_: object) -> Outcome:
+        label = Candidate(plan.env).label
+        runs.append(label)
+        busbw = 100.0 / factors.get(label, 1.0) * math.exp(dice.gauss(0, 0.005))
+        told = {name: value for name, value in plan.env.items() if name not in read}
+        networks = (network,) if network else ()
+        found = bench.outcome(results=bench.results(bench.measured(busbw)))
+        nccl = bench.nccl_path(networks=networks, env=told)
+        return msgspec.structs.replace(
+            found, complete=True, ranks=(), path=Path("nccl", f"NCCL over {network}", True, nccl=nccl)
+        )
+
+    monkeypatch.setattr(tune_fleet, "run_fleet", run_fleet)
+    return runs
+
+
+def tuned(candidates: tuple[Candidate, ...] = ()) -> Tuning:
+    plan = BenchPlan(("allreduce",), (1 << 33,))
+    return tune_fleet.tune_over((), ConnectOptions(), plan, candidates, 4, told=lambda _: None)
+
+
+@pytest.mark.parametrize(("network", "names"), [("IB", "NCCL_IB_"), ("Socket", "NCCL_SOCKET_"), ("", "NCCL_ALGO")])
+def test_with_nccl_the_candidates_follow_the_network_that_was_used(
+    monkeypatch: pytest.MonkeyPatch, network: str, names: str
+) -> None:
+    runs = stand_in(monkeypatch, network, {})
+    result = tuned()
+    assert runs[0] == "default" and any(label.startswith(names) for label in runs)
+    assert len(runs) == 1 + 4 * (len(result.trials) + 2)
+    assert result.best is None and result.path == f"NCCL over {network}" and not result.notes
+
+
+def test_with_nccl_a_gain_is_found_and_what_nccl_did_not_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "Socket", {"NCCL_SOCKET_NTHREADS=4": 0.7}, NCCL_NSOCKS_PERTHREAD="")
+    result = tuned(read_candidates(["NCCL_SOCKET_NTHREADS=4", "NCCL_NSOCKS_PERTHREAD=4"]))
+    assert result.best and result.best.candidate.env == {"NCCL_SOCKET_NTHREADS": "4"}
+    assert result.best.overall and result.best.overall.low < -0.3 < result.best.overall.high
+    assert result.notes == ("NCCL_NSOCKS_PERTHREAD=4: NCCL's log does not show that NCCL_NSOCKS_PERTHREAD was read",)

@@ -72,7 +72,7 @@ def test_fast_and_slow_say_the_same(
     path = tmp_path / "job.log"
     path.write_bytes(_mixture(seed))
     fast = _explained(path, True)
-    monkeypatch.setattr(Scanner, "places", lambda self, block: [end for end, _ in self._engine.find(bytes(block))])
+    monkeypatch.setattr(Scanner, "calm", lambda self: False)
     slow = _explained(path, False)  # every block, every anchor on its own, every line counted
     assert slow.read.lines == _lines(path)
     same = msgspec.structs.replace(slow, read=fast.read)
@@ -118,4 +118,4 @@ def test_two_steps_find_what_one_finds(data: st.DataObject) -> None:
 def test_nearly_every_anchor_has_a_factor() -> None:
     anchors = all_anchors()
     without = [anchor for anchor in anchors if anchor not in matcher.factors()]
-    assert len(without) < len(anchors) * 0.2, "run: python benchmarks/explain_factors.py"
+    assert len(without) < len(anchors) * 0.03, "run: python benchmarks/explain_factors.py"

@@ -6,11 +6,12 @@ import bz2
 import gzip
 import lzma
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor.explain import matcher
+from nccl_doctor.explain import files, matcher
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers import inputs, prefix, scan
@@ -213,3 +214,19 @@ def test_processes_give_the_same_as_one(tmp_path: Path, monkeypatch: pytest.Monk
     many = read_all(found, workers=2)
     assert one.ranks == many.ranks
     assert [item.type for item in one.tracebacks] == [item.type for item in many.tracebacks]
+
+
+def test_a_killed_process_costs_time_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(8):
+        (tmp_path / f"rank{rank}.log").write_text(f"[rank{rank}]: KeyError: 'LOCAL_RANK'\n")
+    monkeypatch.setattr(files, "SMALL", 0)
+    here, read_file = os.getpid(), files.read_file
+
+    def dies_elsewhere(file: inputs.LogFile) -> object:
+        if os.getpid() != here and file.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read_file(file)
+
+    monkeypatch.setattr(files, "read_file", dies_elsewhere)
+    found = explain_paths([str(tmp_path)], workers=2)
+    assert (found.read.files, found.causes[0].ranks) == (8, tuple(range(8)))

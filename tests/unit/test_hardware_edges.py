@@ -1,0 +1,638 @@
+"""Where the hardware rules draw their lines: one step on either side of each, on facts that were read once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nccl_doctor.agent.probes import system
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.rules.judge import Report, judge
+from tests.hardware_kit import machines
+from tests.hardware_kit.machines import H100, Machine
+
+pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return Machine(tmp_path_factory.mktemp("board")).facts()
+
+
+@pytest.fixture(scope="module")
+def roce(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return Machine(tmp_path_factory.mktemp("roce")).roce().facts()
+
+
+def report(*hosts: Facts, **plan: Any) -> Report:
+    told = tuple(
+        HostFacts(
+            f"gpu{number:02d}", Reach(ReachOutcome.OK), {k: msgspec.convert(v, ProbeResult) for k, v in one.items()}
+        )
+        for number, one in enumerate(hosts, 1)
+    )
+    stages = Plan(stages=("gpu", "topology", "infiniband"), **plan)
+    return judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", stages, told))
+
+
+def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
+    return {item.id: item for item in report(*hosts, **plan).findings}
+
+
+def grades(findings: dict[str, Finding]) -> dict[str, str]:
+    return {id: item.severity.value for id, item in findings.items()}
+
+
+def words(item: Finding) -> str:
+    return " ".join([item.title, *(proof.text for proof in item.evidence)])
+
+
+def gpu(facts: Facts, index: int, **values: Any) -> Facts:
+    """The facts with other answers of one GPU."""
+    changed = copy.deepcopy(facts)
+    changed["gpu"]["data"]["gpus"][index].update(values)
+    return changed
+
+
+def every_gpu(facts: Facts, **values: Any) -> Facts:
+    changed = copy.deepcopy(facts)
+    for one in changed["gpu"]["data"]["gpus"]:
+        one.update(copy.deepcopy(values))
+    return changed
+
+
+def port(facts: Facts, index: int, **values: Any) -> Facts:
+    """The facts with other words of one rail's port."""
+    changed = copy.deepcopy(facts)
+    changed["infiniband"]["data"]["devices"][index]["ports"][0].update(values)
+    return changed
+
+
+def of_host(facts: Facts, probe: str = "gpu", **values: Any) -> Facts:
+    changed = copy.deepcopy(facts)
+    changed[probe]["data"].update(values)
+    return changed
+
+
+def link(facts: Facts, index: int, **values: Any) -> Facts:
+    changed = copy.deepcopy(facts)
+    changed["gpu"]["data"]["gpus"][2]["nvlinks"][index].update(values)
+    return changed
+
+
+def test_the_healthy_board_is_healthy(board: Facts, roce: Facts) -> None:
+    assert found(board) == found(roce) == found(board, board, board) == {}
+
+
+# what a GPU says -> what is told of it (nothing beside it)
+ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"ecc_uncorrected_volatile": 1}, {"gpu.ecc.uncorrectable": "fail"}),
+    ({"ecc_uncorrected_aggregate": 9}, {}),
+    ({"ecc_corrected_volatile": 100_000}, {"gpu.ecc.corrected-many": "warn"}),
+    ({"ecc_corrected_volatile": 99_999}, {}),
+    ({"remap_pending": True}, {"gpu.ecc.row-remap-pending": "fail"}),
+    ({"remap_failure": True}, {"gpu.ecc.row-remap-failure": "fail"}),
+    ({"sram_threshold_exceeded": True}, {"gpu.ecc.sram-threshold": "fail"}),
+    ({"remapped_uncorrectable": 3, "remapped_correctable": 7}, {}),
+    ({"retired_pages_pending": True}, {"gpu.ecc.retirement-pending": "fail"}),
+    ({"ecc_mode": False}, {"gpu.ecc.disabled": "warn"}),
+    ({"recovery_action": "none"}, {}),
+    ({"recovery_action": "node-reboot"}, {"gpu.needs-reset": "fail"}),
+    ({"throttle_reasons": 0x1}, {}),
+    ({"throttle_reasons": 0x4}, {}),  # the software's power cap: normal under load
+    ({"throttle_reasons": 0x20}, {"gpu.thermal-power.sw-thermal": "fail"}),
+    ({"throttle_reasons": 0x40}, {"gpu.thermal-power.hw-thermal": "fail"}),
+    ({"throttle_reasons": 0x80}, {"gpu.thermal-power.power-brake": "fail"}),
+    ({"throttle_reasons": 0x08}, {"gpu.thermal-power.hw-slowdown": "fail"}),
+    ({"throttle_reasons": 0x48}, {"gpu.thermal-power.hw-thermal": "fail"}),
+    ({"temperature_c": 90}, {"gpu.thermal-power.hot": "warn"}),  # slowdown at 93
+    ({"temperature_c": 89}, {}),
+    ({"temperature_c": 84, "temperature_slowdown_c": None}, {}),
+    ({"temperature_c": 85, "temperature_slowdown_c": None}, {"gpu.thermal-power.hot": "warn"}),
+    ({"temperature_memory_c": 95}, {"gpu.thermal-power.hot": "warn"}),
+    ({"temperature_memory_c": 94}, {}),
+    ({"temperature_memory_c": 95, "temperature_memory_max_c": None}, {"gpu.thermal-power.hot": "warn"}),
+    ({"temperature_c": 92, "throttle_reasons": 0x40}, {"gpu.thermal-power.hw-thermal": "fail"}),
+    ({"power_limit_w": 630.0}, {}),
+    ({"power_limit_w": 629.0}, {"gpu.thermal-power.power-cap": "warn"}),
+    ({"pcie_width": 8}, {"gpu.pcie.width": "fail"}),
+    ({"pcie_width": None}, {}),
+    ({"pcie_gen": 4, "throttle_reasons": 0}, {"gpu.pcie.generation": "fail"}),
+    ({"pcie_gen": 4, "performance_state": 3}, {}),  # idle, and no other idles like it
+    ({"pcie_gen": 4, "performance_state": 2}, {}),  # its reason says idle
+    ({"pcie_gen": 4}, {"gpu.pcie.generation": "fail"}),  # idle like the others, which run at 5
+    ({"pcie_gen": 4, "pcie_gen_max": 4}, {"gpu.pcie.generation": "fail"}),
+    ({"pcie_replays": 9_999}, {}),
+    ({"pcie_replays": 10_000}, {"gpu.pcie.replays": "warn"}),
+    ({"mig_mode": True, "mig_mode_pending": True}, {"gpu.mig": "fail"}),
+    ({"mig_mode": False, "mig_mode_pending": True}, {"gpu.mig.pending": "warn"}),
+    ({"mig_mode": None, "mig_mode_pending": None}, {}),
+    ({"compute_mode": "prohibited"}, {"gpu.compute-mode.prohibited": "fail"}),
+    ({"compute_mode": "exclusive-process"}, {"gpu.compute-mode.exclusive": "info"}),
+    ({"persistence_mode": False}, {"gpu.persistence-off": "info"}),
+    ({"memory_used_bytes": 2 << 30}, {}),
+    ({"memory_used_bytes": (2 << 30) + 1}, {"gpu.busy.memory-without-process": "warn"}),
+    ({"memory_used_bytes": 9 << 30, "processes": None}, {}),
+    ({"processes": [{"pid": 7, "kind": "graphics"}]}, {}),
+    ({"processes": [{"pid": 7, "name": "nvidia-cuda-mps"}]}, {}),
+    ({"processes": [{"pid": 7, "name": "python"}]}, {"gpu.busy.nvml": "warn"}),
+    ({"errors": {"a": "x", "b": "x"}}, {}),
+    ({"errors": {"a": "x", "b": "x", "c": "x"}}, {"gpu.driver.failed": "fail"}),
+    ({"errors": {"a": "nvmlX: GPU is lost"}}, {"gpu.fell-off-bus.lost": "fail"}),
+    ({"fabric": {"state": "not-supported"}}, {}),
+    ({"fabric": {"state": "not-started"}}, {"gpu.fabric-manager.not-completed": "fail"}),
+    ({"fabric": {"state": "completed", "status": 1}}, {"gpu.fabric-manager.failed": "fail"}),
+    ({"fabric": {"state": "completed", "degraded_bandwidth": True}}, {"gpu.fabric-manager.degraded": "fail"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "wanted"), ONE_GPU, ids=lambda item: "-".join(item) or "nothing")
+def test_one_gpu(values: dict[str, Any], wanted: dict[str, str], board: Facts) -> None:
+    seen = found(gpu(board, 2, **values))
+    assert grades(seen) == wanted
+    for item in seen.values():
+        assert {place.gpu for place in item.places} <= {"2 (0000:3b:00.0)", None}
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"replay": 99}, set()), ({"replay": 100}, {"gpu.nvlink.errors"}),
+        ({"recovery": 1}, {"gpu.nvlink.errors"}),
+        ({"crc_flit": 999}, set()), ({"crc_flit": 1000}, {"gpu.nvlink.errors"}), ({"crc_data": 1000}, {"gpu.nvlink.errors"}),
+        ({"integrity": 999}, set()), ({"recovery_failed": 1}, {"gpu.nvlink.errors"}),
+        ({"active": False}, {"gpu.nvlink.link-down"}),
+    ],
+)  # fmt: skip
+def test_one_nvlink(values: dict[str, Any], wanted: set[str], board: Facts) -> None:
+    seen = found(link(board, 5, **values))
+    assert {id for id in seen if id.startswith("gpu.nvlink")} == wanted
+    assert all("5" in words(seen[id]) for id in wanted)
+
+
+def test_exclusive_mode_is_a_fault_where_somebody_has_taken_it(board: Facts) -> None:
+    taken = gpu(board, 2, compute_mode="exclusive-process", processes=[{"pid": 7, "name": "python"}])
+    both = gpu(taken, 3, compute_mode="exclusive-process")
+    item = found(both)["gpu.compute-mode.exclusive"]
+    assert (item.severity, item.title) == (Severity.FAIL, "1 of 2 GPUs in exclusive mode are already taken")
+    assert [place.gpu for place in item.places] == ["2 (0000:3b:00.0)"]
+
+
+def test_ecc_off_everywhere_is_somebodys_choice(board: Facts) -> None:
+    assert found(every_gpu(board, ecc_mode=False)) == {}
+
+
+@pytest.mark.parametrize(
+    "field", ["ecc_uncorrected_volatile", "remap_pending", "throttle_reasons", "pcie_width", "pcie_gen"]
+)
+def test_an_answer_that_failed_is_unknown(field: str, board: Facts) -> None:
+    seen = report(gpu(board, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
+    assert seen.verdict == "incomplete" and any("Timeout" in gap.why for gap in seen.unknown)
+    assert report(gpu(board, 2, **{field: None, "not_supported": [field]})).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("version", "switches", "wanted"),
+    [("550.90.07", 4, False), ("550.90.12", 4, True), ("550.90.12", 0, False), (None, 4, False)],
+)
+def test_the_fabric_managers_version(version: str | None, switches: int, wanted: bool, board: Facts) -> None:
+    manager = {"running": True, "installed": True, "version": version}
+    seen = found(of_host(board, fabric_manager=manager, nvswitches=switches))
+    assert set(seen) == ({"gpu.fabric-manager.version-mismatch"} if wanted else set())
+
+
+@pytest.mark.parametrize(
+    ("running", "container", "states", "wanted"),
+    [
+        (False, None, "in-progress", "gpu.fabric-manager.not-running"),
+        (True, None, "in-progress", "gpu.fabric-manager.not-completed"),
+        (False, "/.dockerenv", "in-progress", "gpu.fabric-manager.not-completed"),
+        (False, None, None, "gpu.fabric-manager.not-running"),  # before Hopper: the process is the only witness
+        (True, None, None, ""),
+        (False, "/.dockerenv", None, ""),
+    ],
+)
+def test_the_fabric_manager(
+    running: bool, container: str | None, states: str | None, wanted: str, board: Facts
+) -> None:
+    facts = every_gpu(board, fabric={"state": states} if states else None)
+    seen = found(of_host(facts, fabric_manager={"running": running}, container=container))
+    assert set(seen) == ({wanted} if wanted else set())
+
+
+# ---- ports ----
+
+UP, DAY = "4: ACTIVE", 86400.0
+PER_DAY = 34_560  # bit errors of 1e-12 at 400 Gb/s
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        ({"symbol_error": 0}, {"symbol_error": 9}, {}),
+        ({"symbol_error": 0}, {"symbol_error": 10}, {"ib.errors.rising": "fail"}),
+        ({"symbol_error": 50}, {"symbol_error": 3}, {}),  # somebody reset it
+        ({}, {"symbol_error": 500}, {}),  # not there at the first reading
+        ({"port_xmit_discards": 0}, {"port_xmit_discards": 10}, {"ib.errors.rising": "fail"}),
+        ({"port_xmit_wait": 0}, {"port_xmit_wait": 10_000}, {}),  # congestion is no fault of this port
+        ({"link_downed": 7}, {"link_downed": 8}, {"ib.link-flapping": "fail"}),
+        ({"link_downed": 9}, {"link_downed": 9}, {}),
+        ({"link_downed": 10}, {"link_downed": 10}, {"ib.link-flapping.past": "warn"}),  # five a day for two days
+        ({"port_rcv_errors": 2 * PER_DAY - 1}, {"port_rcv_errors": 2 * PER_DAY - 1}, {}),
+        ({"port_rcv_errors": 2 * PER_DAY}, {"port_rcv_errors": 2 * PER_DAY}, {"ib.errors": "warn"}),
+        ({"port_xmit_discards": 1999}, {"port_xmit_discards": 1999}, {}),
+        ({"port_xmit_discards": 2000}, {"port_xmit_discards": 2000}, {"ib.errors": "warn"}),
+    ],
+)
+def test_counters(before: dict[str, int], after: dict[str, int], wanted: dict[str, str], board: Facts) -> None:
+    facts = port(board, 3, counters_before=before, counters=after, counters_interval_s=1.0)
+    seen = found(of_host(facts, "infiniband", uptime_s=2 * DAY))
+    assert grades(seen) == wanted
+    assert all({place.nic for place in item.places} == {"mlx5_3:1"} for item in seen.values())
+
+
+def test_an_uptime_of_less_than_a_day_counts_as_one(board: Facts) -> None:
+    facts = port(board, 3, counters_before={"link_downed": 4}, counters={"link_downed": 4})
+    assert found(of_host(facts, "infiniband", uptime_s=60.0)) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "physical", "id", "quote"),
+    [
+        ("1: DOWN", "2: Polling", "ib.port-down", "is down (Polling)"),
+        ("1: DOWN", None, "ib.port-down", "is down (1: DOWN)"),
+        ("1: DOWN", "3: Disabled", "ib.port-down.disabled", "switched off or unplugged"),
+        ("2: INIT", "5: LinkUp", "ib.port-down.no-subnet-manager", "waits for a subnet manager"),
+        ("2: INIT", "5: Link Up", "ib.port-down.no-subnet-manager", "waits for a subnet manager"),
+        ("2: INIT", "2: Polling", "ib.port-down", "is down (Polling)"),
+    ],
+)
+def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, board: Facts) -> None:
+    seen = found(port(board, 3, state=state, phys_state=physical))
+    assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
+
+
+def test_all_ports_down_is_one_finding(board: Facts, roce: Facts) -> None:
+    for facts, severity in ((board, "fail"), (roce, "warn")):
+        for index in range(8):
+            facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+        assert grades(found(facts)) == {"ib.port-down.all": severity}
+
+
+def test_a_slow_rail_is_shown_beside_a_fast_one(board: Facts) -> None:
+    item = found(port(board, 0, rate="200 Gb/sec (2X NDR)"))["ib.rate.degraded"]
+    assert "runs at 200 Gb/s, the others at 400 Gb/s" in item.title
+    assert "400 Gb/sec (4X NDR)" in [proof.text for proof in item.evidence]
+
+
+def test_a_rate_that_is_not_told_is_unknown(board: Facts) -> None:
+    assert any(gap.what == "port rate" for gap in report(port(board, 0, rate="")).unknown)
+
+
+@pytest.mark.parametrize(("layer", "wanted"), [("InfiniBand", 8), ("Ethernet", 7)])
+def test_the_front_end_is_an_ethernet_port_with_the_default_route(
+    layer: str, wanted: int, board: Facts, roce: Facts
+) -> None:
+    """IPoIB may carry the default route, and its port is a rail all the same."""
+    facts = copy.deepcopy(board if layer == "InfiniBand" else roce)
+    facts["infiniband"]["data"]["devices"][0]["netdevs"] = [{"name": "ib0"}]
+    facts["infiniband"]["data"]["default_route_devices"] = ["ib0"]
+    facts = port(facts, 1, state="1: DOWN")
+    (item,) = found(facts).values()
+    assert f"{wanted - 1} of {wanted} rails are active" in item.title
+
+
+@pytest.mark.parametrize(("mtu", "wanted"), [(1500, True), (4199, True), (4200, False), (9000, False), (None, False)])
+def test_mtu_of_a_roce_rail(mtu: int | None, wanted: bool, roce: Facts) -> None:
+    changed = copy.deepcopy(roce)
+    changed["infiniband"]["data"]["devices"][2]["netdevs"][0]["mtu"] = mtu
+    assert grades(found(changed)) == ({"ib.mtu.small": "info"} if wanted else {})
+
+
+@pytest.mark.parametrize(("soft", "wanted"), [(None, False), (1 << 30, False), ((1 << 30) - 1, True)])
+def test_locked_memory(soft: int | None, wanted: bool, board: Facts) -> None:
+    seen = found(of_host(board, "infiniband", memlock_bytes={"soft": soft, "hard": soft}))
+    assert set(seen) == ({"ib.memlock"} if wanted else set())
+
+
+@pytest.mark.parametrize(
+    ("modules", "flavor", "kernel", "wanted"),
+    [
+        ({"nvidia_peermem": True}, "proprietary", "5.4.0", ""),
+        ({"nv_peer_mem": True}, "proprietary", "5.4.0", ""),
+        ({}, "open", "5.12.0", ""),
+        ({}, "open", "5.11.9", "ib.gdr.off"),
+        ({}, "proprietary", "6.8.0", "ib.gdr.off"),
+        ({}, None, "6.8.0", "ib.gdr.unknown"),
+        ({}, "open", "?", "ib.gdr.unknown"),
+    ],
+)
+def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, board: Facts) -> None:
+    facts = of_host(of_host(board, module_flavor=flavor), "topology", modules=modules, kernel=kernel)
+    assert set(found(facts)) == ({wanted} if wanted else set())
+    consumer = every_gpu(facts, name="NVIDIA GeForce RTX 4090", nvlinks=[])
+    assert not [id for id in found(consumer) if id.startswith("ib.gdr")]
+
+
+@pytest.mark.parametrize("name", ["ibv_devinfo"])
+@pytest.mark.parametrize(
+    ("outcome", "text", "wanted", "gap"),
+    [
+        ("tool-missing", "", set(), False),
+        ("ok", "", {"ib.device-not-found.no-provider"}, False),
+        ("timed-out", "", set(), True),
+    ],
+)
+def test_the_verbs_library(name: str, outcome: str, text: str, wanted: set[str], gap: bool, board: Facts) -> None:
+    seen = report(of_host(board, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
+    assert {item.id for item in seen.findings} == wanted
+    assert any(name in item.what for item in seen.unknown) == (gap or outcome == "ok")
+
+
+def test_hca_filter_of_the_job(board: Facts) -> None:
+    assert set(found(board, env={"NCCL_IB_HCA": "mlx4"})) == {"ib.device-not-found.hca-filter"}
+    assert found(board, env={"NCCL_IB_HCA": "mlx5"}) == {}
+    # what the job does not use is no fault of its rails
+    assert found(port(board, 3, state="1: DOWN"), env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}) == {}
+
+
+# ---- topology ----
+
+
+def matrix(facts: Facts, edit: Callable[[str], str]) -> Facts:
+    changed = copy.deepcopy(facts)
+    part = changed["topology"]["data"]["matrix"]
+    part["text"] = edit(part["text"])
+    return changed
+
+
+def far(text: str) -> str:
+    """NIC6 beside no GPU any more: GPU6 has none."""
+    lines = [line.split("\t") for line in text.splitlines()]
+    names = lines[0]
+    for cells in lines:
+        if cells[0] in ("GPU6", "NIC6"):
+            other = names.index("NIC6" if cells[0] == "GPU6" else "GPU6")
+            cells[other] = "SYS"
+    return "\n".join("\t".join(cells) for cells in lines)
+
+
+def test_a_far_nic_is_worse_without_nvlink(board: Facts) -> None:
+    linked = matrix(board, far)
+    assert grades(found(linked)).get("topology.nic-far") == "info"
+    plain = every_gpu(matrix(linked, lambda text: text.replace("NV18", "NODE")), nvlinks=None, name="NVIDIA L40S")
+    assert grades(found(plain)).get("topology.nic-far") == "warn"
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        ({"read": "OK", "write": "OK"}, ""),
+        ({"read": "NS", "write": "OK"}, "gpu.p2p.denied"),
+        ({"read": "OK", "write": "NS"}, "gpu.p2p.denied"),
+        ({"read": "OK", "write": None}, ""),
+        ({"read": None, "write": None}, ""),
+    ],
+)
+def test_p2p_between_linked_gpus(cells: dict[str, Any], wanted: str, board: Facts) -> None:
+    changed = copy.deepcopy(board)
+    changed["gpu"]["data"]["pairs"][0].update(cells)
+    assert set(found(changed)) == ({wanted} if wanted else set())
+
+
+def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(board: Facts) -> None:
+    redirecting = {"outcome": "ok", "redirecting": [{"bus_id": Machine.bridge(1), "control": "0x001d"}]}
+    elsewhere = {"outcome": "ok", "redirecting": [{"bus_id": "0000:ff:01.0", "control": "0x001d"}]}
+    iommu = {"groups": 1, "types": {Machine.gpu_bus(0): "DMA"}}
+    bad = of_host(board, "topology", acs=redirecting, iommu=iommu)
+    assert set(found(bad)) == {"gpu.p2p.acs", "gpu.p2p.iommu"}
+    assert found(of_host(bad, "topology", hypervisor="kvm")) == {}
+    assert found(of_host(board, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
+    closed = report(of_host(board, "topology", acs={"outcome": "not-permitted"}))
+    assert any("ACS" in gap.what for gap in closed.unknown)
+
+
+@pytest.mark.parametrize(
+    ("capability", "cluster", "channels", "wanted"),
+    [
+        ("10.0", "ab" * 16, [], True), ("10.3", "ab" * 16, [], True), ("10.0", "ab" * 16, ["channel0"], False),
+        ("10.0", "00" * 16, [], False), ("9.0", "ab" * 16, [], False),
+    ],
+)  # fmt: skip
+def test_imex(capability: str, cluster: str, channels: list[str], wanted: bool, board: Facts) -> None:
+    facts = every_gpu(board, compute_capability=capability, fabric={"state": "completed", "cluster": cluster})
+    assert set(found(of_host(facts, imex_channels=channels))) == ({"gpu.imex.no-channel"} if wanted else set())
+
+
+# ---- hosts compared ----
+
+
+def test_the_odd_host_is_named(board: Facts) -> None:
+    for values, id in (
+        ({"vbios": "96.00.30.00.01"}, "gpu.firmware-differs"),
+        ({"persistence_mode": False}, "gpu.settings-differ"),
+        ({"pcie_gen_max": 4, "pcie_gen": 4, "pcie_gen_gpu_max": 4}, "gpu.pcie.differs"),
+        ({"clock_sm_application_mhz": 1200}, "gpu.settings-differ"),
+    ):
+        seen = found(board, board, every_gpu(board, **values))
+        assert seen[id].hosts == ("gpu03",) and "gpu03" in seen[id].title, id
+
+
+def test_without_a_majority_nobody_is_odd(board: Facts) -> None:
+    item = found(board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
+    assert item.hosts == ("gpu01", "gpu02") and "gpu0" not in item.title and item.fixes == ()
+    odd = found(board, board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
+    assert [fix.text for fix in odd.fixes] == ["bring gpu03 to what most hosts have"]
+
+
+def test_equal_memory_in_other_words_is_no_mixture(board: Facts) -> None:
+    total = int(H100["memory_total"])
+    assert found(board, board, every_gpu(board, memory_total_bytes=total)) == {}
+    assert "gpu.mixed-models" in found(board, board, every_gpu(board, memory_total_bytes=total // 2))
+    here = found(gpu(board, 2, memory_total_bytes=total // 2))["gpu.mixed-models"]
+    assert [place.gpu for place in here.places] == ["2 (0000:3b:00.0)"] and "memory sizes differ" in here.title
+    models = found(gpu(board, 2, name="NVIDIA H200"))["gpu.mixed-models"]
+    assert "different GPUs in one job: NVIDIA H100 80GB HBM3, NVIDIA H200" in models.title
+
+
+def test_a_host_without_gpus_among_hosts_with_some(board: Facts, tmp_path: Path) -> None:
+    bare = copy.deepcopy(board)
+    bare["gpu"]["data"].update(
+        gpus=[], pci_gpus=[], proc_gpus=[], device_nodes=[], pairs=[], nvml={"outcome": "not-run"}
+    )
+    seen = found(board, board, bare)
+    assert seen["gpu.not-visible.no-gpu-here"].hosts == ("gpu03",)
+
+
+# ---- the kernel log ----
+
+XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, {}"
+SXID = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {}, {} Link 12 x"
+
+
+def logged(facts: Facts, *lines: str, ago_s: float = 600.0) -> Facts:
+    changed = copy.deepcopy(facts)
+    data = changed["kernel_log"]["data"]
+    at = data["uptime_s"] - ago_s
+    data["lines"] = [*data["lines"], *({"text": line, "at_s": at} for line in lines)]
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "ago_s", "wanted", "risky"),
+    [
+        (13, "Graphics Exception", 1.0, "info", False),
+        (79, "GPU has fallen off the bus.", 86_400.0, "fail", True),
+        (79, "GPU has fallen off the bus.", 86_401.0, "warn", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x1 (x) to 0x0 (None)", 1.0, "info", None),
+        (999, "what is this", 1.0, "warn", None),
+    ],
+)
+def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | None, board: Facts) -> None:
+    (item,) = found(logged(board, XID.format(number, text), ago_s=ago_s)).values()
+    assert item.severity.value == wanted and text in item.evidence[0].text
+    assert [fix.risky for fix in item.fixes] == ([] if risky is None else [risky])
+    if "Reboot" in text:
+        assert "power" in item.fixes[0].command
+    elif "Reset" in text:
+        assert item.fixes[0].command == "sudo nvidia-smi --gpu-reset -i 0000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "wanted", "quote"),
+    [
+        (20034, "Fatal,", "fail", "--gpu-reset"),
+        (12020, "Fatal,", "fail", "sudo reboot"),
+        (20034, "Non-fatal,", "info", ""),
+        (20034, "", "fail", "--gpu-reset"),  # without a word of its own, the catalogue's
+        (11004, "", "info", ""),
+        (99999, "", "warn", "--gpu-reset"),
+        (99999, "Fatal,", "fail", "--gpu-reset"),
+    ],
+)
+def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) -> None:
+    (item,) = found(logged(board, SXID.format(number, word))).values()
+    assert (item.severity.value, item.places[0].gpu) == (wanted, "NVSwitch 0000:c1:00.0")
+    assert bool(item.fixes) == bool(quote) and all(quote in fix.command for fix in item.fixes)
+
+
+def test_an_aborted_job_excuses_its_own_events_alone(board: Facts) -> None:
+    job = (SXID.format(12028, "Fatal,"), XID.format(137, "NVLink: PRIV Error"), XID.format(94, "Contained"))
+    assert set(grades(found(logged(board, *job))).values()) == {"info"}
+    other = report(logged(board, *job, SXID.format(20034, "Fatal,"))).findings
+    assert [item.severity.value for item in other if "SXid 20034" in item.title] == ["fail"]
+    assert found(logged(board, job[0], job[2]))["gpu.ecc.contained"].severity is Severity.WARN
+
+
+def test_what_explains_the_drivers_wish_for_a_reset(board: Facts) -> None:
+    """A repair that waits does; a GPU to be replaced does not."""
+    for field, folded in (("remap_pending", True), ("remap_failure", False)):
+        causes = {item.id for item in report(gpu(board, 2, **{field: True, "recovery_action": "gpu-reset"})).causes}
+        assert ("gpu.needs-reset" not in causes) is folded, field
+
+
+def test_rails_where_no_port_is_active(board: Facts) -> None:
+    """The kind of card of which there are most."""
+    changed = copy.deepcopy(board)
+    for device in changed["infiniband"]["data"]["devices"]:
+        device["ports"][0]["state"] = "1: DOWN"
+    changed["infiniband"]["data"]["devices"][0]["hca_type"] = "MT4119"
+    item = found(changed)["ib.port-down.all"]
+    assert "none of the 7 RDMA ports is active" in item.title
+
+
+def test_gpudirect_that_one_host_lacks(board: Facts) -> None:
+    """Without any way it is a fault; with another way, worth a look."""
+    no_module = of_host(board, "topology", modules={})
+    assert found(board, board, no_module)["ib.gdr.differs"].severity is Severity.WARN
+    closed = of_host(no_module, module_flavor="proprietary")
+    item = found(board, board, closed)["ib.gdr.differs"]
+    assert (item.severity, item.hosts) == (Severity.FAIL, ("gpu03",))
+
+
+def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
+    other = matrix(
+        board,
+        lambda text: text.replace("GPU0\t X \tNV18", "GPU0\t X \tNV12").replace("GPU1\tNV18\t X ", "GPU1\tNV12\t X "),
+    )
+    item = found(board, board, other)["topology.differs"]
+    assert item.hosts == ("gpu03",)
+    assert item.evidence[0].text == "GPU0-GPU1 NV12 (most hosts: NV18)"
+    everywhere = found(board, board, matrix(board, lambda text: text.replace("NV18", "NV12")))["topology.differs"]
+    assert everywhere.evidence[0].text.endswith("GPU0-GPU4 NV12 (most hosts: NV18) and 24 more")
+    assert "topology.differs" not in found(board, board)
+
+
+def test_cards_below_one_switch_without_p2p(board: Facts) -> None:
+    """NCCL then goes through host memory by itself: information. Far apart nobody expects P2P."""
+    plain = every_gpu(
+        matrix(board, lambda text: text.replace("NV18", "SYS")), nvlinks=[], name="NVIDIA GeForce RTX 4090"
+    )
+    plain = of_host(plain, nvswitches=0)
+    for pair in plain["gpu"]["data"]["pairs"]:
+        pair.update(read="GNS", write="GNS", nvlink="NS")
+    assert "gpu.p2p.consumer" not in found(plain)
+    near = matrix(
+        plain, lambda text: text.replace("GPU0\t X \tSYS", "GPU0\t X \tPIX").replace("GPU1\tSYS\t X ", "GPU1\tPIX\t X ")
+    )
+    item = found(near)["gpu.p2p.consumer"]
+    assert item.severity is Severity.INFO and [place.gpu for place in item.places] == ["0-1"]
+
+
+def test_the_lifetime_of_ecc_errors_is_told_where_it_is_known(board: Facts) -> None:
+    for total, text in ((12, "errors: 3, lifetime 12"), (None, "errors: 3")):
+        item = found(gpu(board, 2, ecc_uncorrected_volatile=3, ecc_uncorrected_aggregate=total))[
+            "gpu.ecc.uncorrectable"
+        ]
+        assert item.evidence[0].text.endswith(text)
+
+
+def test_a_process_that_the_system_stage_named_is_not_told_twice(board: Facts) -> None:
+    held = gpu(board, 2, processes=[{"pid": 7, "name": "python"}])
+    seen = system.system({})
+    seen["gpu_processes"]["processes"] = [{"pid": 7, "command": "python", "state": "S", "devices": []}]
+    held["system"] = {"outcome": "ok", "data": seen}
+    for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
+        probes = {name: msgspec.convert(one, ProbeResult) for name, one in held.items()}
+        host = HostFacts("gpu01", Reach(ReachOutcome.OK), probes)
+        told = judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=stages), (host,)))
+        assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
+
+
+def test_how_often_a_register_was_seen(board: Facts) -> None:
+    line = XID.format(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")
+    for count, text in ((1, ""), (2, " (2 times)")):
+        (item,) = found(logged(board, *[line] * count)).values()
+        (seen,) = [proof.text for proof in item.evidence if "the line's registers" in proof.source]
+        assert seen.startswith("link 14: ") and seen.endswith(text) and ("times" in seen) is (count > 1)
+
+
+def test_versions_stand_beside_a_driver_that_fails(board: Facts) -> None:
+    for library, text in (
+        ("12.535.161.08", "kernel module 550.90.07; library 12.535.161.08"),
+        (None, "kernel module 550.90.07"),
+    ):
+        failed = of_host(
+            board,
+            nvml={"outcome": "failed", "code": 18, "detail": "nvmlInit: mismatch"},
+            gpus=[],
+            system={"library": library},
+        )
+        item = found(failed)["gpu.driver.mismatch"]
+        assert [proof.text for proof in item.evidence][:2] == ["nvmlInit: mismatch", text]
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.97, True), (0.99, False), (1.0, False)])
+def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool, board: Facts) -> None:
+    total = int(int(H100["memory_total"]) * share)
+    other = every_gpu(board, name="NVIDIA H200", memory_total_bytes=total)
+    assert ("can hold only what fits the smallest" in words(found(board, board, other)["gpu.mixed-models"])) is told
