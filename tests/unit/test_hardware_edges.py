@@ -636,3 +636,13 @@ def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool
     total = int(int(H100["memory_total"]) * share)
     other = every_gpu(board, name="NVIDIA H200", memory_total_bytes=total)
     assert ("can hold only what fits the smallest" in words(found(board, board, other)["gpu.mixed-models"])) is told
+
+
+def test_titles_count_links_and_events(board: Facts) -> None:
+    hit = "NVLink: fatal error detected on link {}(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+    (one,) = found(logged(board, XID.format(74, hit.format(3)))).values()
+    (two,) = found(logged(board, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
+    assert ", link 3:" in one.title and ", links 3, 14, 2 times:" in two.title
+    (single,) = found(logged(board, SXID.format(20034, "Fatal,"))).values()
+    (double,) = found(logged(board, *[SXID.format(20034, "Fatal,")] * 2)).values()
+    assert "times" not in single.title and ", 2 times:" in double.title
