@@ -144,6 +144,17 @@ def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: 
     assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
 
 
+def test_the_worst_is_told_first_and_then_the_earliest_stage() -> None:
+    builder = Builder()
+    builder.probes["gpu01"]["clock"]["offset"] = 30.0
+    for host in NAMES:
+        for link in [link for link in builder.links(host, "gpu03") if link["purpose"] == "ephemeral"]:
+            link.update(outcome="refused")
+    builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    told = [(item.severity.value, item.stage) for item in judge(builder.bundle()).findings]
+    assert told == [("fail", "connectivity"), ("fail", "ports"), ("warn", "connectivity")]
+
+
 @pytest.mark.parametrize("schema", range(1, BUNDLE_SCHEMA + 1))
 def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
     """Kept from the days of each schema, never made anew: three GPU hosts in all stages, one behind an MTU hole."""
