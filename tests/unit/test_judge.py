@@ -180,11 +180,32 @@ def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
     content = bundles.to_bytes(Builder().bundle())
     for bad in (
         content[:-20],
+        content[:-4],  # only the checksum is cut
         gzip.compress(b"[1, 2]"),
         gzip.compress(b'{"schema": 1}'),
     ):
         with pytest.raises(bundles.BundleError):
             bundles.from_bytes(bad, "name.ndb")
+
+
+def test_a_saved_bundle_is_private_and_half_a_one_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    kept = tmp_path / "b"
+    before = os.umask(0)
+    try:
+        bundles.write(Builder().bundle(), kept)
+    finally:
+        os.umask(before)
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+    def no_room(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(OSError, match="No space"):
+        bundles.write(Builder().bundle(), tmp_path / "c")
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
