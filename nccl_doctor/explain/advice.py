@@ -116,11 +116,12 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         return ()
     steps: list[str] = []
     steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
-    missing = _missing_ranks(case)
+    unheard = [rank for rank in causes[0].ranks if rank not in case.summary.ranks] if causes else []
+    missing = _missing_ranks(case) or fold(unheard)
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
-        if causes and causes[0].id == "app.rank-exception":
+        elif causes and causes[0].id == "app.rank-exception":
             who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (

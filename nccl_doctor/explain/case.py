@@ -110,6 +110,20 @@ class Case:
                     # The first (usually the world) communicator of a process names its global rank.
                     named.setdefault((hit.host, hit.pid), int(hit.groups["rank"]))
         self._ranks_by_process = named
+        self._ranks_by_pid = self._table_of_failures()
+
+    def _table_of_failures(self) -> dict[str, int]:
+        """The rank of each pid that torchrun's failure table names (``rank : 2``, then ``exitcode : -9 (pid: 812)``)."""
+        found: dict[str, int] = {}
+        rank: int | None = None
+        rows = [*self._raw("torchrun-rank"), *self._raw("torchrun-exitcode")]
+        for hit in sorted(rows, key=lambda hit: (hit.file, hit.line)):
+            if hit.signature == "torchrun-rank":
+                rank = int(hit.groups["rank"])
+            elif rank is not None:
+                found[hit.groups["pid"]] = rank
+                rank = None
+        return found
 
     def _raw(self, name: str) -> list[Hit]:
         group = self.summary.groups.get(name)
@@ -127,6 +141,10 @@ class Case:
             rank = self._ranks_by_process.get((hit.host, hit.pid))
             if rank is not None and rank != hit.rank:
                 return msgspec.structs.replace(hit, rank=rank)
+        if hit.rank is None and self._ranks_by_pid:
+            told = _PID.search(hit.text)
+            if told and told.group(1) in self._ranks_by_pid:
+                return msgspec.structs.replace(hit, rank=self._ranks_by_pid[told.group(1)])
         return hit
 
     def first(self, *names: str) -> Hit | None:
@@ -179,7 +197,7 @@ class Case:
     @functools.cached_property
     def distributed(self) -> bool:
         """Whether anything in the logs shows a distributed job."""
-        return self.has(*_DISTRIBUTED) or len(self.summary.ranks) > 1
+        return self.has(*_DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
 
     @functools.cached_property
     def unfinished(self) -> bool:
@@ -310,15 +328,19 @@ class Case:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         ends = {hit.file: hit.line for hit in (*self.hits("run-ended"), self.last("run-ended")) if hit is not None}
-        if not ends:
-            return False
+        return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
+
+    @functools.cached_property
+    def troubles(self) -> list[Hit]:
+        """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
+        ends = {hit.file for hit in self.hits("run-ended")}
         troubles = [item.hit for item in self.summary.tracebacks if item.type and not self.is_harmless(item)]
         for name, signature in self.signatures.items():
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
                 late = name in _AT_SHUTDOWN
                 hits = [*self.hits(name), self.last(name)]
                 troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
-        return all(hit.line < ends.get(hit.file, -1) for hit in troubles)
+        return troubles
 
     def follows_failed_task(self, hit: Hit) -> bool:
         """Whether Slurm cancelled the step because srun had seen a task fail: then the cancelling is no cause."""
@@ -342,7 +364,8 @@ class Case:
             return False
         if name in _RETRIES:
             return self.outlived(last)
-        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in _ENDS for hit in self.hits(end))
+        ends = (*_ENDS, "ended-well") if name == "nccl-abort" else _ENDS  # destroying a group aborts communicators, too
+        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
 
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
@@ -371,6 +394,7 @@ class Case:
         return self.signatures[name]
 
 
+_PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line

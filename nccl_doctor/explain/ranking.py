@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, all_diagnoses
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.findings import playbooks
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
 LATE = frozenset(
@@ -104,7 +105,7 @@ def _last_resort(case: Case) -> list[Candidate]:
     found = []
     for place, (cause, hits) in enumerate(votes[:4]):
         strength = (0.36, 0.32, 0.29, 0.26)[place]
-        title = f"lines about this subject: {hits[0].text.strip()[-120:]}"
+        title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
         found.append(Candidate(cause, strength, title, hits, {h.rank for h in hits if h.rank is not None}))
     return found
 

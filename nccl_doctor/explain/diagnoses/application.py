@@ -285,7 +285,7 @@ _EPOCH_DONE = re.compile(
 )
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
 _ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
-_UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL", "BROADCAST", "REDUCE"))
+_UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL"))
 
 
 def _comparable(item: Work) -> str:
@@ -352,8 +352,13 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
-def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
+def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
+    return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
+
+
+def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
+    who = _who(ranks)
     own = last_words(case, ranks)
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = _still_busy(
@@ -366,7 +371,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.uneven-inputs",
             0.72,
-            f"rank {listed} was out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
+            f"{who} ran out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
             [*reversed(done), *own[-4:], *hits],
             ranks,
             why=behind_or_ahead.__doc__ or "",
@@ -376,7 +381,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.straggler-timeout",
             0.8,
-            f"rank {listed} was still busy while the others waited: {last.text.strip()[-110:]}",
+            f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
             [*reversed(busy[-6:]), *own[-4:], *hits],
             ranks,
             why=behind_or_ahead.__doc__ or "",
@@ -384,7 +389,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.collective-mismatch",
             0.45,
-            f"rank {listed} is behind the others in the sequence of collectives",
+            f"{who} fell behind the others in the sequence of collectives",
             hits,
             ranks,
         )
@@ -392,12 +397,12 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate(
         "app.collective-mismatch",
         0.6,
-        f"rank {listed} did not join the collective the others wait in",
+        f"{who} did not join the collective the others wait in",
         [*own, *hits],
         ranks,
         why=behind_or_ahead.__doc__ or "",
     )
-    yield Candidate("app.straggler-timeout", 0.56, f"rank {listed} did not come in time", [*own, *hits], ranks)
+    yield Candidate("app.straggler-timeout", 0.56, f"{who} did not come in time", [*own, *hits], ranks)
 
 
 def _later(one: Hit, other: Hit) -> bool:
@@ -424,14 +429,18 @@ _NOT_WORK = re.compile(
 )
 
 
+_TRACEBACK_BEGINS = re.compile(r"Traceback \(most recent|╭")
+
+
 def _still_busy(hits: Iterable[Hit]) -> list[Hit]:
     """The lines in which a rank says what long work it does, unless it was back in its training steps afterwards."""
     ordered = _in_order(hits)
     busy: list[Hit] = []
     for hit in ordered:
-        if _STEP.search(hit.text) and not _WORK_BAR.search(hit.text):
+        text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
+        if _STEP.search(text) and not _WORK_BAR.search(text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
-        elif _BUSY.search(hit.text) and not _NOT_WORK.search(hit.text):
+        elif _BUSY.search(text) and not _NOT_WORK.search(text):
             busy.append(hit)
     return busy
 
@@ -450,6 +459,24 @@ def _names_rank(text: str, ranks: set[int]) -> bool:
     if "ank" not in text:
         return False
     return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
+
+
+_MISSING = re.compile(r"Ranks? (\d[\d, ]*) (?:failed to pass|timed out in) monitoredBarrier")
+
+
+@diagnosis
+def missing_at_barrier(case: Case) -> Iterable[Candidate]:
+    """monitored_barrier names the ranks that did not come. Whether they were late, went another way or had died, it
+    does not know: their own lines, where the logs have them, say so."""
+    hits = case.hits("monitored-barrier")
+    ranks = {int(n) for hit in hits for found in _MISSING.findall(hit.text) for n in re.findall(r"\d+", found)}
+    if not ranks:
+        return
+    own = last_words(case, ranks)
+    title = f"{_who(ranks)} did not reach the barrier in time"
+    why = missing_at_barrier.__doc__ or ""
+    yield Candidate("app.straggler-timeout", 0.48, title, [*hits, *own], ranks, why=why)
+    yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
 
 
 _NEAR = 60  # lines: a traceback and what follows it
@@ -471,7 +498,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     busy = _still_busy(hit for hit in before if hit.line < first.line)
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
         near = range(first.line - _NEAR, first.line)
-        busy = [hit for hit in case.hits("straggler-words") if hit.file == first.file and hit.line in near]
+        busy = _still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
     yield Candidate(

@@ -29,6 +29,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
+    (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
 _SECONDARY = re.compile(
@@ -273,11 +274,12 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     own = codes - _KILLED
     ranks = {rank for rank, code in case.exits.items() if code in own}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
-    title = f"a worker ended with exit code {max(own)}; what it said is not in these logs"
     spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
+    who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
+    title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
     yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")

@@ -20,7 +20,7 @@ _BADLY = re.compile(
 
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
-    unit = re.search(re.escape(groups["seconds"]) + r"\s?(?:s|sec|seconds)?(?![A-Za-z])", line)
+    unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
@@ -92,6 +92,7 @@ says(
     "succeeded",
     "returned 0",
     "test passed",
+    "... passed",
     "PASSED",
     "All tests passed",
     "max_steps reached",

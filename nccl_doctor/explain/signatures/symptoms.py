@@ -217,10 +217,7 @@ says(
     "Ranks {missing} failed to pass monitoredBarrier",
     "failed to pass monitoredBarrier",
     role=S,
-    cause="app.straggler-timeout",
-    strength=0.5,
     fold="monitoredBarrier",
-    title="rank {missing} did not reach the barrier in time",
     why="Names the rank that did not arrive; why it did not is in that rank's own lines.",
 )
 says(
@@ -356,6 +353,16 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
+)
+says(
+    "ray-vanished",
+    "Worker unexpectedly exits with a connection error code 2. End of file",
+    role=S,
+    cause="sys.host-oom",
+    strength=0.42,
+    fold="a Ray worker's process vanished",
+    title="a Ray worker's process vanished: the reasons that Ray lists are guesses (memory, SIGKILL, a crash)",
+    why="The raylet only saw the connection end. The kernel log (oom-killer) or the worker's own log says why.",
 )
 says(
     "worker-failed",
