@@ -154,6 +154,11 @@ def _good_end(case: Case) -> list[Hit]:
     proof = [hit for hit in found if hit.signature not in ("not-destroyed",)]
     if not proof:
         return []
+    # What looks bad and is not is quoted as well: one line of each kind.
+    calm = [
+        name for name, signature in case.signatures.items() if signature.role is Role.HARMLESS or case.overcome(name)
+    ]
+    found += [hit for name in calm for hit in case.hits(name)[:1]]
     ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
 

@@ -369,7 +369,8 @@ class Case:
             return self.outlived(last)
         if name in _RESTARTED:
             return self.outlived(last, _MANY_LINES)
-        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in _ENDS for hit in self.hits(end))
+        ends = (*_ENDS, "ended-well") if name == "nccl-abort" else _ENDS  # destroying a group aborts communicators, too
+        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
 
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""

@@ -101,11 +101,9 @@ def vote(case: Case) -> dict[str, list[Hit]]:
 def supporting(case: Case, cause: str) -> list[Hit]:
     """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
     words = TOPICS.get(cause)
-    if words is None:
-        return []
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
     facts = [hit for name in _FACTS.get(cause, ()) for hit in case.hits(name)[:6]]
-    return settings + facts + [hit for hit in trouble(case) if words.search(hit.text)]
+    return settings + facts + [hit for hit in trouble(case) if words is not None and words.search(hit.text)]
 
 
 def concerns(name: str, cause: str) -> bool:

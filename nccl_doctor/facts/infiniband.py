@@ -9,6 +9,8 @@ import msgspec
 
 from nccl_doctor.facts.model import Fact
 
+ETHERNET = "Ethernet"  # as sysfs names the link layer
+
 
 class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a port's GID table. ``type`` is sysfs's text: ``IB/RoCE v1`` or ``RoCE v2``."""
@@ -113,7 +115,7 @@ class Memlock(msgspec.Struct, frozen=True, omit_defaults=True):
     hard: int | None = None
 
 
-class InfinibandFact(Fact, frozen=True, omit_defaults=True):
+class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
     """All RDMA devices of one host. No device at all is a fact, too."""
 
     PROBE: ClassVar[str] = "infiniband"
@@ -126,6 +128,16 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True):
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
     witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)
+
+    @functools.cached_property
+    def ports_but_front_end(self) -> tuple[tuple[Device, Port], ...]:
+        """All ports in PCI order, but those of an interface with a default route: the front end, whatever its card."""
+        found: list[tuple[Device, Port]] = []
+        routed = set(self.default_route_devices)
+        for device in sorted(self.devices, key=lambda item: (item.path, item.bus_id or "", item.name)):
+            front = any(interface.name in routed or interface.master in routed for interface in device.netdevs)
+            found += [(device, port) for port in device.ports if not (front and port.link_layer == ETHERNET)]
+        return tuple(found)
 
     def completed(self) -> InfinibandFact:
         """Where sysfs shows no device: with those that ibstat, ibv_devinfo and show_gids list."""

@@ -59,7 +59,7 @@ def node(name: str, device: PciDevice, gpu: GpuDevice | None = None, verbs: str 
     """The node of a device, with the NVLinks that NVML told of it."""
     ends = None
     if gpu is not None and gpu.nvlinks is not None:
-        ends = tuple(SWITCH if one.remote_type == SWITCH else one.remote or "" for one in gpu.nvlinks if one.active)
+        ends = tuple([SWITCH if one.remote_type == SWITCH else one.remote or "" for one in gpu.nvlinks if one.active])
     return Node(name, device.bus_id, device.path, device.numa_node, device.cpus, verbs, ends)
 
 
@@ -148,9 +148,14 @@ _DIGITS = re.compile(r"([0-9]{1,9})")
 
 def differences(printed: Matrix, rebuilt: Matrix) -> list[Difference]:
     """Pairs of GPUs, and of GPU and NIC, on which both have a cell and the cells differ. NICs are matched by verbs name."""
+    last: tuple[Matrix, list[Difference]] | None = printed.derived.get("differences")
+    if last is None or last[0] is not rebuilt:  # hosts built alike share both
+        last = printed.derived["differences"] = (rebuilt, _differences(printed, rebuilt))
+    return last[1]
+
+
+def _differences(printed: Matrix, rebuilt: Matrix) -> list[Difference]:
     mine, theirs = _by_device(printed), _by_device(rebuilt)
-    if mine == theirs:
-        return []
     gpus = {gpu.name for gpu in printed.gpus}
     found = [
         Difference(a, b, kind, theirs[a, b])

@@ -266,15 +266,21 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------------ MTU
 
 
-def _cut(fleet: Fleet) -> set[Pair]:
+def _cut(fleet: Fleet) -> frozenset[Pair]:
     """Pairs without any connection, where the ports stage says so: nothing more can be measured between them."""
-    if "ports" not in fleet.plan.stages:
-        return set()
-    facts = {host.name: host.want(Links) for host in fleet.hosts}
-    links = [(host, link) for host, fact in facts.items() if fact is not None for link in fact.links]
-    return {(host, link.peer) for host, link in links} - {
-        (host, link.peer) for host, link in links if link.outcome == "ok"
-    }
+    return fleet.once(_unconnected)
+
+
+def _unconnected(hosts: tuple[Host, ...], plan: Plan) -> frozenset[Pair]:
+    if "ports" not in plan.stages:
+        return frozenset()
+    facts = {host.name: host.want(Links) for host in hosts}
+    connected: dict[Pair, bool] = {}
+    for host, fact in facts.items():
+        for link in fact.links if fact is not None else ():
+            pair = (host, link.peer)
+            connected[pair] = connected.get(pair, False) or link.outcome == "ok"
+    return frozenset(pair for pair, through in connected.items() if not through)
 
 
 def _paths(fleet: Fleet) -> dict[Pair, PathSize]:

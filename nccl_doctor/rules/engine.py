@@ -94,14 +94,14 @@ class Fleet:
         self.hosts = hosts
         self.plan = plan
         self.missing: dict[tuple[str, str], list[str]] = {}
-        self._derived = {} if derived is None else derived
+        self.derived = {} if derived is None else derived
 
     def once(self, derive: Callable[[tuple[Host, ...], Plan], T]) -> T:
         """``derive(hosts, plan)``, computed once for all rules of a run. What it lacks it leaves out: a rule that must
         know who is missing asks :meth:`every` as well."""
-        if derive not in self._derived:
-            self._derived[derive] = derive(self.hosts, self.plan)
-        return cast(T, self._derived[derive])
+        if derive not in self.derived:
+            self.derived[derive] = derive(self.hosts, self.plan)
+        return cast(T, self.derived[derive])
 
     def every(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for all hosts that have it; the others become unknown in this rule's result."""
@@ -214,7 +214,7 @@ def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult
             gaps.setdefault((rule.name, "internal error"), []).append(host.name)
         else:
             findings.extend(found)
-            if not any(item.severity is not Severity.INFO for item in found):
+            if not found or all(item.severity is Severity.INFO for item in found):
                 passed.append(host.name)
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
@@ -247,11 +247,17 @@ def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
 
 
 def run(
-    bundle: Bundle, rules: Iterable[Rule] | None = None, hosts: tuple[Host, ...] | None = None
+    bundle: Bundle,
+    rules: Iterable[Rule] | None = None,
+    hosts: tuple[Host, ...] | None = None,
+    derived: dict[Any, Any] | None = None,
 ) -> Iterator[RuleResult]:
-    """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order."""
+    """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order.
+
+    ``derived`` takes what the rules compute of the whole fleet, for who goes on with it.
+    """
     hosts = reached(bundle) if hosts is None else hosts
-    derived: dict[Any, Any] = {}
+    derived = {} if derived is None else derived
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue

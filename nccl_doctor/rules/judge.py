@@ -74,8 +74,9 @@ def judge(bundle: Bundle, rows: thresholds.Overrides | None = None) -> Report:
 
 def _judge(bundle: Bundle) -> Report:
     hosts = engine.reached(bundle)
-    results = tuple(engine.run(bundle, hosts=hosts))
-    advice, broken = _advice(hosts, bundle)
+    fleet = engine.Fleet(hosts, bundle.plan, {})
+    results = tuple(engine.run(bundle, hosts=hosts, derived=fleet.derived))
+    advice, broken = _advice(fleet)
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
@@ -96,12 +97,12 @@ def _judge(bundle: Bundle) -> Report:
     )
 
 
-def _advice(hosts: tuple[engine.Host, ...], bundle: Bundle) -> tuple[Advice | None, list[Finding]]:
+def _advice(fleet: engine.Fleet) -> tuple[Advice | None, list[Finding]]:
     """What ``env recommend`` says of these hosts; None, and a finding that says so, where that fails."""
     try:
-        return recommend(*needs.of_fleet(engine.Fleet(hosts, bundle.plan))), []
+        return recommend(*needs.of_fleet(fleet)), []
     except Exception as error:  # noqa: BLE001 - as a rule that fails: it must hide no finding
-        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in hosts))]
+        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in fleet.hosts))]
 
 
 @contextlib.contextmanager

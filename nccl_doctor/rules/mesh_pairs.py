@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Sequence
 
@@ -19,16 +20,20 @@ def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:
 
     The random rings are drawn from the host names, so that the same fleet is measured the same way each time.
     """
-    names = sorted(hosts)
+    return list(_pairs(tuple(sorted(hosts)), mesh))
+
+
+@functools.lru_cache(maxsize=2)  # every rule about pairs asks for those of the same fleet
+def _pairs(names: tuple[str, ...], mesh: str) -> tuple[Pair, ...]:
     if mesh == "full" or len(names) <= FULL_UP_TO:
-        return [(one, other) for one in names for other in names if one != other]
+        return tuple((one, other) for one in names for other in names if one != other)
     chosen: set[Pair] = set()
     order = list(names)
     for _ in range(3):
         for one, other in zip(order, order[1:] + order[:1], strict=True):
             chosen |= {(one, other), (other, one)}
         random.Random(",".join(order)).shuffle(order)
-    return sorted(chosen)
+    return tuple(sorted(chosen))
 
 
 def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:

@@ -8,7 +8,7 @@ from nccl_doctor.env import gid, hosts
 from nccl_doctor.env.interface_advice import Attempt
 from nccl_doctor.env.recommend import FabricPort, HostNeeds
 from nccl_doctor.facts.environment import Environment
-from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.infiniband import ETHERNET, InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Plan
@@ -65,7 +65,7 @@ def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> t
             device=device.name,
             port=port.port,
             active=port.active,
-            ethernet=port.link_layer == rails.ETHERNET,
+            ethernet=port.link_layer == ETHERNET,
             rail=f"{device.name}:{port.port}" in of_training,
             gbps=port.gbps,
             efa=device.pci_vendor == rails.AWS,
@@ -74,7 +74,7 @@ def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> t
                 for item in device.netdevs
             ),
             gids=tuple(gid.GidEntry(item.index, item.gid, gid.roce_version(item.type)) for item in port.gids)
-            if port.link_layer == rails.ETHERNET
+            if port.link_layer == ETHERNET
             else (),
         )
         for device in fabric.devices

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from nccl_doctor.env import hca
-from nccl_doctor.facts.infiniband import Device, InfinibandFact, Port
+from nccl_doctor.facts.infiniband import ETHERNET, Device, InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
 
-ETHERNET = "Ethernet"
 AWS = "0x1d0f"
 
 
@@ -46,22 +45,12 @@ def _kind(device: Device, port: Port) -> Kind:
     return (device.hca_type or device.pci_device or "", port.link_layer or "")
 
 
-def _candidates(fact: InfinibandFact) -> list[tuple[Device, Port]]:
-    """All ports but those of an interface with a default route: that one is the front end, whatever its card."""
-    found = []
-    routed = set(fact.default_route_devices)
-    for device in sorted(fact.devices, key=lambda item: (item.path, item.bus_id or "", item.name)):
-        front = any(interface.name in routed or interface.master in routed for interface in device.netdevs)
-        found += [(device, port) for port in device.ports if not (front and port.link_layer == ETHERNET)]
-    return found
-
-
 def kinds_of_rails(facts: Iterable[InfinibandFact]) -> set[Kind]:
     """The kinds that are rails: those with a port at the best active rate; of several, the most frequent."""
-    return _kinds_of([pair for fact in facts for pair in _candidates(fact)])
+    return _kinds_of([pair for fact in facts for pair in fact.ports_but_front_end])
 
 
-def _kinds_of(ports: list[tuple[Device, Port]]) -> set[Kind]:
+def _kinds_of(ports: Sequence[tuple[Device, Port]]) -> set[Kind]:
     active = [(rate, device, port) for device, port in ports if port.active and (rate := port.gbps)]
     if not active:
         counts = Counter(_kind(device, port) for device, port in ports)
@@ -83,7 +72,7 @@ def rails(fact: InfinibandFact, plan: Plan, kinds: set[Kind] | None = None) -> l
         chosen = [(d, p) for d in fact.devices for p in d.ports if wanted.matches(d.name, p.port)]
         chosen.sort(key=lambda pair: (pair[0].path, pair[0].name, pair[1].port))
     else:
-        ports = _candidates(fact)
+        ports = fact.ports_but_front_end
         of = kinds if kinds is not None else _kinds_of(ports)
         chosen = [(device, port) for device, port in ports if _kind(device, port) in of]
     return [Rail(position, device, port) for position, (device, port) in enumerate(chosen)]

@@ -131,6 +131,19 @@ def test_what_is_no_bundle_is_refused(content: bytes) -> None:
         bundles.from_bytes(content, "name.ndb")
 
 
+@pytest.mark.parametrize(
+    ("port", "user", "login"), [(22, "", "gpu02"), (0, "me", "me@gpu02"), (2222, "me", "-p 2222 me@gpu02")]
+)
+def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: str) -> None:
+    builder = Builder()
+    builder.reach["gpu02"] = Reach(ReachOutcome.AUTH_FAILED, "refused", port=port, user=user)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert found.fixes[0].command == f"ssh -v {login} true"
+    builder.reach["gpu02"] = msgspec.structs.replace(builder.reach["gpu02"], outcome=ReachOutcome.HOST_KEY_CHANGED)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
+
+
 @pytest.mark.parametrize("schema", range(1, BUNDLE_SCHEMA + 1))
 def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
     """Kept from the days of each schema, never made anew: three GPU hosts in all stages, one behind an MTU hole."""

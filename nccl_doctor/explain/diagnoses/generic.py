@@ -29,6 +29,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
+    (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
 _SECONDARY = re.compile(

@@ -258,6 +258,17 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
     """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
+        named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
+        if named and host != "localhost":
+            yield Candidate(
+                "net.hostname-resolution",
+                0.9,
+                f"the master's name {host} resolves to loopback here, so this host looks for the master on itself",
+                [*named[:2], hit],
+                why=master_is_loopback.__doc__ or "",
+                final=True,
+            )
+            return
         if (host.startswith("127.") or host in ("localhost", "::1")) and (case.nodes > 1 or _several_hosts(case)):
             yield Candidate(
                 "net.master-unreachable",
@@ -524,10 +535,8 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         and address.version == 6
         and address.ipv4_mapped is None
     ]
-    chosen = any(
-        _unroutable(hit.groups["address"]) for hit in case.hits("bootstrap-using")
-    )  # then the interface is wrong
-    if hits and not chosen:
+    local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
+    if hits and not local:
         yield Candidate(
             "net.hostname-resolution",
             0.72,
@@ -537,11 +546,12 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             {h.host for h in hits if h.host},
             ipv6_unreachable.__doc__ or "",
         )
+    if hits:
         yield Candidate(
             "net.wrong-interface",
-            0.6,
+            0.76 if local else 0.6,
             "the chosen interface has only an IPv6 address that peers cannot reach",
-            hits[:4],
+            [*hits[:2], *local[:2], *hits[2:4]],
         )
 
 

@@ -92,6 +92,7 @@ says(
     "succeeded",
     "returned 0",
     "test passed",
+    "... passed",
     "PASSED",
     "All tests passed",
     "max_steps reached",

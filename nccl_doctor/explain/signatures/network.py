@@ -269,6 +269,14 @@ says(
     why="Gloo: the own host name does not resolve to a local address, so loopback is advertised. Harmless on one node.",
 )
 says(
+    "loopback-name",
+    "127.0.1.1{names}",
+    "127.0.0.1 {names}",
+    "127.0.0.1\t{names}",
+    why="A line of /etc/hosts, or of getent's answer, that gives names to loopback.",
+    where=lambda groups, line: re.fullmatch(r"[A-Za-z][\w.-]*(?:\s+[\w.-]+)*", groups["names"]) is not None,
+)
+says(
     "external-name",
     "Max retries exceeded with url",
     "Failed to resolve '",

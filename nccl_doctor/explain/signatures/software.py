@@ -28,6 +28,16 @@ says(
     why="The structures exchanged in bootstrap differ in size: different NCCL versions, or a foreign process on the port.",
 )
 says(
+    "device-file-missing",
+    "'/dev/nvidia{name:word}: No such file or directory",
+    "/dev/nvidia{name:word} No such file or directory",
+    cause="sys.container",
+    strength=0.92,
+    title="a device file of the NVIDIA driver is not in the container (or the module is not loaded)",
+    why="CUDA needs /dev/nvidia-uvm, /dev/nvidiactl and the GPUs' own files; a container gets only those that were passed to it.",
+    where=lambda groups, line: "imex" not in line,
+)
+says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
     cause="sys.container",

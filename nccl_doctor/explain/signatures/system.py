@@ -288,6 +288,7 @@ says(
     "has lost communication with",
     "not responding, setting DOWN",
     "not responding, setting to DOWN",
+    "NOT_RESPONDING",
     "setting DOWN",
     "Kernel panic",
     "mce: [Hardware Error]",
