@@ -29,13 +29,18 @@ class Isolated(NamedTuple):
 
 
 def call(
-    function: Callable[[Report], None], limit_s: float, silence_s: Optional[float] = None, limit_bytes: int = 8 << 20
+    function: Callable[[Report], None],
+    limit_s: float,
+    silence_s: Optional[float] = None,
+    limit_bytes: int = 8 << 20,
+    start_s: Optional[float] = None,
 ) -> Isolated:
     """Run ``function(report)`` in a forked child for at most ``limit_s`` seconds and return all it reported.
 
-    It is given up earlier if it reports nothing for ``silence_s`` seconds: then one single call hangs. ``report`` takes
-    plain JSON data. A child that cannot be killed (state D) is left behind; it holds none of this
-    process's streams, and the kernel ends it as soon as the driver lets go of it.
+    It is given up earlier if it reports nothing for ``silence_s`` seconds (``start_s`` until its second report, where
+    the first call takes longer): then one single call hangs. ``report`` takes plain JSON data. A child that cannot be
+    killed (state D) is left behind; it holds none of this process's streams, and the kernel ends it as soon as the
+    driver lets go of it.
     """
     started = time.monotonic()
     reader, writer = os.pipe()
@@ -46,9 +51,12 @@ def call(
     os.close(writer)
     received = bytearray()
     timed_out = False
-    waited = limit_s if silence_s is None else min(silence_s, limit_s)
+    waited = limit_s
     try:
         while len(received) <= limit_bytes:
+            if silence_s is not None:
+                starting = start_s is not None and received.count(b"\n", 0, 4096) < 2
+                waited = min(start_s if starting and start_s else silence_s, limit_s)
             left = min(waited, started + limit_s - time.monotonic())
             if left <= 0 or not select.select([reader], [], [], left)[0]:
                 timed_out = True

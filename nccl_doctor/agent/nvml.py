@@ -250,6 +250,11 @@ def _structures(asker: _Asker, handle: Any) -> None:
     names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
     for position, field in enumerate(names):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
+    gpu["sram_threshold_exceeded"] = None
+    if kind := getattr(asker.nvml, "c_nvmlEccSramErrorStatus_v1_t", None):
+        status = kind()
+        if asker.ask("sram", "nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is not None:
+            gpu["sram_threshold_exceeded"] = bool(status.bThresholdExceeded)
 
 
 def _fabric(asker: _Asker, handle: Any) -> None:

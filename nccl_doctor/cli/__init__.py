@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -92,11 +93,17 @@ def _internal_error(error: Exception) -> None:
 def main() -> None:
     """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
     _streams()
-    _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
+        _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
         app()
+    except KeyboardInterrupt:  # while the command's own packages were loading
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        _internal_error(error)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and not error.filename:
+            typer.echo(f"nccl-doctor: the output cannot be written: {error.strerror}", err=True)
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - what is left would fail again at the exit
+        else:
+            _internal_error(error)
         sys.exit(ExitCode.INTERNAL_ERROR)

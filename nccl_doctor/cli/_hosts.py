@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -52,6 +52,11 @@ FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts ar
 History = Annotated[
     Path | None,
     typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),
+]
+Thresholds = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="Policy file [default: nccl-doctor.toml or pyproject.toml here]."),
 ]
 
 
@@ -157,6 +162,26 @@ def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None
         return thresholds.with_values(values, "policy file") if values else None
     except (thresholds.ThresholdError, OSError) as error:
         stop(str(error))
+
+
+def load_policy(path: Path | None) -> Policy:
+    """The policy of this file, or of the working directory; an empty one without either."""
+    from nccl_doctor.rules import policy
+
+    found = path or policy.find(Path.cwd())
+    if found is None:
+        return policy.Policy()
+    try:
+        return policy.load(found)
+    except policy.PolicyError as error:
+        stop(str(error))
+
+
+def site_judge(policy: Path | None, thresholds: Path | None) -> Callable[[Bundle], Report]:
+    """How a site judges bundles: by its policy and thresholds."""
+    rules = load_policy(policy)
+    rows = load_thresholds(thresholds, rules.thresholds)
+    return lambda bundle: judged(bundle, rules, rows)
 
 
 def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:

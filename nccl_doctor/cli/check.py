@@ -45,7 +45,7 @@ def check(
     format: Annotated[
         str, typer.Option(metavar="console|json", help="What is printed on standard output.")
     ] = "console",
-    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
+    thresholds: _hosts.Thresholds = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
     history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,

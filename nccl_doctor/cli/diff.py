@@ -17,6 +17,8 @@ def diff(
     hosts: Annotated[
         str, typer.Option("--hosts", metavar="HOSTS", help="Compare hosts of A: the first with each of the others.")
     ] = "",
+    policy: _hosts.PolicyFile = None,
+    thresholds: _hosts.Thresholds = None,
     format: Annotated[
         str, typer.Option(metavar="console|json", help="What is printed on standard output.")
     ] = "console",
@@ -35,14 +37,15 @@ def diff(
         _hosts.stop(f"--format {format!r}: expected console or json")
     if (b is None) == (not hosts):
         _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
+    judge = _hosts.site_judge(policy, thresholds)
     with _hosts.bad_input_stops():
         before = bundles.read(a)
         after = bundles.read(b) if b is not None else None
     try:
         if after is not None:
-            found = compare.bundles(before, after, (str(a), str(b)))
+            found = compare.bundles(before, after, (str(a), str(b)), judge)
         else:
-            found = compare.hosts(before, _names(hosts))
+            found = compare.hosts(before, _names(hosts), judge)
     except compare.CompareError as error:
         _hosts.stop(f"{a}: {error}")
     if format == "json":

@@ -28,5 +28,7 @@ def playbook(
         near = difflib.get_close_matches(id, playbooks.names(), n=3, cutoff=0.4)
         typer.echo(f"no playbook {id!r}" + (f"; did you mean: {', '.join(near)}?" if near else ""), err=True)
         raise typer.Exit(ExitCode.USAGE)
+    if name != id:
+        typer.echo(f"{id} has no page of its own; this is {name}", err=True)
     found = playbooks.load(name)
     typer.echo(f"# {found.title}  ({found.id}, {found.severity})\n\n{found.body}", nl=False)

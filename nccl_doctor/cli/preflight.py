@@ -48,11 +48,8 @@ def preflight(
             help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,min-busbw=40,same=torch,nccl,driver.",
         ),
     ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Policy file [default: nccl-doctor.toml or pyproject.toml here]."),
-    ] = None,
-    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")] = None,
+    policy: _hosts.PolicyFile = None,
+    thresholds: _hosts.Thresholds = None,
     min_hosts: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Go with N good hosts [default: all].")
     ] = None,
@@ -96,7 +93,7 @@ def preflight(
 
     What does not fit the budget is left out and counts as unknown; unknown is never healthy.
     """
-    rules = _policy(policy)
+    rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [], format)
     _writable([path for path in (good_hosts, bad_hosts, save, *outputs.values()) if path is not None])
     if spares is not None and min_hosts is None and rules.min_hosts is None:
@@ -138,18 +135,6 @@ def preflight(
     if command:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(ExitCode.HEALTHY)
-
-
-def _policy(path: Path | None) -> Policy:
-    from nccl_doctor.rules import policy as policies
-
-    found = path or policies.find(Path.cwd())
-    if found is None:
-        return policies.Policy()
-    try:
-        return policies.load(found)
-    except policies.PolicyError as error:
-        _hosts.stop(str(error))
 
 
 def _outputs(wanted: list[str], format: str) -> dict[str, Path]:

@@ -23,6 +23,8 @@ def report(
     format: Annotated[
         str, typer.Option(metavar="FORMAT", help="Report format [default: by the output's ending, else html].")
     ] = "",
+    policy: _hosts.PolicyFile = None,
+    thresholds: _hosts.Thresholds = None,
     runs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -34,12 +36,12 @@ def report(
     from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.report import formats
     from nccl_doctor.rules.gate import decide
-    from nccl_doctor.rules.judge import judge
 
     endings = {".html": "html", ".xml": "junit", ".json": "json", ".sarif": "sarif", ".prom": "prometheus"}
     name = format or endings.get(output.suffix if output else ".html", "html")
     if name not in formats.names():
         _hosts.stop(f"--format {name!r}: expected one of {', '.join(formats.names())}")
+    judge = _hosts.site_judge(policy, thresholds)
     with _hosts.bad_input_stops():
         facts = bundles.read(bundle)
     judged = judge(facts)

@@ -136,6 +136,8 @@ def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list
     except OSError as error:
         problems.append(Problem(path, f"cannot be read: {error.strerror}"))
         return (), [], ""
+    if not reading.speaks and not reading.refused:
+        problems.append(Problem(path, "has no line of NCCL that tells what is set: run with NCCL_DEBUG=INFO"))
     failed = [
         remark(
             "invalid-value",

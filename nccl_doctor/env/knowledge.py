@@ -297,6 +297,8 @@ def near(name: str, limit: int = 3) -> tuple[str, ...]:
         distance = edits(wanted, candidate, allowed)
         if distance <= allowed:
             found.append((distance, candidate))
+    if not found and len(wanted) > 12:  # broken off within a word
+        found = [(allowed, name) for name in load().variables if name.startswith(wanted)]
     words = _words(wanted)
     if not found and len(words) > 2:  # the same words in another order, or one of them left out
         for candidate in load().variables:

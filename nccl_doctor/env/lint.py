@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from nccl_doctor.env import knowledge, versions
-from nccl_doctor.env.assignments import Assignment
+from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
 
@@ -179,7 +179,7 @@ def remark(
     fixes = (Fix(fix, command=code),) if fix or code else ()
     evidence = [quote(item), *(quote(other) for other in others)]
     hosts = sorted({one.host for one in (item, *others) if one.host})
-    if advice is None and edit is not None and edit.removes:
+    if advice is None and edit is not None and edit.removes and item.how is not How.CONF:  # no unset helps there
         short = title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
         advice = EnvAdvice(item.name, item.value or "", short, unset=True)
     made = finding(

@@ -93,11 +93,12 @@ def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
                 edit=Edit(value=mended),
                 confidence=0.8,
             )
-    elif wanted.names and all(name == "lo" for name in wanted.names):
+    elif "lo" in wanted.names:
         yield remark(
             "ifname-loopback",
             Severity.WARN,
-            f"{item.name}={item.value} works on one host only: other hosts cannot reach lo",
+            f"{item.name}={item.value} works on one host only: lo comes first in kernel order, and other hosts cannot "
+            "reach it",
             item,
             fix="Remove it for jobs on several hosts.",
             confidence=0.8,

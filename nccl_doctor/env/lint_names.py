@@ -30,8 +30,9 @@ def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark
 
 def _conf_name(item: Assignment) -> Iterator[Remark]:
     value = (item.value or "").strip()
+    seen = f" (NCCL sees a variable {item.written!r})"
     if "=" not in item.text:
-        what = "without '=' the line is skipped"
+        what, seen = "without '=' the line is skipped", ""
     elif item.written.startswith("\ufeff"):
         what = "the byte order mark at the start of the file belongs to the first name"
     elif item.written.lstrip().startswith("export"):
@@ -41,7 +42,7 @@ def _conf_name(item: Assignment) -> Iterator[Remark]:
     yield remark(
         "conf-syntax",
         Severity.FAIL,
-        f"{item.name} has no effect: nccl.conf is no shell script, {what} (NCCL sees {item.written!r})",
+        f"{item.name} has no effect: nccl.conf is no shell script, {what}{seen}",
         item,
         fix=f"Write {item.name}={value}",
         edit=Edit(name=item.name, value=value),
@@ -54,7 +55,7 @@ def _lost(item: Assignment, answer: Answer) -> Iterator[Remark]:
     yield remark(
         "not-exported",
         Severity.WARN,
-        f"{item.name} never reaches the job: {item.lost}",
+        f"{item.name} never reaches the job as it stands: {item.lost}",
         item,
         fix=f"ENV {item.name}={item.value or ''}" if "ENV" in item.lost else f"export {item.name}",
         confidence=0.85,
@@ -86,7 +87,12 @@ def _nobody(item: Assignment, answer: Answer) -> Iterator[Remark]:
     )
 
 
+_OURS = "NCCL_DOCTOR_"
+
+
 def _unknown(item: Assignment, answer: Answer) -> Iterator[Remark]:
+    if item.name.startswith(_OURS):
+        return
     if answer.near:
         first = answer.near[0]
         real = first in knowledge.load().variables

@@ -14,7 +14,7 @@ from nccl_doctor.env import knowledge, nccl_conf
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem, Unreadable, read_text
-from nccl_doctor.env.lint import Edit, Remark, remark
+from nccl_doctor.env.lint import Remark, remark
 from nccl_doctor.facts.interfaces import ConfFile
 from nccl_doctor.findings.model import Severity
 
@@ -97,5 +97,4 @@ def source_order(layers: Sequence[tuple[str, Sequence[Assignment]]]) -> Iterator
                 item,
                 others=(winner,),
                 fix="Remove the one that is not meant.",
-                edit=Edit(),
             )

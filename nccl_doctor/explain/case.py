@@ -13,6 +13,9 @@ from nccl_doctor.explain.model import Hit, Role, Traceback
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import Summary
 
+_LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
+_MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
+
 
 class Candidate(msgspec.Struct):
     """A cause that one signature or diagnosis points to, before ranking."""
@@ -349,12 +352,12 @@ class Case:
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
 
-    def outlived(self, hit: Hit) -> bool:
+    def outlived(self, hit: Hit, lines: int = _LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
         step = self.last("progress")
         ends = [self.last(name) for name in _ENDS]
         return any(end is not None and end.file == hit.file and end.line > hit.line for end in ends) or (
-            step is not None and step.file == hit.file and step.line >= hit.line + _LINES_AFTER
+            step is not None and step.file == hit.file and step.line >= hit.line + lines
         )
 
     def overcome(self, name: str) -> bool:
@@ -364,6 +367,8 @@ class Case:
             return False
         if name in _RETRIES:
             return self.outlived(last)
+        if name in _RESTARTED:
+            return self.outlived(last, _MANY_LINES)
         ends = (*_ENDS, "ended-well") if name == "nccl-abort" else _ENDS  # destroying a group aborts communicators, too
         return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
 
@@ -397,7 +402,6 @@ class Case:
 _PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
-_LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 _RETRIES = frozenset(
     (
         "master-refused",
@@ -409,6 +413,7 @@ _RETRIES = frozenset(
         "serving-watchdog",
     )
 )
+_RESTARTED = frozenset(("child-terminated", "torchrun-exit", "sigterm-workers"))  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
 )

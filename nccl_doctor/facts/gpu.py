@@ -103,6 +103,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     remapped_uncorrectable: int | None = None
     remap_pending: bool | None = None
     remap_failure: bool | None = None
+    sram_threshold_exceeded: bool | None = None  # the field diagnostic's; reading it needs root
     recovery_action: str | None = None
     mig_mode: bool | None = None
     mig_mode_pending: bool | None = None

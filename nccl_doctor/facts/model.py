@@ -60,6 +60,7 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     address: str = ""  # the address that was connected to
     port: int = 0
     seconds: float = 0.0
+    user: str = ""  # as the hostfile says; empty where ssh's own config decides
 
 
 F = TypeVar("F", bound="Fact")

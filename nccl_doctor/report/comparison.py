@@ -60,7 +60,8 @@ def _verdict(found: Comparison) -> Text:
         )
     if not found.findings and not found.changes:
         return Text("✓ NO CHANGE", "bold green").append(": nothing that is compared differs.", "bold")
-    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {len(found.changes)} differences in facts.", "bold")
+    count = f"{len(found.changes)} difference{'' if len(found.changes) == 1 else 's'} in facts"
+    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {count}.", "bold")
 
 
 def _finding(item: FindingChange) -> Text:

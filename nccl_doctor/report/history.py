@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.history.analyse import Analysis, Avoided, Component, Trend
+from nccl_doctor.history.analyse import LEAST_VALUES, Analysis, Avoided, Component, Trend
 from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
@@ -27,16 +29,25 @@ def render(found: Analysis, console: Console, *, host: str = "", verbose: bool =
     _section(console, "passed because it avoided a host", [_avoided(item) for item in shown])
     if len(found.avoided) > len(shown):
         console.print(Text(f"  ... and {len(found.avoided) - len(shown)} earlier runs (--verbose shows all)", "dim"))
-    lines = found.trends if verbose or host else found.trends[:TRENDS_SHOWN]
-    _section(console, "trends (95 % interval)", [_trend(item) for item in lines])
-    if len(found.trends) > len(lines):
-        console.print(Text(f"  ... and {len(found.trends) - len(lines)} more (--verbose or --host)", "dim"))
+    _trends(console, found.trends, everything=verbose or bool(host))
     if not found.components:
         console.print(Text("\nnothing failed in these runs", "green"))
     else:
         console.print(
             Text("\nper run, oldest first: F failed, p passed, ? not measured; runs without it are left out", "dim")
         )
+
+
+def _trends(console: Console, trends: Sequence[Trend], everything: bool) -> None:
+    told = trends if everything else [item for item in trends if item.slope is not None][:TRENDS_SHOWN]
+    _section(console, "trends (95 % interval)", [_trend(item) for item in told])
+    rest = len(trends) - len(told)
+    few = sum(item.slope is None for item in trends)
+    if rest and not told:
+        console.print(Text(f"\nno trend yet: a trend takes {LEAST_VALUES} runs (--verbose shows {rest} means)", "dim"))
+    elif rest:
+        why = f", {few} of them with fewer than {LEAST_VALUES} runs" if few else ""
+        console.print(Text(f"  ... and {rest} more{why} (--verbose or --host)", "dim"))
 
 
 def _section(console: Console, title: str, lines: list[Text]) -> None:

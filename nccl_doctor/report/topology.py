@@ -45,7 +45,8 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
         "uneven": [{"topic": item.topic, "text": item.text, "names": list(item.names)} for item in uneven(matrix)],
     }
     for entry, gpu in zip(data["gpus"], matrix.gpus, strict=True):
-        entry["gpu_numa_id"] = gpu.gpu_numa_id
+        if gpu.gpu_numa_id is not None:  # a column of newer drivers
+            entry["gpu_numa_id"] = gpu.gpu_numa_id
     if matrix.p2p:
         data["p2p"] = [{"a": link.a, "b": link.b, "kind": link.kind} for link in matrix.p2p]
     return data
@@ -99,9 +100,9 @@ def _table(matrix: Matrix, nic_columns: bool = True) -> list[Text]:
             line.append(f"{kind:>{width}}", style(kind)).append(" ")
         gpu = next((gpu for gpu in matrix.gpus if gpu.name == name), None)
         if gpu and (gpu.cpus or gpu.numa):
-            line.append(f"  {gpu.cpus or '-'} / {gpu.numa or '-'}", "dim")
+            line.append(f"  {visible(gpu.cpus or '-')} / {visible(gpu.numa or '-')}", "dim")
         elif name in devices:
-            line.append(f"  {devices[name]}", "dim")
+            line.append(f"  {visible(devices[name])}", "dim")
         lines.append(line)
     return lines
 

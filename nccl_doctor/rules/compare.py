@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -105,8 +105,11 @@ def subjects() -> dict[str, Subject]:
     return msgspec.convert(yaml.safe_load(text), dict[str, Subject])
 
 
-def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B")) -> Comparison:
-    """Two runs: the same hosts, before and after."""
+Judge = Callable[[Bundle], Report]
+
+
+def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B"), judge: Judge = judge) -> Comparison:
+    """Two runs: the same hosts, before and after, judged as the site judges."""
     hosts_a = {facts.name: Host(facts) for facts in a.hosts}
     hosts_b = {facts.name: Host(facts) for facts in b.hosts}
     both = sorted(set(hosts_a) & set(hosts_b))
@@ -119,7 +122,7 @@ def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B")) -> Compar
     )
 
 
-def hosts(bundle: Bundle, names: Sequence[str]) -> Comparison:
+def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Comparison:
     """Hosts of one run: the first against each of the others. ``CompareError`` names a host that is not there."""
     known = {facts.name: Host(facts) for facts in bundle.hosts}
     wanted = list(dict.fromkeys(names))

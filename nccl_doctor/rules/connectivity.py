@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolver, Throughput
 from nccl_doctor.facts.model import Plan
@@ -70,7 +71,7 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
             yield finding(
                 "host.named-twice",
                 Severity.FAIL,
-                f"{' and '.join(hosts)} are one machine, {name}",
+                f"{' and '.join(hosts) if len(hosts) < 4 else fold(hosts)} are one machine, {name}",
                 [Evidence(f"{address} port {port} calls itself {name}", source="ssh", host=host) for host in hosts],
                 places=[Place(host=host) for host in hosts],
                 fixes=[Fix("keep one of the names in the host list")],

@@ -20,6 +20,7 @@ _RESET = "drain the host, then reset this GPU (all GPUs of an NVSwitch board tog
     "gpu.ecc.row-remap-pending",
     "gpu.ecc.row-remap-failure",
     "gpu.ecc.retirement-pending",
+    "gpu.ecc.sram-threshold",
     "gpu.ecc.corrected-many",
     "gpu.ecc.disabled",
 )
@@ -53,6 +54,15 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"row remapping failed on GPU {gpu.label}: replace it",
                 "remapping failure occurred: Yes",
                 "take the host out and replace the GPU (RMA)",
+            )
+        if gpu.sram_threshold_exceeded:
+            yield _sick(
+                host,
+                gpu,
+                "gpu.ecc.sram-threshold",
+                f"GPU {gpu.label} has had more SRAM errors than it may: replace it",
+                "SRAM threshold exceeded: Yes",
+                "take the host out, run the field diagnostic and replace the GPU (RMA)",
             )
         if gpu.remap_pending:
             rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
@@ -105,7 +115,7 @@ def _sick(host: Host, gpu: GpuDevice, id: str, title: str, quote: str, remedy: s
         proof(host, gpu, quote),
         places=[place(host, gpu)],
         fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
-        explains=("gpu.needs-reset",) if id != "gpu.ecc.row-remap-failure" else (),
+        explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
     )
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.env import gid as gids
+from nccl_doctor.env import number
+from nccl_doctor.env.nccl_conf import Setting, effective
+from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
+from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
@@ -191,22 +195,33 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
     if not ports:
         raise SkipRule("no active RoCE port")
-    given = plan.env.get("NCCL_IB_GID_INDEX", "")
     version, _ = nccl_version(host, plan)
+    given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
     for rail in ports:
         table = entries(rail.port)
         if not table and rail.device.source != SYSFS:
             raise MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
         if any(entry.version is None for entry in table):
             raise MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
-    index = int(given) if given.lstrip("-").isdecimal() else -1
+    index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
     for rail in ports:
         by_index = {entry.index: entry for entry in entries(rail.port)}
         chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
-        yield from _judge_gid(host, rail, by_index, chosen, index)
+        yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
 
 
-def _judge_gid(host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: int, index: int) -> Iterator[Finding]:
+def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:
+    """What a job on this host would see: the job's own setting, the host's environment, nccl.conf."""
+    environment, network = host.want(Environment), host.want(Interfaces)
+    variables = environment.variables if environment else {}
+    files = network.conf_files if network else ()
+    return effective(variables, files, nccl_version(host, plan)[0], plan.env).get(name)
+
+
+def _judge_gid(
+    host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: int, given: Setting | None
+) -> Iterator[Finding]:
+    """``given``: the index that is set; None: NCCL chooses."""
     automatic = gids.choose(table.values(), ethernet=True)
     best = table.get(automatic)
     usable = best is not None and best.version == 2 and best.is_valid
@@ -215,16 +230,18 @@ def _judge_gid(host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: 
     ][:6] or [sysfs(host, rail, "GID table is empty", "gids")]
     entry = table.get(chosen)
     name = rail.device.name
-    if index >= 0 and (entry is None or entry.version != 2):
+    if given and (entry is None or entry.version != 2):
+        remove = EnvAdvice("NCCL_IB_GID_INDEX", "", f"NCCL finds index {automatic} by itself", ">=2.21.5", unset=True)
         yield finding(
             "ib.gid-index.wrong",
             Severity.FAIL,
-            f"NCCL_IB_GID_INDEX={index} is "
+            f"NCCL_IB_GID_INDEX={chosen} is "
             + ("an empty entry" if entry is None else "a RoCE v1 entry")
             + f" on {rail.label}; NCCL itself would choose {automatic}",
-            [Evidence(f"NCCL_IB_GID_INDEX={index}", "the job's environment"), *quoted],
+            [Evidence(given.quote, given.source, given.line or None, host.name), *quoted],
             places=[place(host, rail)],
-            env=[EnvAdvice("NCCL_IB_GID_INDEX", "", f"NCCL finds index {automatic} by itself", ">=2.21.5", unset=True)],
+            fixes=[Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else [],
+            env=[] if given.line else [remove],
             explains=("collectives",),
         )
     elif not any(item.version == 2 for item in table.values()):
@@ -250,12 +267,12 @@ def _judge_gid(host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: 
             fixes=[Fix("give the interface an IPv4 address", "ip -br address", host.name)],
             confidence=0.8,
         )
-    elif index >= 0 and index != automatic:
+    elif given and chosen != automatic:
         yield finding(
             "ib.gid-index.set",
             Severity.INFO,
-            f"NCCL_IB_GID_INDEX={index} on {rail.label}; NCCL itself would choose {automatic}",
-            [Evidence(f"NCCL_IB_GID_INDEX={index}", "the job's environment"), *quoted[:2]],
+            f"NCCL_IB_GID_INDEX={chosen} on {rail.label}; NCCL itself would choose {automatic}",
+            [Evidence(given.quote, given.source, given.line or None, host.name), *quoted[:2]],
             places=[place(host, rail)],
         )
 

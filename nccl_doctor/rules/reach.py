@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
-# outcome -> finding id, title, what to try next ({host}, {address} and {port} are filled in)
+# outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
 _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ReachOutcome.NAME_UNRESOLVED: (
         "host.name-unresolved",
@@ -17,7 +17,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
         "host.ssh-refused",
         "nothing listens on the ssh port: the host is up, its sshd is not (or listens elsewhere)",
         "start sshd on the host, or give its port in the hostfile (host:port) or ssh config",
-        "ssh -v -p {port} {host} true",
+        "ssh -v {login} true",
     ),
     ReachOutcome.NO_ROUTE: (
         "host.no-route",
@@ -29,49 +29,49 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
         "host.ssh-timeout",
         "the host did not answer in time",
         "look at the host's console: it is down, hung, overloaded, or a firewall drops ssh",
-        "ping -c 3 {address}; ssh -v -o ConnectTimeout=10 {host} true",
+        "ping -c 3 {address}; ssh -v -o ConnectTimeout=10 {login} true",
     ),
     ReachOutcome.HOST_KEY_CHANGED: (
         "host.ssh-key-changed",
         "the host's ssh key is not the one in known_hosts: reinstalled, or not the host it claims to be",
         "compare the fingerprint with one from the host's console; only if it matches, remove the old key",
-        "ssh-keygen -R {host}",
+        "ssh-keygen -R {known}",
     ),
     ReachOutcome.HOST_KEY_UNKNOWN: (
         "host.ssh-key-unknown",
         "the host's ssh key is not in known_hosts, and nccl-doctor never accepts a key by itself",
         "verify the key out of band, then add it by connecting once",
-        "ssh {host} true",
+        "ssh {login} true",
     ),
     ReachOutcome.AUTH_FAILED: (
         "host.ssh-auth",
         "the host refused our credentials",
         "check user name and key: the user may be missing in the hostfile, the key not in authorized_keys or the agent",
-        "ssh -v {host} true",
+        "ssh -v {login} true",
     ),
     ReachOutcome.NO_PYTHON: (
         "host.no-python",
         "no Python 3 on the host's PATH, or none where --python says",
         "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
-        "ssh {host} 'command -v python3; echo $PATH'",
+        "ssh {login} 'command -v python3; echo $PATH'",
     ),
     ReachOutcome.PYTHON_TOO_OLD: (
         "host.python-too-old",
         "the host's Python is older than 3.8",
         "name a newer one: --python /opt/train/bin/python, or --env-setup 'source /opt/train/bin/activate'",
-        "ssh {host} 'ls /usr/bin/python3*'",
+        "ssh {login} 'ls /usr/bin/python3*'",
     ),
     ReachOutcome.CUT_OFF: (
         "host.cut-off",
         "the connection, or the Python that was started over it, ended before it had answered",
         "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that reads standard input",
-        "ssh {host} 'dmesg -T | tail -50'",
+        "ssh {login} 'dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: (
         "host.unexpected-output",
         "something other than our agent answered over ssh",
         "a shell profile, a forced command or a captive gateway writes to standard output; silence it",
-        "ssh {host} true | head -c 300",
+        "ssh {login} true | head -c 300",
     ),
     ReachOutcome.TRANSPORT_FAILED: (
         "host.transport-failed",
@@ -109,6 +109,12 @@ def _told(reach: Reach) -> tuple[str, ...]:
     return (reach.detail, *seen) if reach.detail else seen or (reach.outcome.value,)
 
 
+def _login(facts: HostFacts) -> str:
+    """What ssh takes to go the way this run went: a user or port of the hostfile is in no ssh config."""
+    port = f"-p {facts.reach.port} " if facts.reach.port not in (0, 22) else ""
+    return f"{port}{facts.reach.user}@{facts.name}" if facts.reach.user else f"{port}{facts.name}"
+
+
 def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
     id, title, advice, command = _WAYS[outcome]
     evidence = [
@@ -117,7 +123,11 @@ def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
         for text in _told(facts.reach)
     ]
     first = hosts[0]
-    filled = command.format(host=first.name, address=first.reach.address or first.name, port=first.reach.port or 22)
+    port = first.reach.port
+    known = first.name if port in (0, 22) else f"'[{first.name}]:{port}'"  # as known_hosts spells it
+    filled = command.format(
+        host=first.name, address=first.reach.address or first.name, login=_login(first), known=known
+    )
     return finding(
         id,
         Severity.WARN if outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,

@@ -79,7 +79,7 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
             transport.settled(stream, outcome)
     except Unreachable as trouble:
         seconds = round(time.monotonic() - started, 3)
-        return msgspec.structs.replace(trouble.reach, seconds=seconds)
+        return msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user)
 
 
 class Session:

@@ -4,7 +4,7 @@ bad=0
 unset NCCL_DOCTOR_RECORD # ours, and no variable of a job's
 look() {
   echo "\$ nccl-doctor $*"
-  timeout -k 5 60 "$python" -m nccl_doctor "$@"
+  timeout -k 5 80 "$python" -m nccl_doctor "$@"
   status=$?
   echo "exit status $status"
   case $status in 0 | 4 | 11) ;; *) bad=1 ;; esac

@@ -116,6 +116,7 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "uncorrectable ECC": (gpu(1, ecc_uncorrected_volatile=3), {"gpu.ecc.uncorrectable"}, "errors: 3"),
     "row remap pending": (gpu(1, remap_pending=1, remapped_uncorrectable=4), {"gpu.ecc.row-remap-pending"}, "Yes"),
     "row remap failure": (gpu(1, remap_failure=1), {"gpu.ecc.row-remap-failure"}, "Yes"),
+    "SRAM threshold": (gpu(1, sram_threshold=1), {"gpu.ecc.sram-threshold"}, "threshold exceeded: Yes"),
     "driver asks for reset": (gpu(1, field_230=1), {"gpu.needs-reset"}, "gpu-reset"),
     "Xid 79": (log(XID.format(79, "GPU has fallen off the bus.")), {"gpu.fell-off-bus"}, "Xid (PCI:0000:3b:00): 79"),
     "Xid 94": (log(XID.format(94, "Contained: SM (0x1). RST: No")), {"gpu.ecc.contained"}, "94"),

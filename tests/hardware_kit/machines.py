@@ -61,6 +61,7 @@ H100 = {
     "remapped_uncorrectable": "0",
     "remap_pending": "0",
     "remap_failure": "0",
+    "sram_threshold": "0",
     "mig_mode": "0",
     "mig_mode_pending": "0",
     "utilization": "0",

@@ -39,6 +39,8 @@ typedef struct {
 
 typedef struct { unsigned version; int margin; } Margin;
 
+typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } Sram;
+
 static char *settings;
 
 static void load(void) {
@@ -349,6 +351,12 @@ Return nvmlDeviceGetMarginTemperature(Device d, Margin *into) {
     unsigned long long value;
     Return bad = number(d, "temperature_margin", &value);
     if (!bad) into->margin = (int)value;
+    return bad;
+}
+Return nvmlDeviceGetSramEccErrorStatus(Device d, Sram *into) {
+    unsigned long long value;
+    Return bad = number(d, "sram_threshold", &value);
+    if (!bad) into->exceeded = (unsigned)value;
     return bad;
 }
 Return nvmlDeviceGetNumaNodeId(Device d, int *into) {

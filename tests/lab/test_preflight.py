@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from ClusterShell.NodeSet import NodeSet
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
 
 from . import gate, machine
 from .gate import FAULTY, GO, INCOMPLETE, NOTHING_CHECKED
@@ -100,3 +103,37 @@ def test_busbw_is_measured_in_the_standard_profile(lab: Lab, tmp_path: Path) -> 
     assert (run.code, run.good) == (FAULTY, []), run.out
     assert set(run.cases("failure").values()) == {"require.min-busbw"}
     assert "busbw is below 10000 GB/s" in run.out
+
+
+def test_diff_and_history_of_a_week(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good, then a fault that a retry only avoids, then repaired: each command says so, and no more than that."""
+
+    def run(name: str, *options: str) -> gate.Run:
+        place = tmp_path / name
+        place.mkdir()
+        kept = ("--save", str(tmp_path / f"{name}.ndb"), "--history", str(tmp_path / "kept"))
+        return preflight(lab, place, *kept, *options)
+
+    def told(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli.app, list(words))
+        return done.exit_code, done.output
+
+    monkeypatch.chdir(tmp_path)
+    cli._load_commands()
+
+    assert run("monday").code == GO
+    with lab.fault("small-shm", "gpu02"):
+        assert run("tuesday").code == FAULTY
+        assert run("retry", "--min-hosts", "3").code == GO
+    assert told("history", "kept")[1].count("passed because it avoided gpu02: not repaired") == 1
+    assert run("wednesday").code == GO
+    code, text = told("diff", "monday.ndb", "tuesday.ndb")
+    assert code == FAULTY and "NEW FAILURE: sys.shm.too-small on gpu02" in text and "16 GiB -> 64 MiB" in text
+    code, text = told("diff", "tuesday.ndb", "wednesday.ndb")
+    assert code == GO and "gone       sys.shm.too-small" in text
+    code, text = told("diff", "monday.ndb", "wednesday.ndb")
+    assert code == GO and "NO CHANGE" in text, text
+    code, text = told("diff", "tuesday.ndb", "--hosts", "gpu[01-04]")
+    assert code == FAULTY and "sys.shm.too-small on gpu02" in text
+    code, text = told("history", "kept", "--host", "gpu02")
+    assert "4 runs about gpu02, 3 passed" in text and "pFFp" in text and "keeps returning" not in text

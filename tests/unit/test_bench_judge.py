@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from nccl_doctor.bench import expected
+from nccl_doctor.bench import expected, fleet
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
 from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Results, Skip, measurement
 from nccl_doctor.bench.nccl_log import NcclPath
@@ -96,6 +96,12 @@ def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
         place({"a": host(gpus=2, torch=CUDA)}, msgspec.structs.replace(PLAN, ranks_per_host=4))
     with pytest.raises(CannotRun, match="29500 is already in use on a"):
         place({"a": host(port_free=False)}, PLAN)
+
+
+def test_busy_gpus_are_not_disturbed() -> None:
+    with pytest.raises(fleet.Refused, match=r"(?s)other processes use the GPUs.*b: python 4711 on GPU 0"):
+        fleet._not_busy({"a": host("a"), "b": host("b", busy=("python 4711 on GPU 0",))}, ONE_HOST)
+    fleet._not_busy({"a": host("a")}, ONE_HOST)
 
 
 def test_a_host_without_torch_says_which_python_and_how_to_choose_another() -> None:

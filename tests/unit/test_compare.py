@@ -19,8 +19,10 @@ from nccl_doctor.facts.gpu import System as NvmlSystem
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.facts.system import SharedMemory
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import compare
+from nccl_doctor.rules.judge import judge
 
 cli._load_commands()
 GIB = 1 << 30
@@ -93,6 +95,15 @@ def test_a_new_failure_comes_first_with_the_fact_behind_it() -> None:
     assert found.changes[0].found == "net.hostname-resolution.loopback"
     assert told(found)[1:] == [("kernel", NAMES, "none", "6.8.1")]
     assert found.exit_code is ExitCode.FINDINGS
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"), [("WARN", "FAIL", "worse"), ("FAIL", "WARN", "milder"), ("FAIL", "FAIL", "")]
+)
+def test_the_same_finding_may_weigh_more_or_less(before: str, after: str, word: str) -> None:
+    old, new = (finding("net.mtu", Severity[name], "t", Evidence("e"), hosts=("a",)) for name in (before, after))
+    report = judge(rich_fleet().bundle())
+    assert compare._change(("net.mtu", "a", ""), old, new, report, report) == word
 
 
 def test_a_finding_that_is_gone_is_no_failure() -> None:
@@ -230,6 +241,32 @@ def test_command_prints_and_exits(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu02,gpu01"]).exit_code == 0
 
 
+def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What preflight ignores is no new failure of diff; what the site finds too little is one."""
+    monkeypatch.chdir(tmp_path)
+    bad = rich_fleet()
+    bad.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu02", "line": 2}
+    words = ["diff", saved(tmp_path, "a.ndb", rich_fleet()), saved(tmp_path, "b.ndb", bad)]
+    policy = tmp_path / "site.toml"
+    policy.write_text("[[ignore]]\nid = 'net.hostname-resolution'\nuntil = 2999-01-01\nreason = 'ticket 12'\n")
+    run = CliRunner().invoke(cli.app, [*words, "--policy", str(policy)])
+    assert run.exit_code == 0 and "ticket 12" in run.output
+    policy.rename(tmp_path / "nccl-doctor.toml")  # as preflight finds it
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    (tmp_path / "nccl-doctor.toml").write_text("ignored = []\n")
+    run = CliRunner().invoke(cli.app, words)
+    assert run.exit_code == 2 and "nccl-doctor.toml:1: unknown key 'ignored'" in run.output
+    (tmp_path / "nccl-doctor.toml").unlink()
+
+    small = rich_fleet()
+    small.probes["gpu02"]["system"]["shm"] = msgspec.to_builtins(SharedMemory(True, 32 * GIB, 30 * GIB))
+    words = ["diff", words[1], saved(tmp_path, "small.ndb", small)]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    (tmp_path / "site.yaml").write_text(f"shm.fail: {40 * GIB}\nshm.warn: {40 * GIB}\n")
+    run = CliRunner().invoke(cli.app, [*words, "--thresholds", "site.yaml"])
+    assert run.exit_code == 11 and "NEW FAILURE: sys.shm.too-small on gpu02" in run.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -239,6 +276,8 @@ def test_command_prints_and_exits(tmp_path: Path) -> None:
         (["{a}", "{a}", "--hosts", "gpu01,gpu02"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "--hosts", "gpu01,gpu99"], "host 'gpu99' is not in the bundle"),
         (["{a}", "{a}", "--format", "xml"], "expected console or json"),
+        (["{a}", "{a}", "--policy", "{missing}"], "no.ndb: No such file"),
+        (["{a}", "{a}", "--thresholds", "{text}"], "text"),
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -44,6 +44,22 @@ def test_fail_pass_and_unknown_are_three_results() -> None:
     assert {host for gap in result.unknown for host in gap.hosts} == {"c", "d"}
 
 
+@pytest.mark.parametrize("outcome", [item for item in Outcome if item is not Outcome.OK])
+def test_data_of_a_probe_that_did_not_end_well_is_no_ground_for_a_verdict(outcome: Outcome) -> None:
+    (result,) = engine.run(bundle(a=ProbeResult(outcome, {"free_bytes": 50})), (RULE,))
+    assert not result.passed and result.unknown[0].hosts == ("a",)
+
+
+def test_a_fleet_rule_that_lacks_a_fact_passes_nobody() -> None:
+    def lacking(fleet: engine.Fleet) -> Iterator[Finding]:
+        raise engine.MissingFact("links", "not collected")
+        yield
+
+    rule = engine.Rule("test.lacking", "ports", (), "Lacking.", per_fleet=lacking)
+    (result,) = engine.run(bundle(a=ok(5), b=ok(5)), (rule,))
+    assert not result.passed and [(gap.what, gap.hosts) for gap in result.unknown] == [("links", ("a", "b"))]
+
+
 def test_a_raising_rule_is_a_finding_and_unknown_not_a_pass() -> None:
     def broken(host: engine.Host, plan: Plan) -> Iterator[Finding]:
         raise ZeroDivisionError("oops")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nccl_doctor.agent.probes import system
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.rules.judge import Report, judge
@@ -98,6 +99,7 @@ ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"ecc_corrected_volatile": 99_999}, {}),
     ({"remap_pending": True}, {"gpu.ecc.row-remap-pending": "fail"}),
     ({"remap_failure": True}, {"gpu.ecc.row-remap-failure": "fail"}),
+    ({"sram_threshold_exceeded": True}, {"gpu.ecc.sram-threshold": "fail"}),
     ({"remapped_uncorrectable": 3, "remapped_correctable": 7}, {}),
     ({"retired_pages_pending": True}, {"gpu.ecc.retirement-pending": "fail"}),
     ({"ecc_mode": False}, {"gpu.ecc.disabled": "warn"}),
@@ -446,13 +448,18 @@ def test_the_odd_host_is_named(board: Facts) -> None:
 def test_without_a_majority_nobody_is_odd(board: Facts) -> None:
     item = found(board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
     assert item.hosts == ("gpu01", "gpu02") and "gpu0" not in item.title and item.fixes == ()
+    odd = found(board, board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
+    assert [fix.text for fix in odd.fixes] == ["bring gpu03 to what most hosts have"]
 
 
 def test_equal_memory_in_other_words_is_no_mixture(board: Facts) -> None:
     total = int(H100["memory_total"])
     assert found(board, board, every_gpu(board, memory_total_bytes=total)) == {}
     assert "gpu.mixed-models" in found(board, board, every_gpu(board, memory_total_bytes=total // 2))
-    assert "gpu.mixed-models" in found(gpu(board, 2, memory_total_bytes=total // 2))
+    here = found(gpu(board, 2, memory_total_bytes=total // 2))["gpu.mixed-models"]
+    assert [place.gpu for place in here.places] == ["2 (0000:3b:00.0)"] and "memory sizes differ" in here.title
+    models = found(gpu(board, 2, name="NVIDIA H200"))["gpu.mixed-models"]
+    assert "different GPUs in one job: NVIDIA H100 80GB HBM3, NVIDIA H200" in models.title
 
 
 def test_a_host_without_gpus_among_hosts_with_some(board: Facts, tmp_path: Path) -> None:
@@ -541,3 +548,101 @@ def test_rails_where_no_port_is_active(board: Facts) -> None:
     changed["infiniband"]["data"]["devices"][0]["hca_type"] = "MT4119"
     item = found(changed)["ib.port-down.all"]
     assert "none of the 7 RDMA ports is active" in item.title
+
+
+def test_gpudirect_that_one_host_lacks(board: Facts) -> None:
+    """Without any way it is a fault; with another way, worth a look."""
+    no_module = of_host(board, "topology", modules={})
+    assert found(board, board, no_module)["ib.gdr.differs"].severity is Severity.WARN
+    closed = of_host(no_module, module_flavor="proprietary")
+    item = found(board, board, closed)["ib.gdr.differs"]
+    assert (item.severity, item.hosts) == (Severity.FAIL, ("gpu03",))
+
+
+def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
+    other = matrix(
+        board,
+        lambda text: text.replace("GPU0\t X \tNV18", "GPU0\t X \tNV12").replace("GPU1\tNV18\t X ", "GPU1\tNV12\t X "),
+    )
+    item = found(board, board, other)["topology.differs"]
+    assert item.hosts == ("gpu03",)
+    assert item.evidence[0].text == "GPU0-GPU1 NV12 (most hosts: NV18)"
+    everywhere = found(board, board, matrix(board, lambda text: text.replace("NV18", "NV12")))["topology.differs"]
+    assert everywhere.evidence[0].text.endswith("GPU0-GPU4 NV12 (most hosts: NV18) and 24 more")
+    assert "topology.differs" not in found(board, board)
+
+
+def test_cards_below_one_switch_without_p2p(board: Facts) -> None:
+    """NCCL then goes through host memory by itself: information. Far apart nobody expects P2P."""
+    plain = every_gpu(
+        matrix(board, lambda text: text.replace("NV18", "SYS")), nvlinks=[], name="NVIDIA GeForce RTX 4090"
+    )
+    plain = of_host(plain, nvswitches=0)
+    for pair in plain["gpu"]["data"]["pairs"]:
+        pair.update(read="GNS", write="GNS", nvlink="NS")
+    assert "gpu.p2p.consumer" not in found(plain)
+    near = matrix(
+        plain, lambda text: text.replace("GPU0\t X \tSYS", "GPU0\t X \tPIX").replace("GPU1\tSYS\t X ", "GPU1\tPIX\t X ")
+    )
+    item = found(near)["gpu.p2p.consumer"]
+    assert item.severity is Severity.INFO and [place.gpu for place in item.places] == ["0-1"]
+
+
+def test_the_lifetime_of_ecc_errors_is_told_where_it_is_known(board: Facts) -> None:
+    for total, text in ((12, "errors: 3, lifetime 12"), (None, "errors: 3")):
+        item = found(gpu(board, 2, ecc_uncorrected_volatile=3, ecc_uncorrected_aggregate=total))[
+            "gpu.ecc.uncorrectable"
+        ]
+        assert item.evidence[0].text.endswith(text)
+
+
+def test_a_process_that_the_system_stage_named_is_not_told_twice(board: Facts) -> None:
+    held = gpu(board, 2, processes=[{"pid": 7, "name": "python"}])
+    seen = system.system({})
+    seen["gpu_processes"]["processes"] = [{"pid": 7, "command": "python", "state": "S", "devices": []}]
+    held["system"] = {"outcome": "ok", "data": seen}
+    for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
+        probes = {name: msgspec.convert(one, ProbeResult) for name, one in held.items()}
+        host = HostFacts("gpu01", Reach(ReachOutcome.OK), probes)
+        told = judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=stages), (host,)))
+        assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
+
+
+def test_how_often_a_register_was_seen(board: Facts) -> None:
+    line = XID.format(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")
+    for count, text in ((1, ""), (2, " (2 times)")):
+        (item,) = found(logged(board, *[line] * count)).values()
+        (seen,) = [proof.text for proof in item.evidence if "the line's registers" in proof.source]
+        assert seen.startswith("link 14: ") and seen.endswith(text) and ("times" in seen) is (count > 1)
+
+
+def test_versions_stand_beside_a_driver_that_fails(board: Facts) -> None:
+    for library, text in (
+        ("12.535.161.08", "kernel module 550.90.07; library 12.535.161.08"),
+        (None, "kernel module 550.90.07"),
+    ):
+        failed = of_host(
+            board,
+            nvml={"outcome": "failed", "code": 18, "detail": "nvmlInit: mismatch"},
+            gpus=[],
+            system={"library": library},
+        )
+        item = found(failed)["gpu.driver.mismatch"]
+        assert [proof.text for proof in item.evidence][:2] == ["nvmlInit: mismatch", text]
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.97, True), (0.99, False), (1.0, False)])
+def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool, board: Facts) -> None:
+    total = int(int(H100["memory_total"]) * share)
+    other = every_gpu(board, name="NVIDIA H200", memory_total_bytes=total)
+    assert ("can hold only what fits the smallest" in words(found(board, board, other)["gpu.mixed-models"])) is told
+
+
+def test_titles_count_links_and_events(board: Facts) -> None:
+    hit = "NVLink: fatal error detected on link {}(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+    (one,) = found(logged(board, XID.format(74, hit.format(3)))).values()
+    (two,) = found(logged(board, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
+    assert ", link 3:" in one.title and ", links 3, 14, 2 times:" in two.title
+    (single,) = found(logged(board, SXID.format(20034, "Fatal,"))).values()
+    (double,) = found(logged(board, *[SXID.format(20034, "Fatal,")] * 2)).values()
+    assert "times" not in single.title and ", 2 times:" in double.title

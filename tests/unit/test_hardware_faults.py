@@ -186,6 +186,21 @@ def test_gid_index_of_the_job(healthy_roce: Facts, tmp_path: Path) -> None:
     assert [item.id for item in good.causes] == ["ib.gid-index.set"]
 
 
+def test_gid_index_that_a_host_sets_itself(healthy_roce: Facts) -> None:
+    """It counts as the job's does, from a login's environment and from nccl.conf."""
+    line = {"role": "system", "path": "/etc/nccl.conf", "lines": [{"line": 3, "text": "NCCL_IB_GID_INDEX=9"}]}
+    interfaces = {"addresses": [], "environment": {}, "conf_files": [line]}
+    for probe, data, place in (
+        ("environment", {"variables": {"NCCL_IB_GID_INDEX": "9"}}, ("environment", None)),
+        ("interfaces", interfaces, ("/etc/nccl.conf", 3)),
+    ):
+        odd = {**healthy_roce, probe: {"outcome": "ok", "data": data}}
+        wrong = [item for item in report(fleet(healthy_roce, odd)).findings if item.id == "ib.gid-index.wrong"]
+        assert wrong and all(item.hosts == (ODD,) and "an empty entry" in item.title for item in wrong)
+        assert {(item.evidence[0].source, item.evidence[0].line) for item in wrong} == {place}
+        assert all(bool(item.env) == (place[1] is None) for item in wrong)
+
+
 def test_management_nics_are_not_rails(healthy: Facts, tmp_path: Path) -> None:
     """A down Ethernet card of another kind beside active rails is no fault, on one host or on all."""
     machine = Machine(tmp_path)

@@ -50,6 +50,18 @@ def test_isolated_silence_is_a_hang_before_the_limit() -> None:
     assert answer.seconds < 30
 
 
+def test_isolated_start_may_take_longer() -> None:
+    def slow_start(report: isolated.Report) -> None:
+        report({"at": "nvmlInit"})
+        time.sleep(1.5)
+        report({"at": "next"})
+        time.sleep(600)
+
+    answer = isolated.call(slow_start, 60.0, 0.5, start_s=30.0)
+    assert (answer.outcome, len(answer.reports)) == ("timed-out", 2)
+    assert 1.5 < answer.seconds < 25
+
+
 def test_isolated_child_holds_none_of_our_streams() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)

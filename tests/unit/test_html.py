@@ -18,7 +18,7 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.bench.model import Link, RankRecord
-from nccl_doctor.facts.model import Bundle, HostFacts
+from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.report.html import render
 from nccl_doctor.report.html.measured import heatmaps
 from nccl_doctor.report.html.page import matrix
@@ -190,7 +190,14 @@ def test_the_gate_comes_first() -> None:
     bundle = Builder().bundle()
     report = judge(bundle)
     text = Elements(render(report, bundle, decide(report))).text
-    assert "GO: 4 of 4 hosts are good" in text and "run on" in text
+    assert "GO: 4 of 4 hosts are good" in text and "run on gpu[01-04]" in text
+    everyone_bad = Builder()
+    for host in NAMES:
+        everyone_bad.reach[host] = Reach(ReachOutcome.REFUSED, "refused")
+    bundle = everyone_bad.bundle()
+    report = judge(bundle)
+    text = Elements(render(report, bundle, decide(report))).text
+    assert "NO-GO: 0 of 4" in text and "no host is good" in text and "run on" not in text
 
 
 # ---- hostile text, and no way out of the page ----
@@ -320,6 +327,11 @@ def test_the_filter_filters(opened: browsers.Browser) -> None:
     assert 0 < len(left) < total
     assert opened.eval("document.querySelectorAll('details.finding:not([hidden])').length") == 1
     assert opened.eval("document.getElementById('count').textContent") == f"{len(left)} of {total} rows"
+    names = "[...document.querySelectorAll('.matrix tbody tr:not([hidden]) th')].map((n) => n.innerText).join(' ')"
+    for host, seen in (("gpu04", True), ("gpu99", False)):  # folded: gpu[01-02,04-06]
+        opened.eval("document.getElementById('filter').select()")
+        opened.type(host)
+        assert ("04" in opened.eval(names)) is seen and "gpu03" not in opened.eval(names)
     opened.eval("document.getElementById('filter').select()")
     opened.press("Backspace", 8)
     assert opened.eval(shown) == total
@@ -355,6 +367,24 @@ def test_it_fits_phones_and_both_schemes(opened: browsers.Browser, width: int, s
     )
     tall = "[...document.querySelectorAll('.matrix tbody tr')].map((row) => row.getBoundingClientRect().height)"
     assert max(opened.eval(tall)) < 120  # names do not break letter by letter
+
+
+@needs_gcc
+@needs_browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_thousand_hosts_fit_and_their_names_are_folded_away(
+    tab: browsers.Browser, machine: dict[str, Any], tmp_path: Path, width: int
+) -> None:
+    path = tmp_path / "large.html"
+    path.write_text(page(big(1000, machine)), encoding="utf-8")
+    tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    tab.open(path)
+    assert tab.complaints() == []
+    assert tab.eval("document.documentElement.scrollWidth") <= width
+    assert tab.eval("document.querySelector('.matrix').getBoundingClientRect().height") < 400
+    tab.eval("document.querySelector('.matrix summary').focus()")
+    tab.press("Enter", 13, "\r")
+    assert "00994]" in tab.eval("document.querySelector('.matrix details[open]').innerText")
 
 
 def _light(colour: str) -> float:

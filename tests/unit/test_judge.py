@@ -131,6 +131,30 @@ def test_what_is_no_bundle_is_refused(content: bytes) -> None:
         bundles.from_bytes(content, "name.ndb")
 
 
+@pytest.mark.parametrize(
+    ("port", "user", "login"), [(22, "", "gpu02"), (0, "me", "me@gpu02"), (2222, "me", "-p 2222 me@gpu02")]
+)
+def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: str) -> None:
+    builder = Builder()
+    builder.reach["gpu02"] = Reach(ReachOutcome.AUTH_FAILED, "refused", port=port, user=user)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert found.fixes[0].command == f"ssh -v {login} true"
+    builder.reach["gpu02"] = msgspec.structs.replace(builder.reach["gpu02"], outcome=ReachOutcome.HOST_KEY_CHANGED)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
+
+
+def test_the_worst_is_told_first_and_then_the_earliest_stage() -> None:
+    builder = Builder()
+    builder.probes["gpu01"]["clock"]["offset"] = 30.0
+    for host in NAMES:
+        for link in [link for link in builder.links(host, "gpu03") if link["purpose"] == "ephemeral"]:
+            link.update(outcome="refused")
+    builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    told = [(item.severity.value, item.stage) for item in judge(builder.bundle()).findings]
+    assert told == [("fail", "connectivity"), ("fail", "ports"), ("warn", "connectivity")]
+
+
 @pytest.mark.parametrize("schema", range(1, BUNDLE_SCHEMA + 1))
 def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
     """Kept from the days of each schema, never made anew: three GPU hosts in all stages, one behind an MTU hole."""
@@ -156,11 +180,32 @@ def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
     content = bundles.to_bytes(Builder().bundle())
     for bad in (
         content[:-20],
+        content[:-4],  # only the checksum is cut
         gzip.compress(b"[1, 2]"),
         gzip.compress(b'{"schema": 1}'),
     ):
         with pytest.raises(bundles.BundleError):
             bundles.from_bytes(bad, "name.ndb")
+
+
+def test_a_saved_bundle_is_private_and_half_a_one_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    kept = tmp_path / "b"
+    before = os.umask(0)
+    try:
+        bundles.write(Builder().bundle(), kept)
+    finally:
+        os.umask(before)
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+    def no_room(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(OSError, match="No space"):
+        bundles.write(Builder().bundle(), tmp_path / "c")
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,6 +392,16 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert done.stdout and not done.stderr
 
 
+def test_a_full_disk_behind_standard_output_is_no_defect_of_ours() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m nccl_doctor check --from "$1" > /dev/full', sys.executable,
+         str(Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.INTERNAL_ERROR
+    assert done.stderr == "nccl-doctor: the output cannot be written: No space left on device\n"
+
+
 def test_a_defect_of_ours_is_one_message_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -506,6 +516,22 @@ def printed(report: Report, width: int) -> str:
     out = io.StringIO()
     render(report, Console(file=out, width=width, highlight=False, markup=False, emoji=False))
     return out.getvalue()
+
+
+def test_remote_text_cannot_drive_the_progress_lines() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from nccl_doctor.report.progress import ConsoleProgress
+
+    shown = StringIO()
+    with ConsoleProgress(Console(file=shown)) as progress:
+        progress.begin("connect", 1)
+        progress.advance("connect", "gpu01", "bad \x1b[2J\x9b luck")
+        progress.end("connect")
+    assert "connect: bad" in shown.getvalue() and "gpu01" in shown.getvalue()
+    assert not {"\x1b", "\x9b"} & set(shown.getvalue())
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])

@@ -155,3 +155,8 @@ def test_what_a_rank_leaves_behind() -> None:
                  error=None, stack=f'File "train.py", line 3: login(password="{C}")', output=text)  # fmt: skip
     told = str(Launch._describe(None, rank))  # type: ignore[arg-type]
     assert C not in told and told.count(HIDDEN) == 2
+
+
+def test_what_two_rules_hide_is_hidden_once() -> None:
+    token = "hf_" + "A" * 34
+    assert redact_text(f"[HF_TOKEN={token}] HF_TOKEN={token}.rest") == f"[HF_TOKEN={HIDDEN}] HF_TOKEN={HIDDEN}"

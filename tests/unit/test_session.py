@@ -424,6 +424,12 @@ def test_a_long_wait_ends_when_the_agent_is_silent_on_another_request(monkeypatc
         opened.close()
 
 
+def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(session: Session) -> None:
+    session._take(b'a job prints {"id": and goes on')
+    with pytest.raises(OSError, match=r'not of the protocol: \{"id": "one"'):
+        session._take(b'{"id": "one"}')
+
+
 def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
     from nccl_doctor.transport import session as sessions

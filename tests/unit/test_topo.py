@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
-from nccl_doctor.facts.topology_matrix import parse
+from nccl_doctor.facts.topology_matrix import TopologyError, parse
 from nccl_doctor.facts.topology_paths import (
     between,
     cross_socket,
@@ -210,3 +212,37 @@ def test_one_gpu_far_from_its_nic_is_not_uneven() -> None:
 def test_a_matrix_without_nvlink_says_that_it_may_be_the_mp_one() -> None:
     assert "topo -mp" in rendered("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n", 100)
     assert "topo -mp" not in rendered("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n", 100)
+
+
+BASE = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNV4\tPIX\t0-7\t0\tN/A\nGPU1\tNV4\t X \tSYS\t8-15\t1\tN/A\n"
+BASE += "NIC0\tPIX\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+EVIL = st.sampled_from(
+    ["\x1b[2J", "\x1b]52;c;AAAA\x07", "\x9b31m", "\x00", "\r", "\b", "\x85", "\u2028", "\u202e", "\x7f", "GPU2", "NV99"]
+)
+
+
+@given(places=st.lists(st.tuples(st.integers(0, len(BASE)), EVIL), max_size=6), width=st.integers(30, 200))
+@settings(max_examples=80, deadline=None)
+def test_whatever_stands_in_a_matrix_the_terminal_gets_plain_text(places: list[tuple[int, str]], width: int) -> None:
+    text = BASE
+    for place, evil in places:
+        text = text[:place] + evil + text[place:]
+    try:
+        shown = rendered(text, width)
+        document = topology.to_json(parse(text))
+    except TopologyError:
+        return
+    assert not [mark for mark in shown if (ord(mark) < 32 and mark != "\n") or mark in "\x7f\x9b\x85\u2028\u202e"]
+    assert set(document) >= {"gpus", "nics", "links", "truncated"}
+    names = {one["name"] for one in document["gpus"] + document["nics"]}
+    assert all({link["a"], link["b"]} <= names for link in document["links"])
+
+
+def test_the_shape_of_the_json(machine: Machine) -> None:
+    for text in (BASE, BASE.replace("\tGPU NUMA ID", "").replace("\tN/A", "")):
+        document = topology.to_json(parse(text))
+        extra = {"gpu_numa_id"} if "GPU NUMA ID" in text else set()
+        assert all(set(one) == {"name", "cpus", "numa"} | extra for one in document["gpus"])
+        assert all(set(one) == {"name", "device"} for one in document["nics"])
+        assert all(set(one) == {"a", "b", "kind"} for one in document["links"])
+        assert document["truncated"] in (True, False)

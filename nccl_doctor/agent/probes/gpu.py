@@ -12,7 +12,8 @@ from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_
 NVIDIA = "0x10de"
 # Without persistence mode the driver starts each of eight GPUs anew: nvmlInit alone may then take over 10 s.
 NVML_LIMIT_S = 40.0
-NVML_SILENCE_S = 18.0  # for one single call
+NVML_START_S = 25.0  # for nvmlInit
+NVML_SILENCE_S = 10.0  # for any other single call
 SMI_LIMIT_S = 15.0
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY")
 _LIBRARY_PLACES = (
@@ -31,8 +32,9 @@ _QUERY = ("pci.bus_id", "uuid", "name", "driver_version")
 def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that four witnesses say of the GPUs.
 
-    Arguments: ``nvml_limit_s``, ``nvml_silence_s`` (for one call) and ``smi_limit_s``, in seconds. ``nvml.outcome``
-    says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never a hang of this probe.
+    Arguments, in seconds: ``nvml_limit_s``, ``nvml_start_s`` (for nvmlInit), ``nvml_silence_s`` (for any other call) and
+    ``smi_limit_s``. ``nvml.outcome`` says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never
+    a hang of this probe.
     """
     data = _witnesses()
     if not _any_sign(data):
@@ -45,7 +47,8 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
         data["module"] = "pynvml"  # the controller sends its own copy and asks again
         raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
     silence_s = float(arguments.get("nvml_silence_s", NVML_SILENCE_S))
-    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S)), silence_s))
+    start_s = float(arguments.get("nvml_start_s", NVML_START_S))
+    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S)), silence_s, start_s))
     hung = data["nvml"]["outcome"] == "timed-out"
     limit_s = float(arguments.get("smi_limit_s", SMI_LIMIT_S))
     data["smi"] = _smi(min(limit_s, 5.0) if hung else limit_s)
@@ -226,9 +229,9 @@ def _fabric_manager() -> Dict[str, Any]:
     }
 
 
-def _nvml(pynvml: Any, limit_s: float, silence_s: float) -> Dict[str, Any]:
+def _nvml(pynvml: Any, limit_s: float, silence_s: float, start_s: float) -> Dict[str, Any]:
     """Ask NVML in a child process; the answer's ``nvml`` part says how that ended."""
-    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s, silence_s)
+    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s, silence_s, start_s=start_s)
     data: Dict[str, Any] = {"system": {}, "gpus": [], "pairs": []}
     state: Dict[str, Any] = {"outcome": answer.outcome, "detail": answer.detail, "seconds": round(answer.seconds, 3)}
     last: Dict[str, Any] = {}

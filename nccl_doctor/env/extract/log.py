@@ -31,6 +31,7 @@ class LogReading(msgspec.Struct, frozen=True):
     nccl_version: str = ""
     refused: tuple[Assignment, ...] = ()
     matchless: tuple[Assignment, ...] = ()  # interface lists that, the log says, matched nothing
+    speaks: bool = False  # NCCL says in it what it does: what is set would be there
 
 
 def read(lines: Iterable[str], file: str = "") -> LogReading:
@@ -39,7 +40,7 @@ def read(lines: Iterable[str], file: str = "") -> LogReading:
     refused: dict[tuple[str, str], Assignment] = {}
     lists: dict[str, Assignment] = {}  # process -> its NCCL_SOCKET_IFNAME
     matchless: dict[tuple[str, str | None], Assignment] = {}
-    version = ""
+    version, speaks = "", False
     for number, line in enumerate(lines, start=1):
         if "NCCL" not in line and "Invalid value" not in line:
             continue
@@ -47,6 +48,7 @@ def read(lines: Iterable[str], file: str = "") -> LogReading:
         if not version and (match := _VERSION.search(line)):
             version = match[1]
         mark = line.find(_MARK)
+        speaks = speaks or mark >= 0
         if mark >= 0 and (match := _SET.match(line, mark + len(_MARK))):
             head = _HEAD.search(line[max(0, mark - _HEAD_LIMIT) : mark])
             host, name, value = head[1] if head else "", match[1], match[2].strip()
@@ -63,4 +65,4 @@ def read(lines: Iterable[str], file: str = "") -> LogReading:
                 refused[key] = Assignment(match[2], match[1], file, number, How.LOG, line, file)
         elif _NO_INTERFACE in line and (match := _PROCESS.search(line)) and (failed := lists.get(match[1])):
             matchless.setdefault((failed.host, failed.value), failed)
-    return LogReading(tuple(found.values()), version, tuple(refused.values()), tuple(matchless.values()))
+    return LogReading(tuple(found.values()), version, tuple(refused.values()), tuple(matchless.values()), speaks)

@@ -6,8 +6,13 @@ import ast
 import textwrap
 import warnings
 
-from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
+import msgspec
 
+from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
+from nccl_doctor.env.extract import shell
+
+# What hands its first argument to a shell.
+_SHELLS = frozenset({"system", "popen", "run", "Popen", "call", "check_call", "check_output", "getoutput", "local"})
 _SETTERS = frozenset({"setdefault", "putenv", "setenv", "set_env", "set_environment_variable"})
 
 
@@ -40,6 +45,20 @@ class Visitor(ast.NodeVisitor):
             )
         )
 
+    def _command(self, node: ast.expr, options: bool = False) -> None:
+        """A text that a shell will run or, with ``options``, the options of mpirun: ``-x NCCL_DEBUG=INFO``."""
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and INTEREST.search(node.value)):
+            return
+        if options and not node.value.lstrip().startswith("-"):
+            return
+        text = f"mpirun {node.value}" if options else node.value
+        for item in shell.read(text, self.file, node.lineno, self.scope):
+            if not item.lost and item.line:
+                line = self.first_line + item.line - 1
+                stands = self.lines[item.line - 1].strip() if item.line <= len(self.lines) else item.text
+                arms = (*self.arms, *item.branch)
+                self.found.append(msgspec.structs.replace(item, line=line, text=stands, branch=arms))
+
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
         for arm, body in enumerate((node.body, node.orelse)):
@@ -57,12 +76,15 @@ class Visitor(ast.NodeVisitor):
     def visit_Dict(self, node: ast.Dict) -> None:
         for key, value in zip(node.keys, node.values, strict=True):
             self._add(key, value, mapping=True)
+            self._command(value, options=True)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called in _SETTERS and len(node.args) >= 2:
             self._add(node.args[0], node.args[1])
+        if called in _SHELLS and node.args:
+            self._command(node.args[0])
         self.generic_visit(node)
         for keyword in node.keywords:  # os.environ.update(NCCL_DEBUG="INFO"), dict(os.environ, NCCL_DEBUG="INFO")
             if keyword.arg and is_ours(keyword.arg) and called in ("update", "dict", "run", "remote", "options"):

@@ -183,7 +183,7 @@ class Reader:
 
     def _comment(self, line: int, token: str) -> None:
         if token.startswith(("#SBATCH", "#PBS", "#BSUB", "#$")) and "=" in token:
-            words = token.split(" #", 1)[0].split()
+            words = re.findall(r"(?:\"[^\"]*\"|\S)+", token.split(" #", 1)[0])
             number, self.number = self.number, 0
             self._options(line, self._line(line), words[1:])
             self.number = number
@@ -290,7 +290,7 @@ class Reader:
             previous = words[place - 1] if place else ""
             if word == "env" or word.endswith("/env"):
                 carries = True
-            if not INTEREST.search(word):
+            elif not INTEREST.search(word):
                 if place and not word.startswith("-") and not _ASSIGNS.match(word):
                     carries = carries and words[place - 1].startswith("-")
             elif previous in ("-genv", "-env") and place + 1 < len(words) and "=" not in word:
@@ -298,9 +298,9 @@ class Reader:
                 place += 1
             elif previous in _CARRIES or previous in ("--export", "-v", "--build-arg"):
                 if previous != "--build-arg":
-                    self._list(line, raw, word)
+                    self._list(line, raw, word, splits=previous == "--export")
             elif word.startswith(_LISTS):
-                self._list(getattr(word, "line", line), raw, word.split("=", 1)[1])
+                self._list(getattr(word, "line", line), raw, word.split("=", 1)[1], word.startswith("--export="))
             elif word.startswith(("-e", "-x", "-v")) and _ASSIGNS.match(word[2:]):
                 self._list(getattr(word, "line", line), raw, word[2:])
             elif _ASSIGNS.match(word) and is_ours(_ASSIGNS.match(word)[1]):  # type: ignore[index]
@@ -324,14 +324,17 @@ class Reader:
                     msgspec.structs.replace(item, line=place, text=self._line(place), scope=self.scope, not_text="")
                 )
 
-    def _list(self, line: int, raw: str, word: str) -> None:
-        """``NAME=value``, ``A=1,B=2`` or ``ALL,A=1``; a bare name is passed on as it is."""
+    def _list(self, line: int, raw: str, word: str, splits: bool = False) -> None:
+        """``NAME=value``, ``A=1,B=2`` or ``ALL,A=1``; a bare name is passed on as it is. ``splits``: at every comma."""
         plain = _unquote(word)
         if isinstance(word, Word):
             line, raw = word.line, self._line(word.line)
-        for part in re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*=)", plain):
+        for part in re.split(r",\s*(?=[A-Za-z_][A-Za-z0-9_]*=)", plain):
             if "=" in part:
-                self._set(line, raw, part.removesuffix(",ALL"), How.OPTION)
+                part = part.removesuffix(",ALL")
+                kept, comma, _ = part.partition(",")
+                cut = bool(splits and comma and "'" not in part)
+                self._set(line, raw, part, How.OPTION, f"--export splits at commas, {kept} arrives" if cut else "")
             else:
                 self.exported.update(part.split(","))
 

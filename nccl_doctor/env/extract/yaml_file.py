@@ -138,7 +138,7 @@ def _scalar(node: Any, file: str, lines: list[str], found: list[Assignment], key
 
 
 def _script(node: Any, file: str, lines: list[str], found: list[Assignment], scope: str) -> None:
-    if re.search(r"(?m)(?:^|[\s;&|])[A-Z_]+=", node.value) or "-x" in node.value or "export" in node.value:
+    if re.search(r"(?m)(?:^|[\s;&|])[A-Z0-9_]+=", node.value) or "-x" in node.value or "export" in node.value:
         first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
         found += shell.read(node.value, file, first, scope)
 

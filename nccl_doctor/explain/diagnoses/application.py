@@ -416,7 +416,7 @@ def _in_order(hits: Iterable[Hit]) -> list[Hit]:
 _BUSY = re.compile(
     r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
     r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
-    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread",
+    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.

@@ -265,6 +265,8 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
 
     Code 1 is what Python ends with after an exception. Only a candidate: the worker's own log would decide.
     """
+    if case.overcome("child-terminated") or case.overcome("torchrun-exit"):
+        return
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
     codes = {*case.exit_codes, *children, *map(int, tasks)}

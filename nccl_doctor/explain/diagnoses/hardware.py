@@ -397,12 +397,6 @@ def _busbw(hit: Hit) -> float:
     return _row(hit, "busbw")
 
 
-def _rdma_refused(case: Case) -> list[Hit]:
-    """The settings that keep NCCL from InfiniBand and RoCE."""
-    off = case.env.get("NCCL_IB_DISABLE", []) if case.value("NCCL_IB_DISABLE") == "1" else []
-    return off + (case.env.get("NCCL_NET", []) if case.value("NCCL_NET") == "Socket" else [])
-
-
 @diagnosis
 def slow_network(case: Case) -> Iterable[Candidate]:
     """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
@@ -429,15 +423,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 0.8,
                 f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
                 proof,
-                hosts={h.host for h in socket if h.host},
-                why=slow_network.__doc__ or "",
-            )
-        elif rows and best < _ONE_PORT / 2 and local >= 4 and _rdma_refused(case):
-            yield Candidate(
-                "net.slow",
-                0.62,
-                f"InfiniBand is switched off by a variable, and large messages reach only {best:.1f} GB/s over TCP",
-                [*_rdma_refused(case)[:2], *proof],
                 hosts={h.host for h in socket if h.host},
                 why=slow_network.__doc__ or "",
             )
@@ -475,6 +460,15 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             [*complaint[:3], *rows[-2:]],
             why=slow_network.__doc__ or "",
         )
+
+
+@diagnosis
+def narrow_pcie(case: Case) -> Iterable[Candidate]:
+    """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""
+    narrow, complaint = case.hits("pcie-width"), case.hits("slow-complaint")
+    if narrow and complaint:
+        title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
+        yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]], why=narrow_pcie.__doc__ or "")
 
 
 @diagnosis

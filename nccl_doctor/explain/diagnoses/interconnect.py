@@ -141,6 +141,22 @@ def mtu_in_listings(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def flapping_port(case: Case) -> Iterable[Candidate]:
+    """A port's link-down counter is high, and connections break. The counter alone may be old: it grows until it is cleared."""
+    counted = case.hits("ib-port-counters")
+    broken = case.hits("ib-retry", "ib-retry-text", "ib-flush")
+    if counted and broken:
+        yield Candidate(
+            "ib.port-down",
+            0.72,
+            "the link of a port has gone down again and again",
+            [*counted[:3], *broken[:3]],
+            hosts={hit.host for hit in counted if hit.host},
+            why=flapping_port.__doc__ or "",
+        )
+
+
+@diagnosis
 def adapter_is_full(case: Case) -> Iterable[Candidate]:
     """The adapter's firmware has no room for another queue pair, queue or region; no limit of the process is to blame."""
     hits = case.hits("adapter-full")

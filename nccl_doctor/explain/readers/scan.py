@@ -272,17 +272,18 @@ class Scanner:
     def _sample_lines(self, piece: bytes, number: int) -> None:
         """Show these lines to the sampled signatures; ``number`` is the first one's.
 
-        Of lines that only report a step and differ in numbers, the first and the last say it all.
+        Of lines that only report a step and differ in numbers, the first ones (of several ranks, perhaps) and the last say
+        it all.
         """
-        steps: set[bytes] = set()  # shapes that were looked at
+        steps: dict[bytes, int] = {}  # shape -> how many lines of it were looked at
         later: dict[bytes, tuple[int, bytes]] = {}  # shape -> its last line
         for at, raw in enumerate(piece.split(b"\n"), number):
             raw = raw[:LINE_LIMIT]
             shape = raw.translate(None, _DIGIT_BYTES)
-            if shape in steps:
+            if steps.get(shape, 0) >= SAME_SHAPE:
                 later[shape] = at, raw
             elif self._sample_line(raw, at) == {"progress"}:
-                steps.add(shape)
+                steps[shape] = steps.get(shape, 0) + 1
         for at, raw in sorted(later.values()):
             self._sample_line(raw, at)
 

@@ -26,7 +26,15 @@ says(
     where=lambda groups, line: re.search(r"\b(?:Found|Detected) 0 ", line) is None,
 )
 says(
-    "dcgm-row", "| Fail", "|{}Fail - GPU", why="A row of dcgmi diag's table that failed; its first cell names the test."
+    "dcgm-row",
+    "| Fail",
+    why="A row of dcgmi diag's table that failed; its first cell names the test.",
+    where=lambda groups, line: re.search(r"\|\s*Fail\b", line) is not None,
+)
+says(
+    "pcie-width",
+    "LnkSta:{}Width x{width:int} (downgraded)",
+    why="lspci: a PCIe link has fewer lanes than it could have.",
 )
 says(
     "dcgm-heat",
@@ -81,7 +89,6 @@ says(
     "host-side PCIe replay violation",
     "PCIe replays per minute for GPU",
     "did not exceed minimum required bandwidth of",
-    "LnkSta:{}Width x{width:int} (downgraded)",
     cause="net.slow",
     strength=0.62,
     title="a GPU's PCIe link is narrower or slower than it should be, or repeats packets",

@@ -171,9 +171,6 @@ says(
     "ib-port-counters",
     "LinkDownedCounter",
     "link_downed",
-    cause="ib.port-down",
-    strength=0.72,
-    title="the link of a port has gone down again and again",
     why="The counter grows since it was last cleared; a port whose link goes down again and again loses its connections.",
     where=lambda groups, line: (
         re.search(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)", line) is not None

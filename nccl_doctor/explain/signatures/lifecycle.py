@@ -123,6 +123,7 @@ says(
     "run finished",
     "job finished",
     "Job finished",
+    "job done",
     "steps completed",
     "epochs completed",
     "All done",

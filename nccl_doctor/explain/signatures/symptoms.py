@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 S = Role.SYMPTOM
+# A process of the job, not a helper command ("git describe: exit status 128").
+_ITS_PROCESS = re.compile(
+    r"rank|work|process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code", re.IGNORECASE
+)
+
 says(
     "watchdog-timeout",
     "Watchdog caught collective operation timeout",
@@ -178,6 +185,7 @@ says(
     "exited with exit code: {code:int}",
     "exited with exit code {code:int}",
     "exit status {code:int}",
+    "exited with status {code:int}",
     "Exit Code:    {code:int}",
     "Exit Code: {code:int}",
     '"exitCode": {code:int}',
@@ -185,7 +193,7 @@ says(
     role=S,
     fold="the launcher reports a failed process",
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
-    where=lambda groups, line: groups.get("code") != "0",
+    where=lambda groups, line: groups.get("code") != "0" and bool(_ITS_PROCESS.search(line)),
 )
 says(
     "sigabrt-exit",

@@ -124,7 +124,10 @@ says(
     title="the host (or its memory cgroup) ran out of memory",
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
-        not re.search(r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes", line)
+        not re.search(
+            r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)",
+            line,
+        )
     ),
 )
 says(

@@ -31,8 +31,15 @@ def pairs(found: list[Assignment]) -> list[tuple[str, str | None, int | None]]:
         ("mpiexec -genv NCCL_DEBUG INFO ./a", [("NCCL_DEBUG", "INFO", 1)]),
         (
             "srun --export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1,NCCL_DEBUG=WARN ./a",
-            [("NCCL_IB_HCA", "mlx5_0,mlx5_1", 1), ("NCCL_DEBUG", "WARN", 1)],
+            [("NCCL_DEBUG", "WARN", 1)],  # srun cuts at every comma: of the list only mlx5_0 arrives
         ),
+        ("srun --export=ALL,\"NCCL_IB_HCA='mlx5_0,mlx5_1'\" ./a", [("NCCL_IB_HCA", "mlx5_0,mlx5_1", 1)]),
+        ("mpiexec -env NCCL_IB_HCA mlx5_0,mlx5_1 ./a", [("NCCL_IB_HCA", "mlx5_0,mlx5_1", 1)]),
+        (
+            '#BSUB -env "all, NCCL_DEBUG=TRACE, NCCL_IB_DISABLE=1"',
+            [("NCCL_DEBUG", "TRACE", 1), ("NCCL_IB_DISABLE", "1", 1)],
+        ),
+        ("nohup env NCCL_DEBUG=INFO NCCL_TIMEOUT=7 ./a &", [("NCCL_DEBUG", "INFO", 1), ("NCCL_TIMEOUT", "7", 1)]),
         ("#SBATCH --export=ALL,NCCL_DEBUG=INFO", [("NCCL_DEBUG", "INFO", 1)]),
         (
             "docker run -e NCCL_DEBUG=INFO --env NCCL_ALGO=Ring img",

@@ -12,6 +12,7 @@ import pytest
 
 from nccl_doctor.env.examine import examine
 from nccl_doctor.explain.api import explain_text
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "nccl_logs"
@@ -55,3 +56,18 @@ def test_explain_takes_the_list_away_and_names_no_placeholder(release: str) -> N
 def test_explain_knows_cuda_s_own_error_and_the_device_numbers_of_nobody(release: str) -> None:
     got = explain_text((LOGS / f"{release}-settings.log").read_text())
     assert got.causes[0].id == "gpu.driver" and got.causes[0].hosts == ("node01",)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("epoch 1, loss 2.3\n", ExitCode.NOTHING_CHECKED, "NCCL_DEBUG=INFO"),
+        ("NCCL version 2.21.5+cuda12.4\n", ExitCode.INCOMPLETE, "NCCL_DEBUG=INFO"),
+        ("n1:7:7 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n", ExitCode.HEALTHY, ""),
+    ],
+)
+def test_a_log_in_which_nccl_tells_nothing_is_no_pass(tmp_path: Path, text: str, code: ExitCode, said: str) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(text)
+    result = examine(logs=[str(log)])
+    assert result.exit_code(strict=False) is code and said in " ".join(problem.why for problem in result.problems)

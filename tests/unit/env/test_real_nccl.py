@@ -18,9 +18,9 @@ from nccl_doctor.env import knowledge, lint, number, recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.extract import log as log_reader
-from nccl_doctor.env.nccl_conf import CONF_FILE_VARIABLE_SINCE, parse_line
+from nccl_doctor.env.nccl_conf import CONF_FILE_VARIABLE_SINCE, effective, parse_line
 from nccl_doctor.env.socket_interface import nccl_bootstrap
-from nccl_doctor.facts.interfaces import Address
+from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.report.env import advice_conf
 
@@ -136,6 +136,29 @@ def test_interfaces(release: str, settings: dict[str, str]) -> None:
         choice.result,
         (choice.address.name, choice.address.address) if choice.address else None,
     )
+
+
+@release
+@pytest.mark.parametrize(
+    ("environment", "file", "works"),
+    [
+        ("lo", "NCCL_SOCKET_IFNAME=nowhere\n", True),
+        ("nowhere", "NCCL_SOCKET_IFNAME=lo\n", False),
+        ("", "NCCL_SOCKET_IFNAME=lo\nNCCL_SOCKET_IFNAME=nowhere\n", True),
+        ("", "NCCL_SOCKET_IFNAME=nowhere\nNCCL_SOCKET_IFNAME=lo\n", False),
+    ],
+)
+def test_the_environment_wins_and_in_a_file_the_first_line(
+    release: str, environment: str, file: str, works: bool
+) -> None:
+    version = asker.version_of(LIBRARIES[release])
+    if not versions.at_least(version, CONF_FILE_VARIABLE_SINCE):
+        pytest.skip("this release does not know NCCL_CONF_FILE")
+    settings = {"NCCL_SOCKET_IFNAME": environment} if environment else {}
+    assert (asker.ask(LIBRARIES[release], settings, file.encode()).result == 0) == works
+    lines = tuple(ConfLine(number, text) for number, text in enumerate(file.splitlines(), start=1))
+    winner = effective(settings, (ConfFile("environment", "/job.conf", "ok", lines),), version)["NCCL_SOCKET_IFNAME"]
+    assert (winner.value == "lo") == works
 
 
 @release

@@ -1,0 +1,146 @@
+"""What the console shows, word for word: tables are read by people, and nothing else notices a wrong cell."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from facts_builder import Builder
+from rich.console import Console
+from test_bench_judge import measured, outcome, results
+
+from nccl_doctor.facts import bundle
+from nccl_doctor.facts.topology_matrix import parse
+from nccl_doctor.report import bench_console, comparison, topology
+from nccl_doctor.report import console as consoles
+from nccl_doctor.rules import compare, gate
+from nccl_doctor.rules.judge import judge
+
+BENCH = """\
+nccl (asked for), 8 ranks on 1 host: a
+torch ?; path: NCCL of unknown version  not proved
+
+allreduce, float32, in place
+  size     time     algbw     busbw  of best               p50      p99    cv  #wrong
+    1M  26.2 us   40 GB/s   40 GB/s  █·········   9 %  26.2 us  28.8 us   1 %       0
+    1G  2334 us  460 GB/s  460 GB/s  ██████████ 100 %  2334 us  2568 us  26 %       0
+  slowest rank 1 (a), 0.4 % behind the average at 1G
+
+alltoall, float32, out of place
+  size    time     algbw     busbw  of best              p50      p99   cv  #wrong
+    1M  3.5 us  300 GB/s  300 GB/s  ██████████ 100 %  3.5 us  3.84 us  1 %       2
+  slowest rank 1 (a), 0.4 % behind the average at 1M
+"""
+TOPO = """\
+\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV18\tPIX\t0-31\t0
+GPU1\tNV18\t X \tSYS\t32-63\t1
+NIC0\tPIX\tSYS\t X \t\t
+
+NIC Legend:
+
+  NIC0: mlx5_0
+"""
+TOPO_SHOWN = """\
+gpu01   2 GPUs, 1 NIC
+
+     GPU0 GPU1 NIC0   CPUs / NUMA node
+GPU0    · NV18  PIX   0-31 / 0
+GPU1 NV18    ·  SYS   32-63 / 1
+NIC0  PIX  SYS    ·   mlx5_0
+
+"""
+
+
+def screen(width: int = 100, colours: bool = False) -> Console:
+    return Console(
+        width=width, file=io.StringIO(), force_terminal=colours, color_system="standard" if colours else None
+    )
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_check() -> None:
+    kept = Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz"
+    console = screen()
+    consoles.render(judge(bundle.read(kept)), console, saved="b.ndb", exit_code=11)
+    lines = shown(console).splitlines()
+    assert lines[0] == (
+        "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
+    )
+    assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
+    assert lines[-8:] == [
+        "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
+        "                on gpu02: sudo ip link set dev eth0 mtu 1400",
+        "     playbook   nccl-doctor playbook net.mtu.black-hole",
+        "",
+        "  passed       ports, interfaces, system, software, gpu, topology, infiniband",
+        "  environment  no setting is known to help against the network's faults",
+        "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
+        "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
+    ]
+
+
+def test_a_benchmark() -> None:
+    found = results(
+        measured(40.0, 1 << 20), measured(460.0, 1 << 30, cv=0.26), measured(300.0, 1 << 20, "alltoall", "out", wrong=2)
+    )
+    console = screen()
+    bench_console.render(outcome(results=found), console, exit_code=4)
+    assert shown(console).startswith(BENCH)
+    assert shown(console).endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
+
+
+def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
+    console = screen(colours=True)
+    for cv in (bench_console.NOISY, bench_console.NOISY + 0.01):
+        bench_console.render(outcome(results=results(measured(40.0, cv=cv))), console)
+    assert "\x1b[33m26 %" in shown(console) and "\x1b[33m25 %" not in shown(console)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.5, "3.5 us"), (999.4, "999 us"), (1000.0, "1000 us"), (9994.0, "9994 us"), (9995.0, "9.99 ms"),
+     (999.4e3, "999 ms"), (2e6, "2 s")],
+)  # fmt: skip
+def test_times(value: float, text: str) -> None:
+    assert bench_console.microseconds(value) == text
+
+
+def test_a_topology() -> None:
+    console = screen()
+    topology.render(parse(TOPO), console, title="gpu01")
+    assert shown(console).startswith(TOPO_SHOWN)
+    bare = screen()
+    topology.render(parse("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"), bare, title="")
+    assert "     GPU0 GPU1\nGPU0    ·  NV4\nGPU1  NV4    ·\n" in shown(bare).replace(" \n", "\n")
+
+
+def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
+    builder = Builder()
+    builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
+    del builder.probes["gpu03"]["clock"]
+    report = judge(builder.bundle())
+    console = screen(140)
+    consoles.render_gate(report, gate.decide(report), console)
+    lines = shown(console).splitlines()
+    (bad,) = [line for line in lines if line.startswith("  bad ")]
+    (unknown,) = [line for line in lines if line.startswith("  unknown ")]
+    assert "gpu02" in bad and "loopback" in bad and "clock" not in bad
+    assert "gpu03" in unknown and "clock" in unknown and "loopback" not in unknown
+
+
+def test_long_lists_of_changes_are_cut_and_say_so() -> None:
+    found = compare.bundles(Builder().bundle(), Builder().bundle())
+    items = tuple(f"GPU {number}" for number in range(comparison.ITEMS_SHOWN + 2))
+    change = compare.FactChange("gpu", "driver", items, ("gpu01",), "570.1", "575.2", ())
+    for count, cut in ((comparison.CHANGES_SHOWN, False), (comparison.CHANGES_SHOWN + 3, True)):
+        console = screen(200)
+        comparison.render(msgspec.structs.replace(found, changes=(change,) * count), console)
+        assert ("... and 3 more (--verbose shows all)" in shown(console)) is cut
+        assert f"{items[comparison.ITEMS_SHOWN - 1]} and 2 more: 570.1 -> 575.2" in shown(console)
