@@ -416,7 +416,7 @@ def _in_order(hits: Iterable[Hit]) -> list[Hit]:
 _BUSY = re.compile(
     r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
     r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
-    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
+    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
@@ -424,7 +424,7 @@ _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
-    r"\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"\.wait\(|\braise |\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages"
 )
 
