@@ -54,11 +54,12 @@ def path(absolute: str) -> str:
 
 
 def whole_number(text: Optional[str]) -> Optional[int]:
-    """A whole number in sysfs's ways to write one (``-1``, ``0x1f``); None for anything else."""
+    """A whole number in sysfs's ways to write one (``-1``, ``0x1f``); None for anything else, or beyond 64 bits."""
     try:
-        return int(text or "", 0)
+        value = int(text or "", 0)
     except ValueError:
         return None
+    return value if -(1 << 63) <= value < 1 << 64 else None
 
 
 def read_text(absolute: str, limit: int = 1 << 20) -> Optional[str]:
