@@ -25,9 +25,7 @@ _NAMES = (
     r"(?:[_-](?:id|key|token|value|b64|base64))?"
 )
 # Also a value of which an earlier rule has hidden the beginning.
-_VALUE = (
-    r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|\[redacted\][^\s\"',;&)}\]]{0,4096}|[^\s\"',;&)}\]]{1,4096})"
-)
+_VALUE = r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|\[redacted\][^\s\"',;&)}\]]{0,4096}|[^\s\"',;&)}\]]{1,4096})"
 
 _NAME_NEEDLES = "pass secret token key credential cookie signature sig sas jwt"
 

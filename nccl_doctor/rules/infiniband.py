@@ -508,7 +508,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     Where the stage "system" runs it tells this itself, with the limits of the whole login.
     """
     if "system" in plan.stages:
-        raise SkipRule("the stage system tells it")
+        raise SkipRule("locked memory is judged in stage system")
     soft, hard = with_devices(host).memlock_bytes.soft, with_devices(host).memlock_bytes.hard
     if soft is None or soft >= value("memlock.rdma"):
         return
