@@ -145,8 +145,6 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         if best.id == "sys.host-oom":
             where = best.hosts[0] if best.hosts else "the host of the killed rank"
             steps.append(f"on {where}: dmesg -T | grep -i -E 'oom|killed process'")
-        if best.playbook:
-            steps.append(f"nccl-doctor playbook {best.playbook}")
     return tuple(dict.fromkeys(steps))
 
 
