@@ -129,6 +129,8 @@ def bench(
         _hosts.stop(str(error))
     if GEMM in names and not dtype.startswith(("float", "bfloat")):
         _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
+    if names == (GEMM,) and sizes:
+        _hosts.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
     modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
     if format == "nccl-tests" and not modes:
         modes = ("out", "in")  # scripts expect both blocks

@@ -48,11 +48,6 @@ TorchVersion = Annotated[
 ]
 
 
-def _usage(message: str) -> typer.Exit:
-    typer.echo(f"error: {message}", err=True)
-    return typer.Exit(ExitCode.USAGE)
-
-
 def _facts(
     hosts: str | None,
     host_list: str | None,
@@ -70,7 +65,7 @@ def _facts(
 
     if bundle is not None:
         if hosts or host_list or slurm:
-            raise _usage("--from reads a saved bundle: it takes no hosts")
+            _hosts.stop("--from reads a saved bundle: it takes no hosts")
         with _hosts.bad_input_stops():
             saved = bundles.read(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
@@ -103,7 +98,7 @@ def show(
     try:
         answers = [knowledge.lookup(name.strip().split("=", 1)[0], nccl_version, torch_version) for name in names]
     except ValueError as error:
-        raise _usage(str(error)) from None
+        _hosts.stop(str(error))
     if format is Format.JSON:
         pages = [report.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
@@ -160,9 +155,9 @@ def lint(
     from nccl_doctor.report import env as report
 
     if (write or in_place) and not fix:
-        raise _usage("--write and --in-place need --fix")
+        _hosts.stop("--write and --in-place need --fix")
     if fix and not file:
-        raise _usage("--fix needs --file: only files can be corrected")
+        _hosts.stop("--fix needs --file: only files can be corrected")
     _hosts.check_release(nccl_version, "--nccl-version")
     _hosts.check_release(torch_version, "--torch-version")
     facts = None
@@ -172,7 +167,7 @@ def lint(
     try:
         result = examine.examine(file or (), log or (), facts, nccl_version, torch_version)
     except ValueError as error:
-        raise _usage(str(error)) from None
+        _hosts.stop(str(error))
     if fix:
         for change in fixing.changes(result.remarks):
             typer.echo(change.diff, nl=False)
@@ -241,8 +236,7 @@ def recommend(
     facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config)
     known, attempts = needs.of_bundle(facts)
     if not known:
-        typer.echo("error: no host could be reached: there is nothing to recommend from", err=True)
-        raise typer.Exit(ExitCode.NOTHING_CHECKED)
+        _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
     typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
     for note in report.not_shown(advice, format.value):
@@ -289,7 +283,7 @@ def tune(
     from nccl_doctor.report import env as report
 
     if backend not in ("auto", "nccl", "gloo"):
-        raise _usage(f"--backend {backend!r}: expected auto, nccl or gloo")
+        _hosts.stop(f"--backend {backend!r}: expected auto, nccl or gloo")
     try:
         plan = BenchPlan(
             collectives=parse_collectives(collective),
@@ -303,7 +297,7 @@ def tune(
         )
         candidates = tune_fleet.read_candidates(candidate or ())
     except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
-        raise _usage(str(error)) from None
+        _hosts.stop(str(error))
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
@@ -320,11 +314,9 @@ def tune(
             told=lambda text: typer.echo(text, err=True),
         )
     except Refused as refusal:
-        typer.echo(f"error: {refusal}", err=True)
-        raise typer.Exit(refusal.code) from None
+        _hosts.stop(str(refusal), refusal.code)
     except Failed as reason:
-        typer.echo(f"error: the default settings themselves fail: {reason}", err=True)
-        raise typer.Exit(ExitCode.FINDINGS) from None
+        _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
     if format is Format.JSON:
         typer.echo(json.dumps(report.tuning_json(result), indent=2, ensure_ascii=False))
     else:

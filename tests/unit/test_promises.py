@@ -362,6 +362,7 @@ MISTAKES = [
     (["check", "--stage", "prots"], 2, "ports"),
     (["check", "-H", "a", "--ssh-config", "/nowhere"], 2, "--ssh-config /nowhere"),
     (["bench", "allreduc"], 2, "did you mean allreduce"),
+    (["bench", "gemm", "--sizes", "1K"], 2, "--gemm-edge"),
     (["explain", "/nowhere"], 3, "no such file"),
     (["env", "show", "NCCL_DBUG"], 2, "NCCL_DEBUG"),
     (["report", __file__], 2, "not a bundle"),
