@@ -97,7 +97,8 @@ def head(world: World, results: Results) -> Iterator[Text]:
     many = f"{len(world.shares)} host{'s' if len(world.shares) > 1 else ''}"
     each = sorted({share.ranks for share in world.shares})
     per = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
-    spread = f" ({per} a host: {world.ranks_why})" if world.ranks_why else ""
+    alone = world.size == len(world.shares)  # "4 ranks on 4 hosts" says it already
+    spread = f" ({per} a host: {world.ranks_why})" if world.ranks_why and not alone else ""
     yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}{spread}: {visible(hosts)}", "bold")
     for names, field in (
         (sorted({record.device_name for record in results.ranks if record.device_name}), "GPU"),
