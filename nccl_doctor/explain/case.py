@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -28,6 +28,16 @@ class Candidate(msgspec.Struct):
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+
+
+def ranks_of(hits: Iterable[Hit]) -> set[int]:
+    """The ranks that these lines are known to come from."""
+    return {hit.rank for hit in hits if hit.rank is not None}
+
+
+def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
+    """The ranks and the hosts that these lines are known to come from."""
+    return ranks_of(hits), {hit.host for hit in hits if hit.host}
 
 
 class Work(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, all_diagnoses
+from nccl_doctor.explain.case import Candidate, Case, all_diagnoses, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.findings import playbooks
 
@@ -87,8 +87,7 @@ def collect(case: Case) -> list[Candidate]:
                 signature.strength,
                 _title(signature.title, hits[0]),
                 [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
-                {hit.rank for hit in hits if hit.rank is not None},
-                {hit.host for hit in hits if hit.host},
+                *speakers(hits),
                 signature.why,
             )
         )
@@ -106,7 +105,7 @@ def _last_resort(case: Case) -> list[Candidate]:
     for place, (cause, hits) in enumerate(votes[:4]):
         strength = (0.36, 0.32, 0.29, 0.26)[place]
         title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
-        found.append(Candidate(cause, strength, title, hits, {h.rank for h in hits if h.rank is not None}))
+        found.append(Candidate(cause, strength, title, hits, ranks_of(hits)))
     return found
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
@@ -155,7 +155,7 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     if cut and not case.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = [item.hit for item in cut]
-        ranks = {hit.rank for hit in hits if hit.rank is not None}
+        ranks = ranks_of(hits)
         yield Candidate("app.rank-exception", 0.34, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
         yield Candidate("unrelated", 0.3, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
 
@@ -213,7 +213,7 @@ def different_calls(case: Case) -> Iterable[Candidate]:
                     0.7,
                     "one rank had finished its epoch while another was still in it: they have different numbers of batches",
                     [*done, *words[-4:], *hits],
-                    {hit.rank for hit in done if hit.rank is not None},
+                    ranks_of(done),
                     final=True,
                 )
             names = " / ".join(sorted({f"{op} {shape}".strip() for op, shape in kinds}))
@@ -595,7 +595,7 @@ def long_operation(case: Case) -> Iterable[Candidate]:
             0.74,
             f"an operation took {float(long[0].groups['seconds']):.0f} s, the others wait at most {limit:.0f} s",
             [*long[:6], *case.hits("watchdog-timeout")[:2]],
-            {hit.rank for hit in long if hit.rank is not None},
+            ranks_of(long),
             why=long_operation.__doc__ or "",
         )
 
@@ -612,7 +612,7 @@ def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
             0.62,
             "a rank read garbage where a peer's address should be: the ranks are in different calls",
             [*hits, *words],
-            {h.rank for h in hits if h.rank is not None},
+            ranks_of(hits),
             why=garbage_from_a_peer.__doc__ or "",
             final=True,
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, speakers
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -219,8 +219,7 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
             0.78,
             "a process crashed inside NCCL",
             [*frames, *case.hits("segfault", "crash-handler")[:3]],
-            {h.rank for h in frames if h.rank is not None},
-            {h.host for h in frames if h.host},
+            *speakers(frames),
             crash_inside_nccl.__doc__ or "",
             final=False,
         )
@@ -239,8 +238,7 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
             0.58,
             "connections to peers time out again and again: dropped by a firewall, or the wrong interface",
             timed_out[:6],
-            {h.rank for h in timed_out if h.rank is not None},
-            {h.host for h in timed_out if h.host},
+            *speakers(timed_out),
         )
     elif case.count("connect-retry") > 8:
         yield Candidate(

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.facts.xid import xids
@@ -40,7 +40,7 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
         0.92 if low or local else 0.66,
         f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
         [*hits, *trouble[:4]],
-        {h.rank for h in trouble if h.rank is not None},
+        ranks_of(trouble),
         {h.host for h in hits if h.host},
         forced_gid_index.__doc__ or "",
         final=low or local,
@@ -62,7 +62,7 @@ def link_local_gid(case: Case) -> Iterable[Candidate]:
             0.8,
             "the queue pairs use link-local RoCE GIDs, which do not leave the subnet",
             both[:6],
-            {h.rank for h in both if h.rank is not None},
+            ranks_of(both),
         )
 
 
@@ -85,7 +85,7 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
             0.68,
             "queue pairs are refused: the GID index points to an empty or unfitting entry",
             hits,
-            {h.rank for h in hits if h.rank is not None},
+            ranks_of(hits),
         )
 
 
@@ -104,8 +104,7 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
         0.85 if gdr else 0.62,
         "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
         [*hits, *case.hits("channel-gdr")[:2]],
-        {h.rank for h in hits if h.rank is not None},
-        {h.host for h in hits if h.host},
+        *speakers(hits),
         protection_error_with_gdr.__doc__ or "",
     )
 
@@ -314,8 +313,7 @@ def exclusive_gpu(case: Case) -> Iterable[Candidate]:
             0.9,
             "the GPU admits one process only (compute mode), and another one has it",
             [busy[0], *mode[:2]],
-            {hit.rank for hit in busy if hit.rank is not None},
-            {hit.host for hit in busy if hit.host},
+            *speakers(busy),
             exclusive_gpu.__doc__ or "",
             final=True,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.xid import sxids
 
@@ -115,8 +115,7 @@ def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candid
         strength,
         title,
         hits,
-        {hit.rank for hit in hits if hit.rank is not None},
-        {hit.host for hit in hits if hit.host},
+        *speakers(hits),
         refused_by_the_peer.__doc__ or "",
     )
 
@@ -133,8 +132,7 @@ def mtu_in_listings(case: Case) -> Iterable[Candidate]:
             0.85,
             f"the two ends of a RoCE path have different MTUs ({values})",
             [*listed.values(), *refused[:4]],
-            {hit.rank for hit in refused if hit.rank is not None},
-            {hit.host for hit in refused if hit.host},
+            *speakers(refused),
             mtu_in_listings.__doc__ or "",
             final=True,
         )
@@ -196,7 +194,7 @@ def established_but_silent(case: Case) -> Iterable[Candidate]:
     hits = case.hits("established-timeout")
     if not hits:
         return
-    ranks = {hit.rank for hit in hits if hit.rank is not None}
+    ranks = ranks_of(hits)
     yield Candidate(
         "net.firewall",
         0.54,
@@ -227,8 +225,7 @@ def described_topology(case: Case) -> Iterable[Candidate]:
         if host_ids
         else "NCCL cannot make sense of this machine's topology",
         proof,
-        {hit.rank for hit in broken if hit.rank is not None},
-        {hit.host for hit in broken if hit.host},
+        *speakers(broken),
         described_topology.__doc__ or "",
     )
 
@@ -269,7 +266,7 @@ def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
         0.72 if off else 0.56,
         "symmetric memory is not available on this communicator",
         [*hits[:4], *off[:3]],
-        {hit.rank for hit in hits if hit.rank is not None},
+        ranks_of(hits),
         why=no_symmetric_memory.__doc__ or "",
     )
 
@@ -361,7 +358,6 @@ def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
             0.78,
             "memory could not be shared over NVLink between nodes (MNNVL)",
             [*failed[:5], used[0]],
-            {hit.rank for hit in failed if hit.rank is not None},
-            {hit.host for hit in failed if hit.host},
+            *speakers(failed),
             sharing_between_nodes.__doc__ or "",
         )

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
@@ -131,7 +131,7 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             0.8,
             f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
             [*odd, *case.hits("bootstrap-using")[:4]],
-            {hit.rank for hit in odd if hit.rank is not None},
+            ranks_of(odd),
             why=connect_target.__doc__ or "",
         )
 
@@ -184,7 +184,7 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
             strength if debian or not told else 0.7,
             "Gloo connects to a loopback address: a host's own name resolves to loopback",
             loop[:6],
-            {hit.rank for hit in loop if hit.rank is not None},
+            ranks_of(loop),
             why=gloo_loopback.__doc__ or "",
         )
         yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
@@ -198,8 +198,7 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
             0.85,
             "a host's own name does not resolve: Gloo fell back to loopback",
             hits,
-            {h.rank for h in hits if h.rank is not None},
-            {h.host for h in hits if h.host},
+            *speakers(hits),
             gloo_loopback.__doc__ or "",
         )
 
@@ -350,7 +349,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     resets = [hit for hit in case.hits("gloo-closed", "store-closed", "peer-closed") if "eset by peer" in hit.text]
     if not resets:
         return
-    speakers = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
+    closed_by = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
     world = case.world
     present = set(case.summary.ranks)
     if case.nodes == 1 and not _several_hosts(case):
@@ -365,7 +364,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
             0.62,
             "established connections were reset although no process had died: a firewall or middlebox on the way",
             resets,
-            speakers,
+            closed_by,
             why=reset_while_all_alive.__doc__ or "",
         )
 
@@ -387,7 +386,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     hits = case.hits("ofi-error")
     if not hits:
         return
-    speakers = {(hit.host, hit.rank) for hit in hits}
+    places = {(hit.host, hit.rank) for hit in hits}
     gone = [hit for hit in hits if _EFA_GONE.search(hit.text)]
     never = [hit for hit in hits if _EFA_NEVER.search(hit.text)]
     if gone and not never:
@@ -396,18 +395,16 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             0.64,
             "an EFA peer that had answered before answers no more: its process or its node is gone",
             gone,
-            {h.rank for h in gone if h.rank is not None},
-            {h.host for h in gone if h.host},
+            *speakers(gone),
             efa_request_failed.__doc__ or "",
         )
-    strength = 0.4 if gone and not never else 0.66 if len(speakers) > 1 or never else 0.52
+    strength = 0.4 if gone and not never else 0.66 if len(places) > 1 or never else 0.52
     yield Candidate(
         "net.firewall",
         strength,
         "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone",
         hits,
-        {h.rank for h in hits if h.rank is not None},
-        {h.host for h in hits if h.host},
+        *speakers(hits),
         efa_request_failed.__doc__ or "",
     )
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
@@ -499,12 +496,12 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
     """
     if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
         return
-    speakers = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
+    places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
     for name in sorted(_MUST_AGREE):
         hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
         values = {hit.groups["value"].strip(" .") for hit in hits}
         hosts = {hit.host for hit in hits}
-        if hits and len(speakers) > 1 and (len(values) > 1 or hosts < speakers):
+        if hits and len(places) > 1 and (len(values) > 1 or hosts < places):
             what = (
                 f"has different values ({', '.join(sorted(values))})"
                 if len(values) > 1
@@ -542,8 +539,7 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             0.72,
             "a peer is addressed by IPv6, which is not routed between the hosts",
             hits[:6],
-            {h.rank for h in hits if h.rank is not None},
-            {h.host for h in hits if h.host},
+            *speakers(hits),
             ipv6_unreachable.__doc__ or "",
         )
     if hits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 
 _WAITS = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "barrier-wrapper", "fingerprint-mismatch")
 
@@ -17,7 +17,7 @@ def swallowed_exception(case: Case) -> Iterable[Candidate]:
     If every rank skipped, all left out the same, and nothing is wrong.
     """
     hits = [hit for hit in case.hits("swallowed-exception") if hit.rank is not None]
-    ranks = {hit.rank for hit in hits if hit.rank is not None}
+    ranks = ranks_of(hits)
     waits = case.hits(*_WAITS)
     if not ranks or not waits or case.world < 2 or len(ranks) >= case.world:
         return
