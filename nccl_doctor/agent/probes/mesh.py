@@ -4,6 +4,7 @@ The controller hands each agent one secret token per run; a stranger that connec
 listens longer than the agent lives.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, probe, read_text
 from nccl_doctor.agent.redaction import redact_argv
@@ -26,6 +27,7 @@ BLOCK = b"\0" * (256 << 10)
 IP_MTU_DISCOVER = 10
 IPV6_MTU_DISCOVER = 23
 PMTUDISC_PROBE = 3  # set don't-fragment, and ignore the cached path MTU
+CONFIRMED = 8  # times that a size must be lost while a smaller one sent after it arrives
 
 # Sizes (IP packet, bytes) at which real networks break: IPv6 minimum, VPN and overlay overheads, 1500, 4K, jumbo.
 USUAL_SIZES = (
@@ -134,9 +136,15 @@ def now(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _retransmitted(connection: socket.socket) -> int:
-    """tcpi_total_retrans of struct tcp_info (linux/tcp.h): segments that this end sent more than once."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    return int(struct.unpack_from("I", info, 100)[0]) if len(info) >= 104 else 0
+    """Segments that this end sent again because they were lost, from struct tcp_info (linux/tcp.h).
+
+    tcpi_total_retrans also counts those sent again for nothing: where the peer's CPU is busy its answer is late, the
+    kernel takes the segment for lost, and the peer reports that it came twice (tcpi_dsack_dups, Linux 4.19).
+    """
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 220)
+    again = int(struct.unpack_from("I", info, 100)[0]) if len(info) >= 104 else 0
+    twice = int(struct.unpack_from("I", info, 216)[0]) if len(info) >= 220 else 0
+    return max(0, again - twice)
 
 
 def _read_exactly(connection: socket.socket, size: int) -> bytes:
@@ -477,10 +485,10 @@ def _interface_mtu(connection: socket.socket, ipv6: bool) -> int:
     return connection.getsockopt(socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP, option)
 
 
-def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> Tuple[List[int], Dict[int, str]]:
-    """Which payload sizes arrive: each is sent up to three times; and the error of those the kernel would not send."""
-    passed = []  # type: List[int]
-    refused = {}  # type: Dict[int, str]
+def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> List[int]:
+    """Which payload sizes arrive: each is sent up to three times."""
+    passed: Set[int] = set()
+    refused: Set[int] = set()
     for attempt in range(3):
         missing = [size for size in payloads if size not in passed and size not in refused]
         if not missing:
@@ -490,16 +498,46 @@ def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> Tu
                 connection.send(token.ljust(size, b"."))
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
-                    refused[size] = str(error)
+                    refused.add(size)
                 # ECONNREFUSED and the like are the echo of an earlier datagram; this one is tried again
         end = time.monotonic() + 0.15 * (attempt + 1)
         while time.monotonic() < end and len(passed) + len(refused) < len(payloads):
-            if select.select([connection], [], [], max(0.0, end - time.monotonic()))[0]:
-                try:
-                    passed.append(int(connection.recv(32)))
-                except (OSError, ValueError):
-                    continue
-    return sorted(set(passed)), refused
+            answered = _answered(connection, end)
+            if answered is not None:
+                passed.add(answered)
+    return sorted(passed)
+
+
+def _answered(connection: socket.socket, end: float) -> Optional[int]:
+    """The payload size that the peer says arrived; None where nothing sensible comes until ``end``."""
+    if select.select([connection], [], [], max(0.0, end - time.monotonic()))[0]:
+        try:
+            return int(connection.recv(32))
+        except (OSError, ValueError):
+            pass
+    return None
+
+
+def _arrives(connection: socket.socket, token: bytes, payload: int, passing: int) -> Optional[bool]:
+    """Whether a size that seemed lost arrives after all; None where that cannot be told.
+
+    The link may lose packets of any size, and a busy peer answers late. So each datagram is followed by one a little
+    smaller than ``passing``, of a size of its own: only where that one is answered is the first one known to be lost.
+    """
+    overtaken = 0
+    for smaller in range(passing - 1, passing - 1 - 2 * CONFIRMED, -1):
+        for size in (payload, smaller):
+            with contextlib.suppress(OSError):  # the echo of an earlier datagram
+                connection.send(token.ljust(size, b"."))
+        end, answered = time.monotonic() + 0.3, None
+        while answered != smaller and time.monotonic() < end:
+            answered = _answered(connection, end)
+            if answered == payload:
+                return True
+        overtaken += answered == smaller
+        if overtaken == CONFIRMED:
+            return False
+    return None
 
 
 def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
@@ -521,7 +559,8 @@ def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
         result["interface_mtu"] = mtu
         top = min(mtu, 65535)
         sizes = sorted({size for size in USUAL_SIZES if size < top} | {top})
-        passed, _ = _passing(connection, token, [size - headers for size in sizes])
+        payloads = [size - headers for size in sizes]
+        passed = _passing(connection, token, payloads) or _passing(connection, token, payloads)
         if not passed:
             result["detail"] = "no UDP datagram of any size was answered"
             return result
@@ -532,9 +571,17 @@ def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
                 break
             step = max(1, (lost[0] - largest) // 16)
             tries = list(range(largest + step, lost[0], step))[:32]
-            passed, _ = _passing(connection, token, [size - headers for size in tries])
+            passed = _passing(connection, token, [size - headers for size in tries])
             largest = max([largest] + [size + headers for size in passed])
             lost = sorted([size for size in tries if size > largest] + lost)
+        while lost:
+            arrives = _arrives(connection, token, lost[0] - headers, largest - headers)
+            if arrives is None:
+                result["detail"] = "too many datagrams of every size are lost"
+                return result
+            if not arrives:
+                break
+            largest = lost.pop(0)
         result["largest_passed"] = largest
         if lost:
             result.update(outcome="black-hole", smallest_lost=lost[0])
