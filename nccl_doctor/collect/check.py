@@ -292,7 +292,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     def connect(host: str, session: Session) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
-        run.ask(host, session, "links", arguments, 10.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
         run.progress.advance("ports", host)
 
     run.progress.begin("ports", len(run.sessions))

@@ -24,6 +24,7 @@ MESSAGE = 64  # bytes of one paced message
 BLOCK = b"\0" * (256 << 10)
 UNDER_WAY = 8  # paced messages sent and not yet answered, at most
 CONFIRMED = 8  # times that a size must be lost while a smaller one sent after it arrives
+ANSWER_S = 6.0  # for the first answer of a peer that is connected
 RETRY_S = 0.5  # a connect without an answer is joined by another one after this time
 
 # Linux values that Python's socket module does not name.
@@ -394,17 +395,23 @@ def _dial(address: str, port: int, timeout: float) -> socket.socket:
 
 
 def _open(target: Dict[str, Any], token: str, mode: str, timeout: float) -> Tuple[socket.socket, str, float]:
-    """Connect and say hello: the socket, the name that answered, the connect time in ms. ``OSError`` on any failure."""
+    """Connect and say hello: the socket, the name that answered, the connect time in ms. ``OSError`` on any failure.
+
+    A peer that is connected and answers late is busy: that is no firewall, and no outcome that looks like one.
+    """
     started = time.monotonic()
     connection = _dial(target["address"], int(target["port"]), timeout)
     try:
         elapsed = (time.monotonic() - started) * 1e3
+        connection.settimeout(ANSWER_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(MAGIC + token.encode("ascii") + b" " + mode.encode("ascii") + b"\n")
         answer = _read_line(connection)
         name = str(json.loads(answer.decode("utf-8"))["name"]) if answer else ""
     except (OSError, ValueError, KeyError) as error:
         connection.close()
+        if isinstance(error, socket.timeout):
+            raise OSError(errno.EPROTO, "connected, and then no answer within %.0f s" % ANSWER_S) from error
         if isinstance(error, OSError):
             raise
         raise OSError(errno.EPROTO, "something else answers on this port") from error
