@@ -247,14 +247,3 @@ def no_setting(report: Report) -> str:
         )
     why = "the interfaces stage was not measured" if report.reached else "no host was reached"
     return f"not known: {why}"
-
-
-def stdout_console(plain: bool = False) -> Console:
-    """The console for results: no markup, and where it is no terminal, wide enough that lines stay whole.
-
-    ``plain`` where what looks like a terminal may be none: mpirun gives its ranks one and writes to a file.
-    """
-    console = Console(highlight=False, markup=False, emoji=False)
-    if console.is_terminal and not plain:
-        return console
-    return Console(highlight=False, markup=False, emoji=False, width=160, force_terminal=False)

@@ -21,6 +21,7 @@ from nccl_doctor.report.safe_text import visible
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 220
 _LABEL = 21
+_PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
 _MARK = {
     Verdict.CAUSE_FOUND: ("✗", "bold red"),
     Verdict.UNDECIDED: ("?", "bold yellow"),
@@ -163,15 +164,17 @@ def _print_next(explanation: Explanation, console: Console) -> None:
 
 
 def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
-    head = Text("  ")
-    head.append(f"{cause.id:<28}", "bold")
     where = []
     if cause.ranks:
         where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
     if cause.hosts:
         where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
-    head.append(visible(f"{', '.join(where):<34}"))
-    head.append(f"  {cause.confidence:.2f}")
+    for widths in ((26, 34), (0, 0)):  # in columns where they fit
+        head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
+        head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
+        head.append(f"  {cause.confidence:.2f}")
+        if head.cell_len <= console.width:
+            break
     console.print(head)
     for item in cause.evidence[:QUOTES]:
         console.print(_quote(item))
@@ -216,7 +219,7 @@ def _row(label: str, text: str) -> Table:
     """A label and its text, which wraps beneath itself."""
     grid = Table.grid(expand=False)
     grid.add_column(width=_LABEL)
-    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold", max_width=_PROSE)
     grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
     return grid
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,10 +15,12 @@ from facts_builder import Builder
 from rich.console import Console
 from test_bench_judge import measured, outcome, results
 
+from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.facts import bundle
 from nccl_doctor.facts.topology_matrix import parse
-from nccl_doctor.report import bench_console, comparison, topology
+from nccl_doctor.report import bench_console, comparison, terminal, topology
 from nccl_doctor.report import console as consoles
+from nccl_doctor.report.explanation import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import judge
 
@@ -144,3 +150,63 @@ def test_long_lists_of_changes_are_cut_and_say_so() -> None:
         comparison.render(msgspec.structs.replace(found, changes=(change,) * count), console)
         assert ("... and 3 more (--verbose shows all)" in shown(console)) is cut
         assert f"{items[comparison.ITEMS_SHOWN - 1]} and 2 more: 570.1 -> 575.2" in shown(console)
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What the program writes to a terminal (standard output and standard error)."""
+    controller, screen = os.openpty()
+    words = [sys.executable, "-m", "nccl_doctor", *arguments]
+    variables = {**os.environ, "TERM": "xterm", **environment}
+    with subprocess.Popen(words, stdin=screen, stdout=screen, stderr=screen, env=variables) as process:
+        os.close(screen)
+        told = b""
+        with contextlib.suppress(OSError), open(controller, "rb", buffering=0) as shown:  # EIO: nobody writes any more
+            while block := shown.read(4096):
+                told += block
+        process.wait(timeout=60)
+    return told.decode()
+
+
+FAULTY = str(Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz")
+
+
+def test_colours_are_for_terminals_that_have_them_and_users_who_want_them() -> None:
+    assert "\x1b[" in on_a_terminal("check", "--from", FAULTY, NO_COLOR="")
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        told = on_a_terminal("check", "--from", FAULTY, **environment)
+        assert "FAULTY" in told and "\x1b" not in told
+
+
+def test_a_dumb_terminal_gets_lines_of_progress() -> None:
+    for term, live in (("dumb", False), ("xterm", True)):
+        told = on_a_terminal("check", "--stage", "system", NO_COLOR="1", TERM=term)
+        assert (" s] connect 1/1" in told, "\x1b[" in told) == (not live, live), term
+
+
+@pytest.mark.parametrize("width", ["", "60", "no"])
+def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width: str, tmp_path: Path) -> None:
+    log = tmp_path / "console.log"
+    log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    for words in (["explain", str(log)], ["check", "--from", FAULTY], ["diff", FAULTY, FAULTY]):
+        told = subprocess.run(
+            [sys.executable, "-m", "nccl_doctor", *words],
+            env={**os.environ, "COLUMNS": width}, capture_output=True, text=True, check=False, timeout=60,
+        ).stdout.splitlines()  # fmt: skip
+        assert told and all(line == line.rstrip() for line in told)
+        assert max(map(len, told)) <= (60 if width == "60" else terminal.PIPE_WIDTH), words
+
+
+def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    told = {}
+    for width in (60, 100):
+        print_explanation(explain_paths([str(tmp_path / "log")], 1), console := screen(width))
+        told[width] = next(line for line in shown(console).splitlines() if "app.rank-exception " in line)
+    assert told[60].split("  ")[1:3] == ["app.rank-exception", "rank 1"] and len(told[60]) < 60
+    assert told[100].index("rank 1") == 30  # in a column
+
+
+def test_blanks_at_the_ends_of_lines_are_not_written_and_others_are() -> None:
+    stream = io.StringIO()
+    terminal._Trimmed(stream).write("a  b   \n  \x1b[1mc  \x1b[0m  \n\n d ")
+    assert stream.getvalue() == "a  b\n  \x1b[1mc\x1b[0m\n\n d "

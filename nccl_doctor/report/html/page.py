@@ -66,6 +66,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         finalize=_printable,
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
