@@ -75,7 +75,7 @@ STOPPABLE = "trap 'echo told to end; kill $!; exit 5' TERM INT HUP; echo $$ > pi
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_reaches_the_job_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    with stoppable_job(tmp_path) as process:
+    with job(tmp_path, STOPPABLE) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out.endswith("told to end\n")) == (5, True), err
@@ -84,18 +84,19 @@ def test_a_signal_reaches_the_job_and_nothing_is_left(tmp_path: Path, number: si
 
 
 def test_killed_itself_it_leaves_no_job_behind(tmp_path: Path) -> None:
-    with stoppable_job(tmp_path) as process:
+    with job(tmp_path, "echo $$ > pid; exec sleep 60") as process:
+        assert len(running(process.pid)) == 2
         process.kill()
         process.wait(timeout=30)
-        until = time.monotonic() + 30
-        while running(process.pid) and time.monotonic() < until:
+        until = time.monotonic() + 20
+        while running(process.pid):
+            assert time.monotonic() < until
             time.sleep(0.02)
-    assert process.returncode == -signal.SIGKILL and not running(process.pid)
 
 
 @contextlib.contextmanager
-def stoppable_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """A preflight that said go, in a session of its own, once its job runs."""
+def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
+    """A preflight that said go, in a session of its own, once its job runs (and has written ``pid``)."""
     words = [
         sys.executable,
         "-m",
@@ -106,7 +107,7 @@ def stoppable_job(directory: Path) -> Iterator[subprocess.Popen[str]]:
         "--",
         "bash",
         "-c",
-        STOPPABLE,
+        script,
     ]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, cwd=directory, text=True, start_new_session=True, **pipes) as process:
