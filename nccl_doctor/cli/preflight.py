@@ -271,8 +271,8 @@ def _write_bundle(bundle: Bundle, path: Path | None) -> None:
 
 
 def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> None:
+    from nccl_doctor.facts.fold import fold
     from nccl_doctor.inventory import render
-    from nccl_doctor.report.fold import fold
 
     if good is not None:
         text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nccl_doctor.report.fold import fold
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import is_live
 
