@@ -145,7 +145,7 @@ def _explain(kept: _Kept) -> None:
     from rich.console import Console
 
     from nccl_doctor.explain.files import explain_paths
-    from nccl_doctor.report.explanation import print_explanation
+    from nccl_doctor.report.explanation_text import print_explanation
 
     files = kept.files()
     if not files:
