@@ -392,6 +392,16 @@ class Case:
         return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
 
     @functools.cached_property
+    def caught(self) -> set[tuple[str, int]]:
+        """File and line of the exceptions that were caught, whatever they mean: they did no harm."""
+        return {
+            (hit.file, hit.line)
+            for item in self.summary.tracebacks
+            if item.type and self._only_logged(item)
+            for hit in (item.hit, *item.more)
+        }
+
+    @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
         """The further lines of exceptions' messages, by file and line of the first."""
         return {(item.hit.file, item.hit.line): item.more for item in self.summary.tracebacks if item.more}

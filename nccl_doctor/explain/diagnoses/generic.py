@@ -270,7 +270,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     codes = {*case.exit_codes, *children, *map(int, tasks)}
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
-    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
+    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "sigabrt-exit")
     own = codes - _KILLED
     ranks = {rank for rank, code in case.exits.items() if code in own}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}

@@ -62,6 +62,9 @@ def _lead(text: str, start: int) -> str:
 MARK = "Traceback (most recent call last)"
 _VARIES = re.compile(r"(?P<level>\b(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\b\s*)|[0-9a-f]*\d[0-9a-f]*")
 _BOX = "╭┌─━+-= "
+_NOTEBOOK = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\s{2,}$"
+)  # IPython's headline names the exception
 MOST_LEADS = 16
 LONGEST_LEAD = 160
 
@@ -83,7 +86,7 @@ class Leads:
             return "", lead
         if bare == "traceback :":  # torchrun's table: what follows is indented by two
             return "", "  "
-        if not lead.strip(_BOX) or len(lead) > LONGEST_LEAD:
+        if not lead.strip(_BOX) or len(lead) > LONGEST_LEAD or _NOTEBOOK.match(lead):
             return "", ""
         if lead not in self._known and len(self._known) < MOST_LEADS:
             self._known[lead] = re.compile(_shape(lead))

@@ -300,6 +300,7 @@ says(
     "indexing",
     "Indexing",
     "Map:",
+    "Map (",
     "Extracting",
     "extracting",
     "waiting for",
