@@ -432,9 +432,9 @@ def _slower(case: Case, ranks: set[int]) -> list[Hit]:
     """Lines in which all of these ranks tell a much longer duration than the others do for the same thing, theirs first."""
     told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
     for hit in (hit for hits in case.summary.before.values() for hit in hits):
-        rank = hit.rank if hit.rank is not None else next(iter(_ranks_named(hit.text)), None)
-        for label, number, unit in _DURATION.findall(hit.text) if rank is not None else ():
-            told[label.lower(), unit][rank] = (float(number), hit)
+        for rank in [hit.rank] if hit.rank is not None else _ranks_named(hit.text)[:1]:
+            for label, number, unit in _DURATION.findall(hit.text):
+                told[label.lower(), unit][rank] = (float(number), hit)
     for by_rank in told.values():
         others = [value for rank, (value, _) in by_rank.items() if rank not in ranks]
         own = [by_rank[rank] for rank in ranks if rank in by_rank]
