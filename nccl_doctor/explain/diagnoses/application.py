@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
@@ -72,6 +73,7 @@ _OTHERS_SUFFER = (
     "connect-refused",
     "unique-id",
     "joined-partly",
+    "deadlock-detected",
 )
 
 
@@ -361,6 +363,22 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
+_GAVE_UP = re.compile(
+    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable",
+    re.IGNORECASE,
+)
+
+
+def gave_up(case: Case, ranks: set[int]) -> list[Hit]:
+    """Lines in which these ranks say, in words of their own, that they end."""
+    said = [hit for hit in topics.trouble(case) if hit.rank in ranks or _names_rank(hit.text, ranks)]
+    return [
+        hit
+        for hit in _in_order([*last_words(case, ranks), *said])
+        if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
+    ]
+
+
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -369,6 +387,11 @@ def _who(ranks: set[int]) -> str:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     who = _who(ranks)
     own = last_words(case, ranks)
+    gone = gave_up(case, ranks)
+    if gone:
+        title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
+        yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks, why=behind_or_ahead.__doc__ or "")
+        return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = _still_busy(
         [
@@ -517,6 +540,7 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     own = last_words(case, ranks)
     title = f"{_who(ranks)} did not reach the barrier in time"
     why = missing_at_barrier.__doc__ or ""
+    hits = [*hits, *case.hits("barrier-wrapper")[:2]]
     yield Candidate("app.straggler-timeout", 0.48, title, [*hits, *own], ranks, why=why)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
 

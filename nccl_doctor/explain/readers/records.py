@@ -63,7 +63,7 @@ MARK = "Traceback (most recent call last)"
 _VARIES = re.compile(r"(?P<level>\b(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\b\s*)|[0-9a-f]*\d[0-9a-f]*")
 _BOX = "╭┌─━+-= "
 _NOTEBOOK = re.compile(
-    r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\s{2,}$"
+    r"[A-Za-z_][\w.]{0,80}?(?:Error|Exception|Interrupt|Exit|Warning)\s{4,}$"
 )  # IPython's headline names the exception
 MOST_LEADS = 16
 LONGEST_LEAD = 160
@@ -81,12 +81,14 @@ class Leads:
         Numbers and log levels of a prefix may differ in the lines that follow, the rest may not.
         """
         lead = body[: body.find(MARK)].removesuffix("Original ")  # a DataLoader's worker tells its own traceback
+        headline = _NOTEBOOK.search(lead)
+        lead = lead[: headline.start()] if headline else lead
         bare = lead.strip()
         if not bare:
             return "", lead
         if bare == "traceback :":  # torchrun's table: what follows is indented by two
             return "", "  "
-        if not lead.strip(_BOX) or len(lead) > LONGEST_LEAD or _NOTEBOOK.match(lead):
+        if not lead.strip(_BOX) or len(lead) > LONGEST_LEAD:
             return "", ""
         if lead not in self._known and len(self._known) < MOST_LEADS:
             self._known[lead] = re.compile(_shape(lead))

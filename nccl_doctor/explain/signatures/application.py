@@ -342,6 +342,16 @@ says(
     where=lambda groups, line: "usage: {" not in line and ("rror" in line or line.strip().startswith("usage:")),
 )
 says(
+    "tests-failed",
+    "FAILED (failures={count:int}",
+    "FAILED (errors={count:int}",
+    " failed, {passed:int} passed in ",
+    cause="unrelated",
+    strength=0.6,
+    title="tests failed",
+    why="The summary of unittest or pytest: what this log tells was a test's, whatever it sounds like.",
+)
+says(
     "config-refused",
     "Could not override '{key}'",
     "Key '{key}' is not in struct",
@@ -386,6 +396,7 @@ says(
     "shape-dtype",
     "The size of tensor a (",
     "mat1 and mat2 must have the same dtype",
+    "mat1 and mat2 to have the same dtype",
     "mat1 and mat2 shapes cannot be multiplied",
     "expected scalar type {a} but found {b}",
     "expected m1 and m2 to have the same dtype",
