@@ -47,7 +47,7 @@ MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 COLLECTIVES_LIMIT_S = 90.0
-CONNECT_TIMEOUT_S = 3.0  # a dropped SYN is sent again after 1 s: two more chances within it
+CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
 INTERRUPTED = "interrupted by Ctrl-C"
 
