@@ -174,7 +174,7 @@ def collectives(lab: Lab) -> dict[str, Any]:
 
 def test_check_passes_on_clean_hosts(lab: Lab) -> None:
     found = collectives(lab)
-    assert found["verdict"] == "healthy" and not found["findings"]
+    assert found["verdict"] == "healthy" and not found["findings"], (found["findings"], found["unknown"])
 
 
 def test_check_names_the_stage_at_which_it_stuck(lab: Lab) -> None:

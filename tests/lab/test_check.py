@@ -246,7 +246,8 @@ def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
     """Collectives included: every rank on every host, over gloo where there is no GPU."""
     done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile)])
     report = json.loads(done.stdout)
-    assert (done.returncode, causes(report, "fail", "warn")) == (HEALTHY, []), report["unknown"]
+    told = [(item["id"], item["hosts"], text_of(item)) for item in causes(report, "fail", "warn")]
+    assert (done.returncode, told) == (HEALTHY, []), report["unknown"]
     states = {stage["name"]: stage["state"] for stage in report["stages"]}
     assert states["collectives"] == "pass"
 
