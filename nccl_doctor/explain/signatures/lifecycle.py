@@ -7,8 +7,11 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
+# "done" says it only alone on its line or in front: "done", "rank 3: done", "done: best batch size 12".
+_DONE = re.compile(r"\bdone\b", re.IGNORECASE)
+_ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
 _NUMBER_NEAR = re.compile(r"\d")
-_TROUBLE = re.compile(r"raceback|rror(?!\w*\s*[=:]\s*-?\d)")  # not the metric: "ctc_error=0.3"
+_TROUBLE = re.compile(r"raceback|(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
@@ -104,10 +107,13 @@ says(
     "Successful requests:",
     "Benchmark duration",
     "best acc",
+    "done",
+    "DONE",
+    " completed after ",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and (not _DONE.search(line) or bool(_ALL_DONE.search(line))),
 )
 says(
     "run-ended",
@@ -120,18 +126,36 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
-    "run finished",
+    "un finished",
+    "un completed",
+    "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
+    "Job completed",
+    "job completed",
     "job done",
     "steps completed",
     "epochs completed",
     "All done",
     "all done",
+    " passed in ",
+    " passed, {others} in ",
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
     where=lambda groups, line: not _BADLY.search(line),
+)
+says(
+    "status-good",
+    "Recovery Action {}: None",
+    "Remapping Failure Occurred {}: No",
+    "Overall Health {}| Healthy",
+    "Physical state: LinkUp",
+    "phys state:{}5: LinkUp",
+    "PORT_ACTIVE (4)",
+    "configured all the available GPUs and NVSwitches",
+    role=Role.END,
+    why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
