@@ -20,13 +20,13 @@ from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.facts.topology_matrix import parse
-from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, comparison, history, terminal, topology
+from nccl_doctor.report import bench_console, comparison, history, progress, terminal, topology
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation import print_explanation
 from nccl_doctor.rules import compare, gate
-from nccl_doctor.rules.judge import judge
+from nccl_doctor.rules.judge import StageResult, judge
 
 BENCH = """\
 nccl (asked for), 8 ranks on 1 host: a
@@ -93,6 +93,37 @@ def test_a_check() -> None:
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
         "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
+    ]
+
+
+def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:
+    fix = Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset; " * 4 + "true", "a")
+    item = finding("net.firewall.dropped", Severity.FAIL, "dropped", [LINE], hosts=["a"], fixes=[fix])
+    report = judge(Builder().bundle())
+    none = [
+        StageResult(name, "skipped", 0, 1, "no driver on this host; no GPU on any host") for name in ("gpu", "topology")
+    ]
+    report = msgspec.structs.replace(
+        report, findings=(item,), stages=(*none, StageResult("ports", "skipped", 0, 1, "alone"))
+    )
+    consoles.render(report, console := screen(60))
+    told = shown(console)
+    assert "\n     fix now    allow all TCP ports between the training\n                hosts, both ways\n" in told
+    assert f"\n                on a: {fix.command}\n" in told
+    assert "\n  skipped      gpu, topology (no GPU on any host)\n  skipped      ports (alone)\n" in told
+
+
+def test_progress_on_a_narrow_screen_is_one_line_for_what_runs_and_one_for_what_is_over() -> None:
+    drawn = progress.ConsoleProgress(screen(60, colours=True))
+    for stage, hosts in (("connect", 4), ("host facts", 4), ("collectives", 1)):
+        drawn.begin(stage, 4)
+        for host in range(hosts):
+            drawn.advance(stage, f"gpu{host}", "timed-out" if stage == "connect" and not host else "")
+    assert drawn._live is not None
+    lines = str(drawn._live.renderable).splitlines()
+    assert lines[0].startswith("  collectives ██░░░░ 1/4   ") and lines[1:] == [
+        "  done: connect, host facts",
+        "  connect: timed-out on gpu0",
     ]
 
 
