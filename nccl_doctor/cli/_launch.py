@@ -149,7 +149,7 @@ def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
 
 def _explain(kept: _Kept) -> None:
     from nccl_doctor.explain.files import explain_paths
-    from nccl_doctor.report.explanation import print_explanation
+    from nccl_doctor.report.explanation_text import print_explanation
     from nccl_doctor.report.terminal import stderr_console
 
     files = kept.files()

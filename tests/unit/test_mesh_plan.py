@@ -18,8 +18,9 @@ def fact(**rates: float) -> Throughput:
 
 def test_what_looks_slow_is_timed_again() -> None:
     measured = {"a": fact(b=100, c=30), "b": fact(a=95, c=90), "c": fact(a=60, b=1)}
-    assert doubtful(measured) == {("a", "c"), ("c", "b")}
-    assert doubtful({}) == set()
+    assert doubtful(measured, 0.5) == [("a", "c"), ("c", "b")]
+    assert doubtful(measured, 0.3) == [("c", "b")]
+    assert doubtful({}, 0.5) == []
 
 
 def test_the_faster_of_two_transfers_counts_and_a_failed_one_never_does() -> None:
