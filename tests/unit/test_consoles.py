@@ -16,6 +16,7 @@ from rich.console import Console
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
 
+from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
@@ -24,7 +25,7 @@ from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
 from nccl_doctor.report import bench_console, comparison, history, progress, terminal, topology
 from nccl_doctor.report import console as consoles
-from nccl_doctor.report.explanation import print_explanation
+from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import StageResult, judge
 
@@ -135,6 +136,16 @@ def test_a_benchmark() -> None:
     bench_console.render(outcome(results=found), console, exit_code=4)
     assert shown(console).startswith(BENCH)
     assert shown(console).endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_narrow_screen_gets_fewer_columns_and_no_cut_cell(width: int, compared: bool) -> None:
+    found = outcome()
+    changes = verdict.changes(found.results.measurements, found.results.measurements) if compared else ()
+    console = screen(width)
+    console.print(bench_console.table(found.results.measurements, (), None, changes, width - 2))
+    assert "…" not in shown(console) and "460 GB/s" in shown(console)
 
 
 def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
@@ -318,8 +329,8 @@ def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:
     told = explained(msgspec.structs.replace(FOUND, verdict=Verdict.HEALTHY, causes=(), read=InputCount(1, 20)))
     assert "  1 file, 20 B, 1.2 s\n" in told and "timeline" not in told
     assert "     console.log:15  KeyError: 'dgo'\n  harmless here      harmless\n" in told
-    for verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
-        other = explained(msgspec.structs.replace(FOUND, verdict=verdict, causes=()))
+    for kind in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
+        other = explained(msgspec.structs.replace(FOUND, verdict=kind, causes=()))
         assert "harmless" not in other and "console.log" not in other and "timeline" in other
 
 
