@@ -19,19 +19,24 @@ if TYPE_CHECKING:
 FORMATS = ("console", "json")
 
 
-@app.command()
+@app.command(short_help="Would a job run on these hosts, and if not, which is to blame?")
 def check(
+    misplaced: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage (several: repeat, or commas).")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this stage out (several: repeat, or commas).")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="Only this stage (several: repeat, or commas).")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="Leave this stage out (several: repeat, or commas).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[
         str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
     ] = "sparse",
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
     nccl_version: Annotated[
         str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
     ] = "",
@@ -58,6 +63,8 @@ def check(
 
     Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
     """
+    if misplaced:
+        _hosts.stop(f"{misplaced[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
     if format not in FORMATS:
         _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
     rows = _hosts.load_thresholds(thresholds)

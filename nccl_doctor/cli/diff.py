@@ -10,7 +10,7 @@ import typer
 from nccl_doctor.cli import _hosts, app
 
 
-@app.command()
+@app.command(short_help="What changed between two saved runs, or between hosts of one?")
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
     b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,

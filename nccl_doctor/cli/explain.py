@@ -24,7 +24,7 @@ class _Format(str, enum.Enum):
     json = "json"
 
 
-@app.command()
+@app.command(short_help="Why did this job fail, hang or crawl? From its logs.")
 def explain(
     logs: Annotated[
         list[str],
@@ -33,9 +33,11 @@ def explain(
             "check or bench saved."
         ),
     ],
-    format: Annotated[_Format, typer.Option(help="console, or json for programs.")] = _Format.console,
+    format: Annotated[
+        _Format, typer.Option(metavar="console|json", help="console, or json for programs.")
+    ] = _Format.console,
     workers: Annotated[
-        int, typer.Option(min=0, max=256, help="Processes that read files (default: one per core).")
+        int, typer.Option(metavar="N", min=0, max=256, help="Processes that read files (default: one per core).")
     ] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""

@@ -11,7 +11,7 @@ from nccl_doctor.cli import _hosts, app
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
-@app.command()
+@app.command(short_help="What keeps failing, and where does bandwidth go?")
 def history(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="What --history of check or preflight named: a directory or a file.")

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 PROFILES = ("quick", "standard", "full")
 
 
-@app.command(context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False})
+@app.command(
+    short_help="Go or no-go before a training job; on go, run it.",
+    context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
+)
 def preflight(
     command: Annotated[
         list[str] | None,
@@ -74,7 +77,7 @@ def preflight(
     ] = "console",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",

@@ -18,7 +18,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.report.bench_console import microseconds
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import moment, visible
 
 # Okabe-Ito: told apart with every kind of colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -66,7 +66,7 @@ def html(runs: Sequence[Run]) -> str:
         svg(runs),
     ]
     for label, run in runs:
-        parts.append(f"<h2>{_text(label)}: {_text(run.created)}</h2>")
+        parts.append(f"<h2>{_text(label)}: {_text(moment(run.created))}</h2>")
         parts.append(f"<p>{_text(run.path.words)} ({'proved' if run.path.proved else 'not proved'})</p>")
         parts += [f"<p>{_text(item.kind.upper())}: {_text(item.text)}</p>" for item in run.verdicts]
         parts += list(_html_table(run))

@@ -360,6 +360,8 @@ MISTAKES = [
     (["check", "-H", "a", "--master", "b"], 2, "--master b"),
     (["check", "--from", __file__], 2, "not a bundle"),
     (["check", "--stage", "prots"], 2, "ports"),
+    (["check", "hostfile"], 2, "'hostfile': hosts are named by --hosts FILE or -H HOSTS"),
+    (["playbook", "net.mtuu"], 2, "did you mean: net.mtu?"),
     (["check", "-H", "a", "--ssh-config", "/nowhere"], 2, "--ssh-config /nowhere"),
     (["bench", "allreduc"], 2, "did you mean allreduce"),
     (["bench", "gemm", "--sizes", "1K"], 2, "--gemm-edge"),
