@@ -126,12 +126,12 @@ def preflight(
     if bundle.interrupted:
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
-    _write_bundle(bundle, save)
+    saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
     hosts_written = _write_hosts(inventory, gate, good_hosts, bad_hosts)
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, str(save or ""))
+    _print(format, judged, gate, bundle, verbose, saved)
     if bundle.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not gate.go:
@@ -198,12 +198,10 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 
     if profile not in PROFILES:
         _hosts.stop(f"--profile {profile!r}: expected one of {', '.join(PROFILES)}")
-    names = [entry.name for entry in inventory.entries]
-    if master and master not in names:
-        _hosts.stop(f"--master {master}: not among the hosts")
+    _hosts.check_master(master, inventory)
     return Plan(
         stages=tuple(stage for stage in STAGES if profile != "quick" or stage != "collectives"),
-        master=master or names[0],
+        master=master or inventory.entries[0].name,
         master_port=master_port,
         mesh="full" if profile == "full" else "sparse",
         quick=profile == "quick",
@@ -266,16 +264,6 @@ def _write(path: Path, text: str) -> bool:
         typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
         return False
     return True
-
-
-def _write_bundle(bundle: Bundle, path: Path | None) -> None:
-    from nccl_doctor.facts import bundle as bundles
-
-    if path is not None:
-        try:
-            bundles.write(bundle, path)
-        except OSError as error:
-            typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
 
 
 def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> bool:

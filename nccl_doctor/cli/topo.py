@@ -41,16 +41,12 @@ def topo(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
-    format: Annotated[
-        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
-    ] = "console",
+    format: _hosts.Format = _hosts.Output.CONSOLE,
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
 
     Without FILE, hosts or bundle, this machine is asked.
     """
-    if format not in ("console", "json"):
-        _hosts.stop(f"--format {format!r}: expected console or json")
     named = hosts is not None or host_list is not None or slurm
     if sum((file is not None, from_ is not None, named)) > 1:
         _hosts.stop("give one of FILE, --from and hosts")
@@ -166,13 +162,13 @@ def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, 
     return groups
 
 
-def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
+def _tell(found: list[Found], missing: dict[str, str], format: _hosts.Output, one_file: bool) -> None:
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
     from nccl_doctor.report.safe_text import visible
     from nccl_doctor.report.terminal import stdout_console
 
-    if format == "json":
+    if format is _hosts.Output.JSON:
         documents = {title: topology.to_json(matrix) for title, matrix, _ in found}
         data: object = next(iter(documents.values())) if one_file else {"hosts": documents, "missing": missing}
         typer.echo(json.dumps(data, indent=2, sort_keys=True))

@@ -180,12 +180,12 @@ def _panel(title: str, series: list[Series], unit: Callable[[float], str], ceili
         )
     for item in series:
         parts.append(_line(item, horizontal, vertical))
-    labelled = [item for item in series if item.label]
-    for number, item in enumerate(labelled[:8]):
-        y = TOP + 14 + 16 * number
+    labelled = [item for item in series if item.label][:8]
+    for number, item in enumerate(reversed(labelled)):  # at the lower right: bandwidth and time rise with size
+        x, y = WIDTH - RIGHT - 10, HEIGHT - BOTTOM - 10 - 16 * number
         parts.append(
-            f'<line x1="{LEFT + 10}" x2="{LEFT + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{item.colour}" '
-            f'stroke-width="2" stroke-dasharray="{item.dash}"/><text x="{LEFT + 40}" y="{y}">{_text(item.label)}</text>'
+            f'<line x1="{x - 24}" x2="{x}" y1="{y - 4}" y2="{y - 4}" stroke="{item.colour}" stroke-width="2" '
+            f'stroke-dasharray="{item.dash}"/><text x="{x - 30}" y="{y}" text-anchor="end">{_text(item.label)}</text>'
         )
     return "".join(parts)
 

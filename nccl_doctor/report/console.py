@@ -247,5 +247,5 @@ def no_setting(report: Report) -> str:
             if names
             else "nothing needs setting"
         )
-    why = "the interfaces stage was not measured" if report.reached else "no host was reached"
+    why = "the interfaces stage was not measured on every host" if report.reached else "no host was reached"
     return f"not known: {why}"
