@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import pkgutil
@@ -107,3 +108,5 @@ def main() -> None:
         else:
             _internal_error(error)
         sys.exit(ExitCode.INTERNAL_ERROR)
+    finally:
+        gc.freeze()  # the interpreter ends without a search for cycles in all that is left: a fifth of a short run's time
