@@ -4,9 +4,11 @@
     python benchmarks/bench_beside_param.py /tmp/param [--ranks 2] [--sizes 1M:64M:x4] [--seconds 0.05] [--limit 60]
 
 PARAM is not part of this project; it needs numpy. Every rank runs PARAM's own ``comms.py``: its command line, its set-up, its process
-group and tensors, blocking mode (``--z 1``: it times each call by itself, after a barrier). Where it would measure a size
-(``runColl``), its measurement and the worker's timed loop take turns on its tensors, in short blocks in random order
-(see paired.py). Owed: within 5 % for all-reduce and all-gather, 1 MiB to 64 MiB. Exit status 1 if an interval lies beyond.
+group and tensors, blocking mode (``--z 1``). Where it would measure a size (``runColl``), its measurement and the worker's
+timed loop take turns on its tensors, in short blocks in random order (see paired.py). bench times calls back to back, as
+nccl-tests does; so does PARAM with ``--num-coll``, which is what it is asked for here. ``--barrier call`` asks for its
+default instead, a barrier before each call, which is another quantity. Owed: within 5 % for all-reduce and all-gather,
+1 MiB to 64 MiB. Exit status 1 if an interval lies beyond.
 """
 
 from __future__ import annotations
@@ -68,6 +70,8 @@ def rank_main(options: argparse.Namespace) -> None:
         guess = theirs(self, comm_fn, dcheck)["timeUS"] / 1e6
         iterations = board.decide("iterations", guess, lambda values: max(1, int(options.seconds / max(values))))
         arguments.numWarmupIters, arguments.numIters = 0, iterations
+        if options.barrier == "block":
+            arguments.numIters, arguments.numCollPerIter = 1, iterations
 
         def second() -> float:
             times = worker._timed(call, iterations, "benchmark", 600.0)
@@ -98,6 +102,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1M:64M:x4")
     parser.add_argument("--seconds", type=float, default=0.05, help="per block")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per size at most")
+    parser.add_argument("--barrier", choices=["block", "call"], default="block", help="where PARAM's barrier stands")
     parser.add_argument("--collective", choices=list(COLLECTIVES), help="only this one")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -57,7 +57,7 @@ def explain(
     if format is _Format.json:
         typer.echo(report.to_json(found))
     elif not why:
-        from nccl_doctor.report.console import stdout_console
+        from nccl_doctor.report.terminal import stdout_console
 
         _terminal().print_explanation(found, stdout_console(), time.monotonic() - started)
     if why:

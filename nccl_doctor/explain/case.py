@@ -28,6 +28,7 @@ class Candidate(msgspec.Struct):
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+    vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 
 def ranks_of(hits: Iterable[Hit]) -> set[int]:
@@ -348,6 +349,15 @@ class Case:
         return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
 
     @functools.cached_property
+    def slowed(self) -> bool:
+        """Whether the last step that was reported took far longer than the first one."""
+        texts = [hit.text for hit in (*self.hits("progress"), *self.tail)]
+        times = [float(found) for text in texts for found in _STEP_TIME.findall(text)]
+        rates = [float(found) for text in texts for found in _STEP_RATE.findall(text)]
+        slower = bool(times) and times[-1] > _SLOWED * times[0]
+        return slower or (bool(rates) and rates[0] > _SLOWED * rates[-1])
+
+    @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
         ends = {hit.file for hit in self.hits("run-ended")}
@@ -411,6 +421,11 @@ class Case:
     def signature(self, name: str) -> Signature:
         """A signature by its name."""
         return self.signatures[name]
+
+
+_SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
+_STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
+_STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 
 
 _PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")

@@ -16,6 +16,7 @@ from nccl_doctor.report.safe_text import visible
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 220
 _LABEL = 21
+_PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
 _MARK = {
     Verdict.CAUSE_FOUND: ("✗", "bold red"),
     Verdict.UNDECIDED: ("?", "bold yellow"),
@@ -27,21 +28,20 @@ _MARK = {
 def print_explanation(explanation: Explanation, console: Console, seconds: float = 0.0) -> None:
     """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
     read = explanation.read
-    console.print(
-        _line(f"  {read.files} file{'s' if read.files != 1 else ''}, {_size(read.bytes)}, {seconds:.1f} s", "dim")
-    )
+    files = f"{read.files} file{'s' if read.files != 1 else ''}"
+    console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
     for problem in explanation.problems[:8]:
         label = "" if problem.problem.startswith("not measured: ") else "not read: "
-        console.print(_line(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
+        console.print(Text(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
     if len(explanation.problems) > 8:
-        console.print(_line(f"  and {len(explanation.problems) - 8} more", "yellow"))
+        console.print(Text(f"  and {len(explanation.problems) - 8} more", "yellow"))
     console.print()
     mark, style = _MARK[explanation.verdict]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
         sentence.append("not a failure of distributed communication: ", style)
     sentence.append(visible(explanation.sentence), "bold")
-    console.print(sentence, soft_wrap=False)
+    console.print(sentence)
     console.print()
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
@@ -80,20 +80,22 @@ def _print_next(explanation: Explanation, console: Console) -> None:
 
 
 def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
-    head = Text("  ")
-    head.append(f"{cause.id:<28}", "bold")
     where = []
     if cause.ranks:
         where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
     if cause.hosts:
         where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
-    head.append(visible(f"{', '.join(where):<34}"))
-    head.append(f"  {cause.confidence:.2f}")
+    for widths in ((26, 34), (0, 0)):  # in columns where they fit
+        head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
+        head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
+        head.append(f"  {cause.confidence:.2f}")
+        if head.cell_len <= console.width:
+            break
     console.print(head)
     for item in cause.evidence[:QUOTES]:
         console.print(_quote(item))
     if len(cause.evidence) > QUOTES:
-        console.print(_line(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
+        console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
     if not decided:
         meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
         console.print(_row("would mean", meaning))
@@ -133,13 +135,9 @@ def _row(label: str, text: str) -> Table:
     """A label and its text, which wraps beneath itself."""
     grid = Table.grid(expand=False)
     grid.add_column(width=_LABEL)
-    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold", max_width=_PROSE)
     grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
     return grid
-
-
-def _line(text: str, style: str) -> Text:
-    return Text(text, style)
 
 
 def _size(count: int) -> str:

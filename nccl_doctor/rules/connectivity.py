@@ -419,7 +419,7 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     lost: dict[Pair, int] = {}
     for host, link in _measured(fleet):
         for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
-            sent[pair] = sent.get(pair, 0) + link.messages
+            sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
     bad = {pair: lost[pair] >= LOSS_COUNT and lost[pair] >= LOSS_SHARE * sent[pair] for pair in sent}
     for culprit in plausible(bad):
@@ -435,8 +435,8 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
             f"{share:.1f} % of packets {side} {names} are lost",
             [
                 Evidence(
-                    f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small messages sent again",
-                    source="TCP_INFO total_retrans",
+                    f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",
+                    source="TCP_INFO: total_retrans less dsack_dups",
                     host=pair[0],
                 )
                 for pair in culprit.pairs
@@ -468,7 +468,8 @@ def _good(values: Iterable[float], most: bool = False) -> float:
 def latency(fleet: Fleet) -> Iterator[Finding]:
     """Even the fastest round trip to a host takes ten times as long as between good pairs of hosts: a detour.
 
-    The fastest of all messages is judged: a busy CPU delays some of them, a long way delays each.
+    The fastest of all messages and connects is judged: a busy CPU delays some of them, and a lost packet all behind it
+    on its connection, but a long way delays each.
     """
     _alone(fleet)
     trips: dict[Pair, float] = {}
@@ -476,6 +477,11 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
         fastest = link.rtt_p50_ms if link.rtt_min_ms is None else link.rtt_min_ms
         if fastest is not None:
             trips[(host, link.peer)] = fastest
+    for host, fact in fleet.every(Links).items():
+        for link in fact.links:
+            pair = (host, link.peer)
+            if pair in trips and link.outcome == "ok" and link.connect_ms is not None:
+                trips[pair] = min(trips[pair], link.connect_ms)
     untried(fleet, set(trips) | _cut(fleet), "delay to", "no round trip was timed")
     if len(trips) < 3:
         raise SkipRule("too few pairs of hosts to compare")
@@ -488,7 +494,9 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
             f"round trips with {' and '.join(culprit.hosts)} take {max(trips[pair] for pair in culprit.pairs):.1f} ms "
             f"at best; good pairs of hosts take {usual:.2f} ms",
             [
-                Evidence(f"{pair[0]} -> {pair[1]}: fastest {trips[pair]:.2f} ms", source="TCP echo", host=pair[0])
+                Evidence(
+                    f"{pair[0]} -> {pair[1]}: fastest {trips[pair]:.2f} ms", source="TCP connect and echo", host=pair[0]
+                )
                 for pair in culprit.pairs
             ],
             places=[Place(host=host) for host in culprit.hosts],

@@ -505,7 +505,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     yield Candidate(
         "app.straggler-timeout",
-        0.58,
+        0.68,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),

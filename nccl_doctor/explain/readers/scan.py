@@ -163,6 +163,8 @@ class Scanner:
         self._unsampled = 0
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
+        self._table = ""  # the heading whose rows are being read
+        self._rows_left = 0
 
     def feed(
         self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[matcher.Found] | None = None
@@ -175,7 +177,7 @@ class Scanner:
         line_at, line_number = 0, self._line + 1
         while at < len(block):
             start = at
-            if not self._open and not self._pending:
+            if not self._open and not self._pending and not self._rows_left:
                 if next_found == len(found):
                     break
                 start = block.rfind(b"\n", at, found[next_found][0]) + 1 or at
@@ -204,6 +206,7 @@ class Scanner:
             and self._sampled >= SAMPLE_ALL
             and not self._open
             and not self._pending
+            and not self._rows_left
         )
 
     def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
@@ -345,10 +348,12 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        if not live and not self._open and not self._pending:
+        if not live and not self._open and not self._pending and not self._rows_left:
             return False
         trouble = False
         for text in records.unwrap(_decode(raw)):
+            if self._rows_left:
+                self._keep_row(text, number)
             trouble |= self._look_at(text, number, live)
         return trouble
 
@@ -369,6 +374,8 @@ class Scanner:
             self._add(signature, groups, number, line, text)
             known.append(signature.name)
             trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+            if signature.rows:
+                self._table, self._rows_left = signature.name, signature.rows
         if live:
             self._count_busy(live, trouble)
         if line.rank is not None:
@@ -378,6 +385,14 @@ class Scanner:
             self.summary.hosts[line.host] = self.summary.hosts.get(line.host, 0) + 1
         self._tracebacks(line, text, number, known)
         return trouble
+
+    def _keep_row(self, text: str, number: int) -> None:
+        """Keep a line below a table's heading."""
+        self._rows_left -= 1
+        group = self.summary.groups.setdefault(f"{self._table}-rows", HitGroup())
+        group.count += 1
+        if len(group.hits) < KEEP_PER_FILE:
+            group.hits.append(self._hit(f"{self._table}-rows", number, prefix.parse(text), text))
 
     def _keep_before(self, block: bytes, at: int, number: int, earlier: Callable[[], bytes]) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""

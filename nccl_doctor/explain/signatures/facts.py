@@ -135,6 +135,7 @@ says(
     "NCCL INFO {name:word} set to {value}",
     why="NCCL read this variable in this process.",
     where=lambda groups, line: groups["name"].startswith("NCCL_"),
+    wake=(" set to ", " set by environment to "),
 )
 says(
     "env-set",
@@ -238,6 +239,7 @@ says(
     fold="NCCL's return trail",
     why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
     where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
+    wake=(".cc:", ".cpp:", ".cu:", ".h:", ".c:"),
 )
 says(
     "nccl-abort",
@@ -399,6 +401,23 @@ says(
     "nccl-warn",
     "NCCL WARN {message}",
     why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.",
+)
+says(
+    "gpu-table",
+    "# gpu {}",
+    "clocks.sm",
+    "clocks.gr",
+    "clocks.current.sm",
+    "clocks.current.gr",
+    why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
+    where=lambda groups, line: " pclk" in line if "# gpu" in line else "," in line or "  " in line,
+    rows=24,
+)
+says(
+    "sinfo-reasons",
+    "REASON {}USER {}TIMESTAMP",
+    why="The heading of sinfo -R: the nodes that Slurm does not use, and why.",
+    rows=40,
 )
 says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)
 says(

@@ -123,6 +123,8 @@ says(
     "run finished",
     "job finished",
     "Job finished",
+    "Job completed",
+    "job completed",
     "job done",
     "steps completed",
     "epochs completed",
@@ -132,6 +134,18 @@ says(
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
     where=lambda groups, line: not _BADLY.search(line),
+)
+says(
+    "status-good",
+    "Recovery Action {}: None",
+    "Remapping Failure Occurred {}: No",
+    "Overall Health {}| Healthy",
+    "Physical state: LinkUp",
+    "phys state:{}5: LinkUp",
+    "PORT_ACTIVE (4)",
+    "configured all the available GPUs and NVSwitches",
+    role=Role.END,
+    why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
