@@ -143,6 +143,14 @@ says(
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
     where=lambda groups, line: not _BADLY.search(line),
 )
+says(
+    "resumed",
+    "esumed from ",
+    "esuming from ",
+    "estored from ",
+    "esuming training from ",
+    why="The program goes on from a checkpoint: what stopped it before this line was overcome, if steps follow.",
+)
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 
