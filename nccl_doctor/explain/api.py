@@ -29,6 +29,8 @@ from nccl_doctor.findings.model import Evidence
 MAX_CAUSES = 5
 MAX_EVIDENCE = 20
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
+# A best candidate below this is no proof: with another one this close behind, the log does not decide between them.
+PROVEN, CLOSE = 0.7, 0.075
 WORTH_NAMING = 0.12
 
 
@@ -101,13 +103,19 @@ _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
     best = candidates[0] if candidates else None
     good = _good_end(case)
-    if best is not None and best.strength >= DECIDED:
+    if best is not None and best.strength >= DECIDED and not _rivalled(candidates):
         return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
     failed = _failure_seen(case) or case.unfinished
     # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
     if good and not failed:
         return Verdict.HEALTHY, good
     return Verdict.UNDECIDED, good
+
+
+def _rivalled(candidates: list[Candidate]) -> bool:
+    """Whether another cause is about as likely as the first, and neither is proven."""
+    best = candidates[0].strength
+    return best < PROVEN and any(best - item.strength < CLOSE and not item.vague for item in candidates[1:])
 
 
 def _failure_seen(case: Case) -> bool:
@@ -150,6 +158,7 @@ def _good_end(case: Case) -> list[Hit]:
         "progress",
         "busbw-row",
         "network-used",
+        *(() if case.distributed or topics.trouble(case) else ("status-good",)),
     ):
         hits = case.hits(name)
         last = case.last(name)
@@ -254,6 +263,8 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
     if verdict is Verdict.UNDECIDED:
+        if len(causes) > 1 and best.confidence >= DECIDED:
+            return f"these logs do not decide between two: {best.title}; or {causes[1].title}"
         return f"these logs do not decide it; best guess: {best.title}"
     where = ""
     if best.ranks and len(best.ranks) <= 4 and len(best.ranks) < max(case.world, 2):

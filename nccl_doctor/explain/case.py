@@ -30,6 +30,7 @@ class Candidate(msgspec.Struct):
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+    vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 
 def ranks_of(hits: Iterable[Hit]) -> set[int]:
@@ -113,6 +114,7 @@ class Case:
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
         self.signatures = all_signatures()
+        self._known: dict[str, list[Hit]] = {}  # by signature, with ranks
         self._name_ranks()
 
     def _name_ranks(self) -> None:
@@ -146,7 +148,10 @@ class Case:
 
     def hits(self, *names: str) -> list[Hit]:
         """The kept hits of these signatures, in the order of the log(s), with ranks filled in."""
-        found = [self._ranked(hit) for name in names for hit in self._raw(name)]
+        for name in names:
+            if name not in self._known:
+                self._known[name] = [self._ranked(hit) for hit in self._raw(name)]
+        found = [hit for name in names for hit in self._known[name]]
         if len(names) > 1:
             found.sort(key=lambda hit: (hit.file, hit.line))
         return found
@@ -346,6 +351,15 @@ class Case:
         return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
 
     @functools.cached_property
+    def slowed(self) -> bool:
+        """Whether the last step that was reported took far longer than the first one."""
+        texts = [hit.text for hit in (*self.hits("progress"), *self.tail)]
+        times = [float(found) for text in texts for found in _STEP_TIME.findall(text)]
+        rates = [float(found) for text in texts for found in _STEP_RATE.findall(text)]
+        slower = bool(times) and times[-1] > _SLOWED * times[0]
+        return slower or (bool(rates) and rates[0] > _SLOWED * rates[-1])
+
+    @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
         ends = {hit.file for hit in self.hits("run-ended")}
@@ -444,6 +458,9 @@ class Case:
         return self.signatures[name]
 
 
+_SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
+_STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
+_STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _NUMBERS = re.compile(r"[\d.,:]+")
 _PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")

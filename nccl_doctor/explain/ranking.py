@@ -110,7 +110,7 @@ def _last_resort(case: Case) -> list[Candidate]:
     for place, (cause, hits) in enumerate(votes[:4]):
         strength = (0.36, 0.32, 0.29, 0.26)[place]
         title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
-        found.append(Candidate(cause, strength, title, hits, ranks_of(hits)))
+        found.append(Candidate(cause, strength, title, hits, ranks_of(hits), vague=True))
     return found
 
 
@@ -149,7 +149,7 @@ def rank(case: Case) -> list[Candidate]:
                 break
     for item in candidates:
         slow = item.id in _SLOWNESS and not _finite_again(case, item)
-        if not slow and (case.recovered or _survived(case, item)):
+        if not slow and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -177,6 +177,8 @@ def _survived(case: Case, item: Candidate) -> bool:
     if case.ordinary or any(
         case.count(name) for name, signature in case.signatures.items() if signature.role is Role.SYMPTOM
     ):
+        return False
+    if case.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
         return False
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     on = case.last("progress")

@@ -88,12 +88,16 @@ def trouble(case: Case) -> list[Hit]:
     return [hit for hit in case.hits("error-line") if (hit.file, hit.line) not in quiet and not _NOISE.search(hit.text)]
 
 
+_ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
+
+
 def vote(case: Case) -> dict[str, list[Hit]]:
     """Cause id -> lines whose words belong to it."""
     table: dict[str, list[Hit]] = defaultdict(list)
     for hit in trouble(case):
+        text = _ADVICE.sub("", hit.text)
         for cause, words in TOPICS.items():
-            if words.search(hit.text):
+            if words.search(text):
                 table[cause].append(hit)
     return table
 

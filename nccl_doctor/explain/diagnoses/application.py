@@ -273,7 +273,9 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
         waiting = [
             item for item in items if item.hit and item.operation not in _ONE_SIDED and item.sequence is not None
         ]
-        for item in sorted(waiting, key=lambda one: one.sequence or 0):
+        for item in sorted(waiting, key=lambda one: one.sequence or 0)[
+            :1
+        ]:  # who completed a later one completed the first
             ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
             if not ahead:
                 continue
@@ -570,7 +572,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     yield Candidate(
         "app.straggler-timeout",
-        0.58,
+        0.68,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),

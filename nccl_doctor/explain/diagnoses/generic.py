@@ -75,6 +75,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
                     {item.rank for item in same if item.rank is not None},
                     {item.host for item in same if item.host},
                     unknown_nccl_warning.__doc__ or "",
+                    vague=True,
                 )
                 return
 
@@ -84,8 +85,11 @@ _BUILT_IN = frozenset(("IB", "Socket", "IBext", "IBext_v8"))
 
 @diagnosis
 def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
-    """NCCL_NET_PLUGIN names a plugin, NCCL could not use it, and the job goes over TCP sockets instead."""
+    """A plugin was named (NCCL_NET_PLUGIN) or found, NCCL could not use it, and the job goes over TCP sockets instead."""
     wanted = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
+    wanted += [
+        hit for hit in case.hits("no-net-plugin") if "symbols v" in hit.text
+    ]  # a library without fitting symbols
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
@@ -94,7 +98,7 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "net.plugin",
             0.66,
-            "the network plugin that NCCL_NET_PLUGIN names was not loaded, and the job goes over TCP sockets",
+            "the network plugin was not loaded, and the job goes over TCP sockets",
             [refused[0], wanted[0], sockets[0]],
             hosts={hit.host for hit in sockets if hit.host},
             why=wanted_plugin_not_loaded.__doc__ or "",
@@ -196,7 +200,9 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
             if text in hit.text:
                 for place, cause in enumerate(causes):
                     strength = 0.3 - 0.02 * place
-                    yield Candidate(cause, strength, phrase, [hit], why=only_the_code.__doc__ or "")
+                    yield Candidate(
+                        cause, strength, phrase, case.hits("nccl-error-text"), why=only_the_code.__doc__ or ""
+                    )
                 return
 
 

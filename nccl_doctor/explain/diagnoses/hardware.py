@@ -275,6 +275,15 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
                 [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
                 why=init_never_completes.__doc__ or "",
             )
+    if len(started) < size and case.unfinished:
+        for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
+            yield Candidate(
+                cause,
+                strength,
+                f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it",
+                case.hits("nccl-init-start")[:4],
+                why=init_never_completes.__doc__ or "",
+            )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.tables import REASONS, cause_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.xid import sxids
 
@@ -271,22 +272,12 @@ def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
     )
 
 
-# Words of node checks (LBNL NHC, the clouds' sets of checks) -> cause.
-_CHECKS: tuple[tuple[str, str], ...] = (
-    (r"check_hw_ib|check_ib|ib_link|link_flap|\bIB\b.*(?:port|link)|infiniband", "ib.port-down"),
-    (r"ecc|row.?remap|page.?retire", "gpu.ecc"),
-    (r"nvlink|nvswitch", "gpu.nvlink"),
-    (r"throttl|thermal|temperature|power", "gpu.thermal-power"),
-    (r"gpu_count|gpu count|missing gpu|\bxid\b|gpu.*(?:lost|fell|not found)", "gpu.fell-off-bus"),
-    (r"fabric.?manager", "gpu.fabric-manager"),
-    (r"check_fs|mount|nfs|lustre|gpfs", "sys.clock-or-dns-or-fs"),
-    (r"check_hw_physmem|memory|\bmem\b", "sys.host-oom"),
-)
 # Words of the tests of dcgmi diag -> cause.
 _TESTS: tuple[tuple[str, str], ...] = (
     (r"memory|memtest|page retirement|row remap", "gpu.ecc"),
     (r"nvlink|nvswitch|nvbandwidth", "gpu.nvlink"),
     (r"power|pulse|thermal", "gpu.thermal-power"),
+    (r"pcie", "net.slow"),
 )
 
 
@@ -294,18 +285,22 @@ _TESTS: tuple[tuple[str, str], ...] = (
 def node_check(case: Case) -> Iterable[Candidate]:
     """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
     for hit in case.hits("node-check", "dcgm-row"):
+        dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
-        for words, cause in _TESTS if hit.signature == "dcgm-row" else _CHECKS:
-            if re.search(words, text, re.IGNORECASE):
-                yield Candidate(
-                    cause,
-                    0.84,
-                    f"a node health check failed: {' '.join(text.split())[:100]}",
-                    [hit],
-                    hosts={hit.host} if hit.host else set(),
-                    why=node_check.__doc__ or "",
-                )
-                return
+        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        if cause:
+            detail = [
+                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
+            ]
+            yield Candidate(
+                cause,
+                0.64 if "| Warning" in hit.text else 0.84,
+                f"a node health check failed: {' '.join(text.split())[:100]}",
+                [hit, *(detail if dcgm else ())],
+                hosts={hit.host} if hit.host else set(),
+                why=node_check.__doc__ or "",
+            )
+            return
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")

@@ -18,6 +18,7 @@ from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
+from nccl_doctor.explain.template import Template
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
@@ -50,7 +51,8 @@ _STANDALONE = re.compile(
 )
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
-_DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
+_SAME_DIGIT = str.maketrans("123456789", "000000000")
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
@@ -74,16 +76,24 @@ class _Wakes:
 
     def matches(self, held: Iterable[bytes], text: str) -> list[tuple[Signature, dict[str, str]]]:
         """The signatures that recognise a line holding these anchors, each once, by name."""
+        found = []
+        for signature, templates in self._awake(frozenset(held)):
+            groups = signature.match(text, templates)
+            if groups is not None:
+                found.append((signature, groups))
+        return found
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - there are two of these in a process, for its life
+    def _awake(self, held: frozenset[bytes]) -> list[tuple[Signature, list[Template]]]:
+        """What these anchors wake up, by name; few combinations of them make up most of a log."""
         awake: dict[str, tuple[Signature, set[int]]] = {}
         for anchor in held:
             for signature, index in self._by_anchor.get(anchor, ()):
                 awake.setdefault(signature.name, (signature, set()))[1].add(index)
-        found = []
-        for _, (signature, indices) in sorted(awake.items()):
-            groups = signature.match(text, [signature.templates[index] for index in sorted(indices)])
-            if groups is not None:
-                found.append((signature, groups))
-        return found
+        return [
+            (signature, [signature.templates[index] for index in sorted(indices)])
+            for _, (signature, indices) in sorted(awake.items())
+        ]
 
 
 class _Plan:
@@ -154,6 +164,8 @@ class Scanner:
         self._unsampled = 0
         self._partly_sampled = False
         self._pending: dict[str, bool] = {}  # "During handling..." was said
+        self._table = ""  # the heading whose rows are being read
+        self._rows_left = 0
 
     def feed(
         self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[matcher.Found] | None = None
@@ -166,7 +178,7 @@ class Scanner:
         line_at, line_number = 0, self._line + 1
         while at < len(block):
             start = at
-            if not self._open and not self._pending:
+            if not self._open and not self._pending and not self._rows_left:
                 if next_found == len(found):
                     break
                 start = block.rfind(b"\n", at, found[next_found][0]) + 1 or at
@@ -195,6 +207,7 @@ class Scanner:
             and self._sampled >= SAMPLE_ALL
             and not self._open
             and not self._pending
+            and not self._rows_left
         )
 
     def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
@@ -341,10 +354,12 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        if not live and not self._open and not self._pending:
+        if not live and not self._open and not self._pending and not self._rows_left:
             return False
         trouble = False
         for text in records.unwrap(_decode(raw)):
+            if self._rows_left:
+                self._keep_row(text, number)
             trouble |= self._look_at(text, number, live)
         return trouble
 
@@ -365,6 +380,8 @@ class Scanner:
             self._add(signature, groups, number, line, text)
             known.append(signature.name)
             trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
+            if signature.rows:
+                self._table, self._rows_left = signature.name, signature.rows
         if live:
             self._count_busy(live, trouble)
         if line.rank is not None:
@@ -374,6 +391,14 @@ class Scanner:
             self.summary.hosts[line.host] = self.summary.hosts.get(line.host, 0) + 1
         self._tracebacks(line, text, number, known)
         return trouble
+
+    def _keep_row(self, text: str, number: int) -> None:
+        """Keep a line below a table's heading."""
+        self._rows_left -= 1
+        group = self.summary.groups.setdefault(f"{self._table}-rows", HitGroup())
+        group.count += 1
+        if len(group.hits) < KEEP_PER_FILE:
+            group.hits.append(self._hit(f"{self._table}-rows", number, prefix.parse(text), text))
 
     def _keep_before(self, block: bytes, at: int, number: int, earlier: Callable[[], bytes]) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""
@@ -437,7 +462,13 @@ class Scanner:
             group.last = hit
         if len(group.hits) >= KEEP_PER_FILE:
             return
-        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), _DIGITS.sub("#", line.body[-160:]))
+        distinct = (
+            hit.rank,
+            hit.host,
+            hit.pid,
+            *sorted(groups.values()),
+            _numberless(line.body[-160:].translate(_SAME_DIGIT)),
+        )
         seen = self._seen.setdefault(signature.name, set())
         few = signature.role in (Role.PROGRESS, Role.HARMLESS)
         if distinct not in seen and not (few and len(group.hits) >= 40):
@@ -559,6 +590,11 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
     if "." in name:
         return last[:1].isupper() or last in _LOWER_CASE
     return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
+
+
+@functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
+def _numberless(text: str) -> str:
+    return _NUMBER.sub("#", text)
 
 
 def _decode(raw: bytes) -> str:

@@ -33,6 +33,7 @@ class Signature(msgspec.Struct, frozen=True):
     says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line),
     ``title`` is the sentence shown for the cause, with ``{group}`` holes. A ``SYMPTOM``'s ``fold`` is the phrase under
     which its lines are counted. ``sampled`` signatures (progress) are not searched in every line, only in samples.
+    Of a table's heading, ``rows`` lines below it are kept as hits of ``<name>-rows``: numbers alone have no anchor.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Signature(msgspec.Struct, frozen=True):
     where: Guard | None = None
     sampled: bool = False
     wake: tuple[str, ...] = ()
+    rows: int = 0
 
     def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
@@ -71,6 +73,7 @@ def says(
     where: Guard | None = None,
     sampled: bool = False,
     wake: tuple[str, ...] = (),
+    rows: int = 0,
 ) -> None:
     """Declare a signature. Without ``role`` it is a cause if it names one, else a fact.
 
@@ -82,7 +85,9 @@ def says(
     if chosen is Role.CAUSE and not (cause and 0 < strength <= 1):
         raise ValueError(f"signature {name}: a cause needs an id and a strength in (0, 1]")
     templates = tuple(Template(text) for text in texts)
-    _SIGNATURES[name] = Signature(name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake=wake)
+    _SIGNATURES[name] = Signature(
+        name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake, rows
+    )
 
 
 @functools.cache

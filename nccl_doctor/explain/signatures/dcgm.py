@@ -28,8 +28,10 @@ says(
 says(
     "dcgm-row",
     "| Fail",
-    why="A row of dcgmi diag's table that failed; its first cell names the test.",
-    where=lambda groups, line: re.search(r"\|\s*Fail\b", line) is not None,
+    "system {}| Warning",
+    why="A row of dcgmi diag or dcgmi health that failed; its first cell names the test, the lines below say what was found.",
+    where=lambda groups, line: re.search(r"\|\s*(?:Fail(?:ure)?|Warning)\b", line) is not None,
+    rows=3,
 )
 says(
     "pcie-width",

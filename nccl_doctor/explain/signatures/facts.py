@@ -401,6 +401,23 @@ says(
     "NCCL WARN {message}",
     why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.",
 )
+says(
+    "gpu-table",
+    "# gpu {}",
+    "clocks.sm",
+    "clocks.gr",
+    "clocks.current.sm",
+    "clocks.current.gr",
+    why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
+    where=lambda groups, line: " pclk" in line if "# gpu" in line else "," in line or "  " in line,
+    rows=24,
+)
+says(
+    "sinfo-reasons",
+    "REASON {}USER {}TIMESTAMP",
+    why="The heading of sinfo -R: the nodes that Slurm does not use, and why.",
+    rows=40,
+)
 says("ofi-any", "NET/OFI", why="The libfabric plugin speaks.", where=lambda groups, line: "WARN" in line)
 says(
     "error-line",

@@ -209,7 +209,7 @@ says(
     title="a network link went down (kernel log)",
     why="The adapter's driver reports that the link went down.",
     where=lambda groups, line: (
-        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link"))
+        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond"))
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
 )

@@ -67,6 +67,16 @@ says(
     why="The adapter's driver reports its own temperature, or the transceiver's: links flap or are shut down.",
 )
 says(
+    "subnet-port-gone",
+    "drop_mgr_remove_port: Removed port with GUID",
+    "osm_spst_rcv_process: {}is DOWN",
+    "Reporting Generic Notice type:1 num:128 (Link state change)",
+    cause="ib.port-down",
+    strength=0.66,
+    title="the subnet manager lost a port (opensm's log)",
+    why="OpenSM removed a port from the subnet: its link went down, or its host did.",
+)
+says(
     "port-not-active",
     "No IB port {port} is ACTIVE",
     "IB port {port} is not ACTIVE",
@@ -82,7 +92,8 @@ says(
     "Health check failed: {check}",
     "Health check failed:{check}",
     "NHC: check_{check}",
-    "reason set to: NHC: {check}",
+    "reason set to: {check}",
+    " Reason={check} [",
     "Prolog failed",
     "prolog failed",
     why="A node health check or the scheduler's prolog refused a node; its words tell the subject.",

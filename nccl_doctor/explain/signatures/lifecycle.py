@@ -131,6 +131,8 @@ says(
     "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
+    "Job completed",
+    "job completed",
     "job done",
     "steps completed",
     "epochs completed",
@@ -150,6 +152,18 @@ says(
     "estored from ",
     "esuming training from ",
     why="The program goes on from a checkpoint: what stopped it before this line was overcome, if steps follow.",
+)
+says(
+    "status-good",
+    "Recovery Action {}: None",
+    "Remapping Failure Occurred {}: No",
+    "Overall Health {}| Healthy",
+    "Physical state: LinkUp",
+    "phys state:{}5: LinkUp",
+    "PORT_ACTIVE (4)",
+    "configured all the available GPUs and NVSwitches",
+    role=Role.END,
+    why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")

@@ -1,0 +1,146 @@
+"""Tables of numbers: a heading says what the columns are, and one row differs from its neighbours."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.inventory import nodesets
+from nccl_doctor.inventory.names import BadName
+
+_CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
+_LOAD = re.compile(r"sm|utilization\.gpu\b")
+_POWER = re.compile(r"pwr|power\.draw\b")
+_LIMIT = re.compile(r"(?:enforced\.)?power\.limit\b")
+_HEAT = re.compile(r"tviol")
+_BUSY = 50.0  # percent of time in which a GPU computes: below that it has reason to lower its clock
+_FULL = 0.6  # of the power limit: no idle GPU draws that much
+_SLOW = 0.6  # of the fastest busy neighbour's clock
+_HEATED = 0.85  # the same for a GPU that says that heat slows it down
+
+
+class _Row(msgspec.Struct):
+    """One GPU at one moment."""
+
+    hit: Hit
+    clock: float
+    hot: bool
+
+
+def _cells(text: str, heading: str) -> list[str]:
+    """Cells of a row, told apart as its heading's are: dmon's by blanks, others by commas or by several blanks."""
+    if "# gpu" in heading:
+        return text.split()
+    return [part.strip() for part in (text.split(",") if "," in heading else re.split(r"\s{2,}", text))]
+
+
+def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
+    for name, cell in cells.items():
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ?(?:W|MHz|%))?", cell) if wanted.match(name) else None
+        if found:
+            return float(found.group(1))
+    return None
+
+
+def _busy(heading: Hit, rows: Iterable[Hit]) -> Iterable[_Row]:
+    """The rows below this heading that tell the clock of a GPU with work to do."""
+    names = _cells(heading.text, heading.text)
+    for hit in rows:
+        cells = _cells(hit.text, heading.text)
+        by_name = dict(zip(reversed(names), reversed(cells), strict=False))
+        clock, load = _number(by_name, _CLOCK), _number(by_name, _LOAD)
+        power, limit = _number(by_name, _POWER), _number(by_name, _LIMIT)
+        full = bool(power and limit and power >= _FULL * limit)
+        if clock and (full if load is None else load >= _BUSY):
+            yield _Row(hit, clock, bool(_number(by_name, _HEAT)))
+
+
+def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
+    """The rows between this heading and the next one."""
+    nexts = [other.line for other in headings if other.file == heading.file and other.line > heading.line]
+    return [row for row in rows if row.file == heading.file and heading.line < row.line < min(nexts, default=1 << 62)]
+
+
+@diagnosis
+def slower_clock(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi dmon, or a query for clocks: a GPU with work to do runs at a far lower clock than its neighbours.
+
+    Idle GPUs lower their clocks: only rows that show load, or power near the limit, are compared.
+    """
+    headings = case.hits("gpu-table")
+    rows = [row for head in headings for row in _busy(head, below(head, headings, case.hits("gpu-table-rows")))]
+    fastest = max((row.clock for row in rows), default=0.0)
+    slow = [row for row in rows if row.clock < fastest * (_HEATED if row.hot else _SLOW)]
+    if slow:
+        usual = statistics.median(row.clock for row in rows if row not in slow)
+        yield Candidate(
+            "gpu.thermal-power",
+            0.82,
+            f"a GPU runs at {slow[0].clock:.0f} MHz under load, its neighbours at {usual:.0f} MHz",
+            [*(row.hit for row in slow), *headings[:1]],
+            hosts={row.hit.host for row in slow if row.hit.host},
+            why=slower_clock.__doc__ or "",
+        )
+
+
+# Words of a node's drain reason (Slurm's own, LBNL NHC, the clouds' checks, administrators) -> cause.
+REASONS: tuple[tuple[str, str], ...] = (
+    (
+        r"not responding|unexpectedly rebooted|node.?fail|low realmemory|\bdimm\b|\bmce\b|machine check",
+        "sys.node-failure",
+    ),
+    (r"check_hw_ib|check_ib|ib_link|link_flap|\bIB\b.*(?:port|link|down)|infiniband|\bhca\b|mlx5", "ib.port-down"),
+    (r"ecc|row.?remap|page.?retire|\bdbe\b", "gpu.ecc"),
+    (r"nvlink|nvswitch|sxid", "gpu.nvlink"),
+    (r"throttl|thermal|temperature|power|\bpsu\b", "gpu.thermal-power"),
+    (
+        r"gres/gpu count|gpu_count|gpu count|missing gpu|\bxid\b|gpu.*(?:lost|fell|fall|not found|hung|dead|reset)|off the bus",
+        "gpu.fell-off-bus",
+    ),
+    (r"fabric.?manager", "gpu.fabric-manager"),
+    (r"check_fs|mount|\bnfs|lustre|gpfs|weka|beegfs|stale", "sys.clock-or-dns-or-fs"),
+    (r"no space|disk full|% full|\bquota", "sys.disk-full"),
+    (r"check_hw_physmem|memory|\bmem\b", "sys.host-oom"),
+)
+
+
+def cause_of(reason: str, table: tuple[tuple[str, str], ...] = REASONS) -> str:
+    """The cause that a drain reason or a check's name speaks of; empty if its words are not known."""
+    return next((cause for words, cause in table if re.search(words, reason, re.IGNORECASE)), "")
+
+
+_SINFO = re.compile(
+    r"^\W*(?P<reason>\S.{0,160}?)\s{1,80}\S{1,32}\s{1,80}(?:\d{4}-\d\d-\d\dT\S+|Unknown)\s{1,80}(?P<nodes>\S+)"
+)
+
+
+def _ours(case: Case, nodes: str) -> bool:
+    """Whether a list of nodes names one of the job; yes where NCCL's lines name none."""
+    try:
+        named = set(nodesets.expand(nodes))
+    except BadName:
+        named = {nodes}
+    known = {host.partition(".")[0] for host in case.nccl_hosts}
+    return not known or bool(known & named)
+
+
+@diagnosis
+def drained_node(case: Case) -> Iterable[Candidate]:
+    """sinfo -R: Slurm drained a node of this job, and the reason tells what is wrong with it."""
+    for hit in case.hits("sinfo-reasons-rows"):
+        row = _SINFO.match(hit.text)
+        cause = cause_of(row.group("reason")) if row else ""
+        if row and cause and _ours(case, row.group("nodes")):
+            yield Candidate(
+                cause,
+                0.84,
+                f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}",
+                [hit],
+                hosts={row.group("nodes")},
+                why=drained_node.__doc__ or "",
+            )
