@@ -222,6 +222,7 @@ says(
     "NCCL error in: {place}, {text}, NCCL version",
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
+    "NCCL error: unhandled {text} (run with",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
