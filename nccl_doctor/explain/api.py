@@ -153,7 +153,7 @@ def _good_end(case: Case) -> list[Hit]:
         "progress",
         "busbw-row",
         "network-used",
-        *(() if case.distributed or topics.trouble(case) else ("status-good",)),
+        *(("status-good",) if _only_status(case) else ()),
     ):
         hits = case.hits(name)
         last = case.last(name)
@@ -170,6 +170,11 @@ def _good_end(case: Case) -> list[Hit]:
     found += [hit for name in calm for hit in case.hits(name)[:1]]
     ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
+
+
+def _only_status(case: Case) -> bool:
+    """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
+    return not topics.trouble(case) and (case.has("ras-report") or not case.distributed)
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "net.plugin": ("ofi-error", "ofi-any", "libfabric-warn", "no-net-plugin", "network-used"),
     "net.mtu": ("qp-mtu", "ip-link-mtu", "ib-mtu-listing", "ping-loss"),
     "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),
-    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu"),
+    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu", "acs-redirect"),
     "ib.memlock": ("memlock-value", "memlock-text", "reg-mr-nomem"),
     "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
     "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),

@@ -174,19 +174,28 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
 
 _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        "unhandled cuda error",
+        "unhandled cuda error|ncclUnhandledCudaError",
         "a CUDA call inside NCCL failed",
         ("gpu.driver", "gpu.oom", "gpu.illegal-access", "gpu.p2p"),
     ),
-    ("unhandled system error", "a system call inside NCCL failed", ("net.wrong-interface", "sys.shm", "ib.qp-connect")),
-    ("remote process exited", "a peer or the network to it went away", ("net.peer-lost", "ib.retry-exceeded")),
+    (
+        "unhandled system error|ncclSystemError",
+        "a system call inside NCCL failed",
+        ("net.wrong-interface", "sys.shm", "ib.qp-connect"),
+    ),
+    (
+        "remote process exited|ncclRemoteError",
+        "a peer or the network to it went away",
+        ("net.peer-lost", "ib.retry-exceeded"),
+    ),
 )
 
 
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
-    if case.has("nccl-warn") or case.summary.proofs:
+    told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
+    if told or case.summary.proofs:
         return
     for hit in case.hits("nccl-trail")[:1]:
         for pattern, cause, _, _ in _PARTS:
@@ -196,7 +205,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 break
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:
-            if text in hit.text:
+            if re.search(text, hit.text):
                 for place, cause in enumerate(causes):
                     strength = 0.3 - 0.02 * place
                     yield Candidate(
@@ -289,3 +298,12 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
     yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
+
+
+@diagnosis
+def pod_without_words(case: Case) -> Iterable[Candidate]:
+    """Kubernetes says that a pod's program ended with an error, and nothing that it said is in these logs."""
+    hits = [] if case.ordinary or case.overcome("pod-error") else case.hits("pod-error")
+    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
+        title = "a pod ended with an error; its log is not among these"
+        yield Candidate(cause, strength, title, hits, why=pod_without_words.__doc__ or "")

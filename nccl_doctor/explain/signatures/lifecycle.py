@@ -141,6 +141,7 @@ says(
     "Remapping Failure Occurred {}: No",
     "Overall Health {}| Healthy",
     "Physical state: LinkUp",
+    "RUNNING      OK",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",

@@ -1,0 +1,142 @@
+"""What schedulers, Kubernetes and the kernel say of a node: it died, it was refused, its volumes, pods and clocks fail."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+says(
+    "node-died",
+    "error: Nodes {nodes:word} not responding",
+    "unexpectedly rebooted",
+    "Node {node:word} rebooted {seconds:int} secs ago",
+    "BOOT_FAIL",
+    "Reason=NodeDown",
+    "has low real_memory size",
+    "PLEG is not healthy",
+    "detected hard LOCKUP",
+    "kernel BUG at",
+    "unable to handle kernel",
+    "unable to handle page fault",
+    "general protection fault, probably for non-canonical",
+    "UE memory {kind:word} error on",
+    "due to hardware memory corruption",
+    "Memory failure: 0x{page:hex}: ",
+    "detected stalls on CPUs/tasks",
+    cause="sys.node-failure",
+    strength=0.84,
+    title="a host died, rebooted, or its hardware or kernel failed",
+    why="The scheduler lost the node, or its kernel reports a fault that no program survives: uncorrectable memory, a lock-up, a crash.",
+    where=lambda groups, line: ": Recovered" not in line,
+)
+says(
+    "step-not-launched",
+    "timeout waiting for task launch, started",
+    "aborted before step completely launched",
+    "failed on node {node:word}: Communication connection failure",
+    "Prolog for job {job:int} failed",
+    "Prolog launch failure",
+    "Prolog hung on node",
+    ": Prolog error",
+    "Required node not available (down, drained or reserved)",
+    "DUE TO JOB NOT ENDING WITH SIGNALS",
+    "DUE TO STEP NOT ENDING WITH SIGNALS",
+    cause="sys.node-failure",
+    strength=0.66,
+    title="Slurm could not start (or end) the job on one of its nodes",
+    why="A node did not answer, its prolog failed, or processes there cannot be killed. slurmd's log on that node says why.",
+)
+says(
+    "credential-refused",
+    "nvalid job credential",
+    "Munge decode failed",
+    "Credential replayed",
+    "System clock wrong by",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.86,
+    title="the hosts' clocks (or munge keys) differ: Slurm's credentials are refused",
+    why="A credential is valid for minutes: clocks that differ, or another munge key, make every launch fail.",
+)
+says(
+    "job-ended-from-outside",
+    "JobState=TIMEOUT",
+    "JobState=DEADLINE",
+    "JobState=PREEMPTED",
+    " TIMEOUT ",
+    " CANCELLED by {user:int}",
+    "ime limit exhausted",
+    "spot interruption",
+    "for node scale down",
+    "imminent node shutdown",
+    "graceful node shutdown",
+    "liveness probe, will be restarted",
+    cause="launch.killed",
+    strength=0.84,
+    title="the job was stopped from outside",
+    why="The scheduler or the cloud ended it: time limit, cancellation, preemption, scale-down, a probe that failed.",
+    where=lambda groups, line: " TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None,
+)
+says(
+    "volume-not-mounted",
+    "MountVolume.SetUp failed",
+    "Unable to attach or mount volumes",
+    "mount.nfs: ",
+    "mount.lustre: ",
+    "Multi-Attach error for volume",
+    "AttachVolume.Attach failed",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.74,
+    title="a volume or file system could not be mounted",
+    why="Without its volume the pod or job cannot start; its peers wait for it.",
+)
+says(
+    "sandbox-failed",
+    "ailed to create pod sandbox",
+    "failed to setup network for sandbox",
+    "Failed to pull image",
+    "CreateContainerConfigError",
+    cause="sys.container",
+    strength=0.72,
+    title="the container could not be started",
+    why="The runtime failed before the program began: image, sandbox or pod network.",
+)
+says(
+    "gpus-not-handed-out",
+    "requested number of devices unavailable for nvidia.com/{resource:word}",
+    "device marked unhealthy",
+    cause="gpu.not-visible",
+    strength=0.74,
+    title="the node has fewer healthy GPUs than it should: its device plugin hands out no more",
+    why="The device plugin withdrew a GPU, mostly after an Xid: the node's kernel log names it.",
+)
+says(
+    "adapters-not-handed-out",
+    "requested number of devices unavailable for rdma/{resource:word}",
+    "Insufficient rdma/",
+    cause="ib.device-not-found",
+    strength=0.76,
+    title="the node has no (free) RDMA device for the pod",
+    why="The RDMA device plugin has nothing to hand out: no adapter found, its port down, or all of them given away.",
+)
+says(
+    "pod-error",
+    "0/1     Error",
+    "0/{count:int} {}Error ",
+    "BackoffLimitExceeded",
+    "reached the specified backoff limit",
+    role=Role.SYMPTOM,
+    fold="a pod ended with an error",
+    why="A container's program ended with an exit code; its own log says why.",
+    where=lambda groups, line: "/" not in line or re.search(r"\b0/\d+\s+Error\b|ackoff", line) is not None,
+)
+says(
+    "neighbour-table-full",
+    "neighbor table overflow",
+    "neighbour table overflow",
+    cause="net.firewall",
+    strength=0.84,
+    title="the kernel's table of neighbours (ARP) is full: packets to further hosts are dropped",
+    why="More hosts on the link than net.ipv4.neigh.default.gc_thresh3 admits: connections to some peers fail at random.",
+)
