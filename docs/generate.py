@@ -27,7 +27,9 @@ def exit_codes() -> str:
     """The published table."""
     rows = "\n".join(f"| {code.value} | {code.name.lower().replace('_', ' ')} | {code.meaning} |" for code in ExitCode)
     return (
-        f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n"
+        f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n\n"
+        "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `preflight -- COMMAND`\n"
+        "passes on the command's own code after a go, and 128 + N where signal N killed it.\n"
     )
 
 

@@ -48,12 +48,14 @@ def outlive_parent() -> None:
         _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None]:
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:
+    """What a child does between fork and exec, so that this signal ends it when the thread that forked it dies."""
+
     def between_fork_and_exec() -> None:
         if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(1)  # the agent died before the line above took effect
+            os._exit(1)  # the parent died before the line above took effect
 
     return between_fork_and_exec
 
@@ -66,7 +68,7 @@ def spawn(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     """
     options.setdefault("stdin", subprocess.DEVNULL)
     child: subprocess.Popen[bytes] = subprocess.Popen(
-        list(argv), start_new_session=True, preexec_fn=_die_with_parent(os.getpid()), **options
+        list(argv), start_new_session=True, preexec_fn=die_with_parent(os.getpid()), **options
     )
     with _lock:
         _running[child.pid] = child

@@ -44,7 +44,7 @@ def call(
     """
     started = time.monotonic()
     reader, writer = os.pipe()
-    end_with_us = children._die_with_parent(os.getpid())
+    end_with_us = children.die_with_parent(os.getpid())
     child = os.fork()
     if child == 0:
         _child(function, writer, limit_s, end_with_us)

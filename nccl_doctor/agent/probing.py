@@ -75,6 +75,23 @@ def read_text(absolute: str, limit: int = 1 << 20) -> Optional[str]:
         return None  # sysfs files of absent hardware answer EINVAL, ENODEV, EIO: nothing to read
 
 
+def first_line(absolute: str) -> Optional[str]:
+    """The first line of a small file without blanks around it; None if it is empty, not there or not ours to read."""
+    try:
+        lines = (read_text(absolute, 4096) or "").splitlines()
+    except PermissionError:
+        return None
+    return lines[0].strip() if lines else None
+
+
+def listed(absolute: str) -> List[str]:
+    """The names in a directory, sorted; none where it cannot be read."""
+    try:
+        return sorted(os.listdir(path(absolute)))
+    except OSError:
+        return []
+
+
 class CommandResult(NamedTuple):
     """What a command gave. ``outcome`` is ok, tool-missing, not-permitted, failed, timed-out or truncated.
 
@@ -194,8 +211,3 @@ def _wait(child: "subprocess.Popen[bytes]", end: float, cut: threading.Event) ->
             return True
         if left <= 0:
             return False
-
-
-def kill_group(pid: int) -> None:
-    """Kill a process group that this agent started; silent if it is gone."""
-    children.kill_group(pid)

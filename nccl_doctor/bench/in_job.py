@@ -121,11 +121,8 @@ def _print_and_leave(found: Outcome) -> None:
     """The main thread hangs in a collective: tell what there is from the watchdog's thread, and end."""
     from importlib import import_module
 
-    from rich.console import Console
-
-    import_module("nccl_doctor.report.bench_console").render(
-        found, Console(highlight=False, markup=False), exit_code=11
-    )
+    console = import_module("nccl_doctor.report.terminal").stdout_console(plain=True)
+    import_module("nccl_doctor.report.bench_console").render(found, console, exit_code=11)
     sys.stdout.flush()
     os._exit(11)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import pkgutil
@@ -14,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from nccl_doctor import __version__
+from nccl_doctor.cli import _streams
 from nccl_doctor.findings.exit_codes import ExitCode
 
 DEBUG = "NCCL_DOCTOR_DEBUG"  # set: an internal error shows its whole traceback
@@ -65,16 +65,6 @@ def _load_commands(wanted: str = "") -> None:
         importlib.import_module(f"{__name__}.{name}")
 
 
-def _streams() -> None:
-    """Give closed standard streams something to read from and write to (``<&-``, ``>&-``, some daemons)."""
-    if sys.stdin is None:
-        sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - for the process's life
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-
-
 def _internal_error(error: Exception) -> None:
     """One line for a defect of ours: what, where in our code, and what to do with it."""
     frame = error.__traceback__
@@ -92,18 +82,21 @@ def _internal_error(error: Exception) -> None:
 
 def main() -> None:
     """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
-    _streams()
+    _streams.open_all()
     try:
-        _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
-        app()
+        try:
+            _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be told shall be known before the exit code is
     except KeyboardInterrupt:  # while the command's own packages were loading
         sys.exit(ExitCode.INTERRUPTED)
+    except _streams.NotToldError as error:
+        typer.echo(f"nccl-doctor: the output cannot be written: {error.strerror}", err=True)
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - what is left would fail again at the exit
+        sys.exit(ExitCode.INTERNAL_ERROR)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and not error.filename:
-            typer.echo(f"nccl-doctor: the output cannot be written: {error.strerror}", err=True)
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - what is left would fail again at the exit
-        else:
-            _internal_error(error)
+        _internal_error(error)
         sys.exit(ExitCode.INTERNAL_ERROR)

@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 import typer
 
+from nccl_doctor.agent.children import die_with_parent
+
 if TYPE_CHECKING:
     from nccl_doctor.findings.model import EnvAdvice
     from nccl_doctor.inventory import Inventory
@@ -101,7 +103,11 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
 
     previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
+        orphaned = die_with_parent(os.getpid(), signal.SIGTERM)
+        child = subprocess.Popen(
+            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=orphaned
+        )
         started.append(child)
         for number in tuple(told):  # came while it started
             child.send_signal(number)
@@ -142,10 +148,9 @@ def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
 
 
 def _explain(kept: _Kept) -> None:
-    from rich.console import Console
-
     from nccl_doctor.explain.files import explain_paths
-    from nccl_doctor.report.explanation import print_explanation
+    from nccl_doctor.report.explanation_text import print_explanation
+    from nccl_doctor.report.terminal import stderr_console
 
     files = kept.files()
     if not files:
@@ -154,5 +159,5 @@ def _explain(kept: _Kept) -> None:
     typer.echo("nccl-doctor: the job failed; its output says:", err=True)
     started = time.monotonic()
     found = explain_paths(files, None)
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = stderr_console()
     print_explanation(found, console, time.monotonic() - started)

@@ -211,12 +211,11 @@ def _over_sessions(
     entries: object, connect: object, plan: BenchPlan, master: str, local: bool, allow_busy: bool,
     min_busbw: float, before: Outcome | None,
 ) -> Outcome:  # fmt: skip
-    from rich.console import Console
-
     from nccl_doctor.bench.fleet import Refused, run_fleet
     from nccl_doctor.report.bench_progress import BenchProgress
+    from nccl_doctor.report.terminal import stderr_console
 
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = stderr_console()
     try:
         return run_fleet(
             entries,  # type: ignore[arg-type]
@@ -265,7 +264,7 @@ def _tell(
         sys.stdout.buffer.write(encode(outcome))
     elif format == "table":
         from nccl_doctor.report.bench_console import render
-        from nccl_doctor.report.console import stdout_console
+        from nccl_doctor.report.terminal import stdout_console
 
         render(outcome, stdout_console(plain), saved=saved, exit_code=code)
     else:

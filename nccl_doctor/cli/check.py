@@ -126,10 +126,9 @@ def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]
 
 
 def _collect(entries: tuple[object, ...], options: object, rows: Overrides | None) -> Bundle:
-    from rich.console import Console
-
     from nccl_doctor.collect.check import collect
     from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.report.terminal import stderr_console
     from nccl_doctor.rules.gate import BAD, decide_hosts
     from nccl_doctor.rules.judge import judge
 
@@ -139,7 +138,7 @@ def _collect(entries: tuple[object, ...], options: object, rows: Overrides | Non
             return [facts.name for facts in so_far.hosts]
         return [item.host for item in decide_hosts(judge(so_far, rows)) if item.state != BAD]
 
-    with ConsoleProgress(Console(stderr=True)) as progress:
+    with ConsoleProgress(stderr_console()) as progress:
         return collect(entries, options, progress, fit)  # type: ignore[arg-type]
 
 
@@ -173,7 +172,8 @@ def _tell(
     if format == "json":
         sys.stdout.buffer.write(to_json(report) + b"\n")
     else:
-        from nccl_doctor.report.console import render, stdout_console
+        from nccl_doctor.report.console import render
+        from nccl_doctor.report.terminal import stdout_console
 
         console = stdout_console()
         render(report, console, verbose=verbose, saved=saved, exit_code=code)

@@ -53,7 +53,7 @@ def diff(
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
     else:
         from nccl_doctor.report.comparison import render
-        from nccl_doctor.report.console import stdout_console
+        from nccl_doctor.report.terminal import stdout_console
 
         render(found, stdout_console(), verbose=verbose)
     raise typer.Exit(found.exit_code)

@@ -70,17 +70,16 @@ def _facts(
             saved = bundles.read(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
-    from rich.console import Console
-
     from nccl_doctor.collect.check import CheckOptions, collect
     from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.report.terminal import stderr_console
 
     options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm), ssh_config)
     found = _hosts.load_inventory(hosts, host_list, slurm)
     plan = Plan(
         stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
     )
-    with ConsoleProgress(Console(stderr=True)) as progress:
+    with ConsoleProgress(stderr_console()) as progress:
         return collect(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline), progress)
 
 

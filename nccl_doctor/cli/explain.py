@@ -42,11 +42,11 @@ def explain(
     import time
 
     from nccl_doctor.explain.files import explain_paths
+    from nccl_doctor.report import explanation as report
 
     started = time.monotonic()
     names, benches = _bench_runs(logs)
-    found = explain_paths(names, workers or None, meanwhile=_report)
-    report = _report()
+    found = explain_paths(names, workers or None, meanwhile=_terminal if format is _Format.console else None)
     code = report.exit_code(found)
     if found.saved_runs or benches:
         found, code = _with_saved_runs(found, benches)
@@ -57,9 +57,9 @@ def explain(
     if format is _Format.json:
         typer.echo(report.to_json(found))
     elif not why:
-        from nccl_doctor.report.console import stdout_console
+        from nccl_doctor.report.terminal import stdout_console
 
-        report.print_explanation(found, stdout_console(), time.monotonic() - started)
+        _terminal().print_explanation(found, stdout_console(), time.monotonic() - started)
     if why:
         from nccl_doctor.report.safe_text import visible
 
@@ -69,11 +69,11 @@ def explain(
     raise typer.Exit(code)
 
 
-def _report() -> ModuleType:
-    """How an explanation is told. Imported while other processes read the logs."""
-    from nccl_doctor.report import explanation
+def _terminal() -> ModuleType:
+    """How an explanation is told on a terminal. Imported while other processes read the logs."""
+    from nccl_doctor.report import explanation_text
 
-    return explanation
+    return explanation_text
 
 
 def _bench_runs(names: list[str]) -> tuple[list[str], dict[str, Outcome]]:
@@ -95,6 +95,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     from nccl_doctor.explain import saved_runs
     from nccl_doctor.explain.model import InputProblem, Verdict
     from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.report import explanation as report
     from nccl_doctor.rules.judge import judge
 
     runs = []
@@ -118,7 +119,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     if not runs or not (logs or any(run.hosts for run in runs)):
         return found, ExitCode.NOTHING_CHECKED
     told = saved_runs.tell(found, runs, logs)
-    code = _report().exit_code(told)
+    code = report.exit_code(told)
     if not logs and told.verdict is Verdict.UNDECIDED:
         code = ExitCode.INCOMPLETE  # nothing failed, not all was measured
     return told, code

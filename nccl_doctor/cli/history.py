@@ -45,7 +45,7 @@ def history(
     if format == "json":
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
-        from nccl_doctor.report.console import stdout_console
         from nccl_doctor.report.history import render
+        from nccl_doctor.report.terminal import stdout_console
 
         render(found, stdout_console(), host=host, verbose=verbose)

@@ -209,10 +209,10 @@ def _collect(
     inventory: Inventory, plan: Plan, connect: object, budget_s: float, rules: Policy, rows: Overrides | None
 ) -> Bundle:
     import msgspec
-    from rich.console import Console
 
     from nccl_doctor.collect.check import CheckOptions, collect
     from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.report.terminal import stderr_console
     from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
     from nccl_doctor.rules.requirements import stage_of
 
@@ -224,7 +224,7 @@ def _collect(
         return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
 
     options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)  # type: ignore[arg-type]
-    with ConsoleProgress(Console(stderr=True)) as progress:
+    with ConsoleProgress(stderr_console()) as progress:
         return collect(inventory.entries, options, progress, fit)
 
 
@@ -271,8 +271,8 @@ def _write_bundle(bundle: Bundle, path: Path | None) -> None:
 
 
 def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> None:
+    from nccl_doctor.facts.fold import fold
     from nccl_doctor.inventory import render
-    from nccl_doctor.report.fold import fold
 
     if good is not None:
         text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
@@ -295,7 +295,8 @@ def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: boo
     if format != "console":
         sys.stdout.write(formats.render(format, judged, gate, bundle))
         return
-    from nccl_doctor.report.console import render_gate, stdout_console
+    from nccl_doctor.report.console import render_gate
+    from nccl_doctor.report.terminal import stdout_console
 
     render_gate(
         judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=0 if gate.go else _no_go(judged, gate)

@@ -161,8 +161,8 @@ def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, 
 def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
-    from nccl_doctor.report.console import stdout_console
     from nccl_doctor.report.safe_text import visible
+    from nccl_doctor.report.terminal import stdout_console
 
     if format == "json":
         documents = {title: topology.to_json(matrix) for title, matrix, _ in found}

@@ -10,6 +10,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -112,10 +113,11 @@ class _Run:
                     continue  # the rule that needs it will say so
         return found
 
-    def each(self, work: Callable[[str, Session], None]) -> None:
-        """``work`` on every session, many at a time."""
-        with ThreadPoolExecutor(min(PARALLEL_CALLS, max(1, len(self.sessions)))) as pool:
-            for future in [pool.submit(work, name, session) for name, session in self.sessions.items()]:
+    def each(self, work: Callable[[str, Session], None], sessions: Mapping[str, Session] | None = None) -> None:
+        """``work`` on every session, or on these, many at a time."""
+        sessions = self.sessions if sessions is None else sessions
+        with ThreadPoolExecutor(min(PARALLEL_CALLS, max(1, len(sessions)))) as pool:
+            for future in [pool.submit(work, name, session) for name, session in sessions.items()]:
                 future.result()
 
     def ask_all(self, host: str, session: Session, probes: Mapping[str, float]) -> str:
@@ -290,7 +292,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     def connect(host: str, session: Session) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
-        run.ask(host, session, "links", arguments, 10.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
         run.progress.advance("ports", host)
 
     run.progress.begin("ports", len(run.sessions))
@@ -338,7 +340,7 @@ def _measure_throughput(
     open_pairs = {(host, link.peer) for host, fact in links.items() for link in fact.links if link.outcome == "ok"}
     flows = [pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs]
 
-    def measure(host: str, session: Session, wanted: Collection[tuple[str, str]]) -> bool:
+    def measure(host: str, wanted: Collection[mesh_plan.Pair]) -> bool:
         targets = [
             {
                 "peer": peer,
@@ -350,31 +352,49 @@ def _measure_throughput(
         ]
         if targets:
             arguments = {"token": token, "targets": targets, "seconds": 0.3, "limit_bytes": 64 << 20}
-            run.ask(host, session, "throughput", arguments, 10.0 * (1 + len(targets)))
+            run.ask(host, run.sessions[host], "throughput", arguments, 10.0 * (1 + len(targets)))
         return bool(targets)
 
     def transfer(host: str, session: Session) -> None:
-        if not measure(host, session, flows):
+        if not measure(host, flows):
             run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
         run.progress.advance("throughput", host)
 
     run.progress.begin("throughput", len(run.sessions))
     run.each(transfer)
-    for _ in range(mesh_plan.TIMES_AGAIN):
-        slow = sorted(mesh_plan.doubtful(run.facts(Throughput)))
-
-        def again(host: str, session: Session, slow: Collection[tuple[str, str]] = slow) -> None:
-            before = run.results[host].get("throughput")
-            if before is None or before.outcome is not Outcome.OK or not measure(host, session, slow):
-                return
-            after = run.results[host]["throughput"]
-            second = after.data["flows"] if after.outcome is Outcome.OK else ()
-            flows_kept = mesh_plan.faster(before.data["flows"], second)
-            run.keep(host, "throughput", msgspec.structs.replace(before, data={**before.data, "flows": flows_kept}))
-
-        if slow:
-            run.each(again)
+    _time_again(run, measure)
     run.progress.end("throughput")
+
+
+Measure = Callable[[str, Collection[mesh_plan.Pair]], bool]
+
+
+def _time_again(run: _Run, measure: Measure) -> None:
+    """A second and third time for the transfers that look slow (see :data:`mesh_plan.DOUBT_SHARES`)."""
+    for share, alone in mesh_plan.DOUBT_SHARES:
+        tried: Counter[mesh_plan.Pair] = Counter()
+        # Asked anew each time: where one comes out faster, others look slow beside it.
+        while slow := [
+            pair for pair in mesh_plan.doubtful(run.facts(Throughput), share) if tried[pair] < mesh_plan.TIMES_AGAIN
+        ]:
+            tried.update(slow)
+            for batch in [[pair] for pair in slow] if alone and len(slow) <= mesh_plan.FEW else [slow]:
+
+                def again(host: str, _: Session, batch: Sequence[mesh_plan.Pair] = batch) -> None:
+                    _transfer_again(run, host, measure, batch)
+
+                run.each(again, {source: run.sessions[source] for source, _ in batch})
+
+
+def _transfer_again(run: _Run, host: str, measure: Measure, slow: Sequence[mesh_plan.Pair]) -> None:
+    """Time these transfers of a host again and keep the faster ones; a host that is silent now is not measured."""
+    before = run.results[host]["throughput"]
+    if before.outcome is not Outcome.OK or not measure(host, slow):
+        return
+    after = run.results[host]["throughput"]
+    if after.outcome in (Outcome.OK, Outcome.NOT_RUN):
+        flows = mesh_plan.faster(before.data["flows"], after.data["flows"] if after.data else ())
+        run.keep(host, "throughput", msgspec.structs.replace(before, data={**before.data, "flows": flows}))
 
 
 def _collectives(run: _Run, chosen: Collection[str]) -> None:

@@ -35,12 +35,6 @@ class GidEntry(msgspec.Struct, frozen=True):
         value = int(_address(self.gid))
         return value != 0 and value >> 64 != 0xFE80 << 48
 
-    @property
-    def ipv4(self) -> str | None:
-        """The IPv4 address in dotted form, if it is one."""
-        mapped = _address(self.gid).ipv4_mapped
-        return str(mapped) if mapped else None
-
 
 def _address(gid: str) -> ipaddress.IPv6Address:
     try:

@@ -111,6 +111,33 @@ def reachable(attempts: Iterable[Attempt]) -> dict[tuple[str, str], bool]:
     return found
 
 
+def _by_peer(attempts: Iterable[Attempt]) -> dict[str, dict[str, list[bool]]]:
+    """Host -> its address -> how each other host's attempt ended."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    for attempt in attempts:
+        if attempt.source != attempt.peer:
+            found.setdefault(attempt.peer, {}).setdefault(attempt.address, []).append(attempt.ok)
+    return found
+
+
+def half_reached(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    """The hosts none of whose addresses every peer gets to, as behind a firewall: their interfaces are not proved."""
+    return tuple(sorted(host for host, tried in _by_peer(attempts).items() if not any(map(all, tried.values()))))
+
+
+def _measured(attempts: Iterable[Attempt]) -> dict[tuple[str, str], bool]:
+    """As :func:`reachable`; where no address of a host is reached by all, those that some reach count.
+
+    A host that nobody reaches at all is left out: that tells nothing of which interface is the right one.
+    """
+    found: dict[tuple[str, str], bool] = {}
+    for host, tried in _by_peer(attempts).items():
+        enough = next((test for test in (all, any) if any(map(test, tried.values()))), None)
+        if enough:
+            found.update({(host, address): enough(ended) for address, ended in tried.items()})
+    return found
+
+
 class Fleet(msgspec.Struct, frozen=True):
     """All hosts' interfaces, what was measured, and which hosts have an address in which network."""
 
@@ -143,7 +170,7 @@ def _fleet(everyone: Mapping[str, Interfaces], attempts: Iterable[Attempt]) -> F
     for host, facts in everyone.items():
         for address in facts.addresses:
             networks.setdefault(str(address.network), set()).add(host)
-    return Fleet(dict(everyone), reachable(attempts), networks)
+    return Fleet(dict(everyone), _measured(attempts), networks)
 
 
 def _speed(facts: Interfaces, name: str) -> int:

@@ -6,7 +6,7 @@ INFO: harmless. Every finding quotes the line and has a playbook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -88,7 +88,6 @@ class Context(msgspec.Struct, frozen=True):
 
 
 SingleRule = Callable[[Assignment, Answer, Context], Iterator[Remark]]
-ScopeRule = Callable[[Sequence[Assignment], Context], Iterator[Remark]]
 
 
 def lint(

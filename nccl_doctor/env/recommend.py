@@ -16,7 +16,7 @@ from nccl_doctor.env import gid, knowledge, lint, nccl_conf, versions
 from nccl_doctor.env import hosts as fleet
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
-from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide
+from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, half_reached
 from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.env.versions import Version, at_least
@@ -206,6 +206,12 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
             draft.left.append(Left(IFNAME, "one host: nothing leaves it"))
         return {}
     found = decide(stations, attempts)
+    unproved = [host for host in half_reached(attempts) if host in stations]
+    if unproved:
+        draft.unknown.append(
+            f"{IFNAME}: at no address do all peers reach {_some(unproved)}; {'its' if len(unproved) == 1 else 'their'} "
+            "interfaces are judged by their networks alone"
+        )
     if not found.works:
         draft.unknown.append(f"{IFNAME}: {found.reason}")
         return {}
@@ -215,7 +221,7 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
     elif found.advice is not None:
         taken = {f"{choice.address.name} on {host}" for host, choice in choices.items() if choice.address is not None}
         fact = f"without it NCCL takes {_some(sorted(taken)) or 'nothing'}; {found.reason}"
-        draft.lines.append(Line(found.advice, 0.95 if attempts else 0.6, fact))
+        draft.lines.append(Line(found.advice, 0.95 if attempts and not unproved else 0.6, fact))
         value = Setting(IFNAME, found.advice.value, "recommended")
         choices = {
             host: msgspec.structs.replace(station, settings={**station.settings, IFNAME: value}).handed_out()
@@ -226,7 +232,7 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
             draft.notes.append(Note(f"{place} on {_some(names)} is not needed: NCCL chooses right by itself"))
     if found.harmful or found.advice is None:
         proof = "reached by every peer that tried" if attempts else "in one network, by its addresses (not tried)"
-        draft.left.append(Left(IFNAME, f"{found.reason} on every host: {proof}"))
+        draft.left.append(Left(IFNAME, f"{found.reason} on every host: {'not proved on all' if unproved else proof}"))
         _family(choices, {host: station.facts for host, station in stations.items()}, draft)
     return {host: choice.address.name for host, choice in choices.items() if choice.address is not None}
 

@@ -112,6 +112,7 @@ class Case:
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
         self.signatures = all_signatures()
+        self._known: dict[str, list[Hit]] = {}  # by signature, with ranks
         self._name_ranks()
 
     def _name_ranks(self) -> None:
@@ -145,7 +146,10 @@ class Case:
 
     def hits(self, *names: str) -> list[Hit]:
         """The kept hits of these signatures, in the order of the log(s), with ranks filled in."""
-        found = [self._ranked(hit) for name in names for hit in self._raw(name)]
+        for name in names:
+            if name not in self._known:
+                self._known[name] = [self._ranked(hit) for hit in self._raw(name)]
+        found = [hit for name in names for hit in self._known[name]]
         if len(names) > 1:
             found.sort(key=lambda hit: (hit.file, hit.line))
         return found

@@ -11,7 +11,7 @@ import msgspec
 from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import plan, scan, scan_descriptor
+from nccl_doctor.explain.readers.scan import PIECE, plan, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
@@ -73,10 +73,6 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
     return summary
 
 
-def _nothing() -> None:
-    pass
-
-
 def reasoning() -> Callable[[Summary], Explanation]:
     """The function that explains a summary. What it needs takes as long to import as a gigabyte takes to read."""
     from nccl_doctor.explain import api, case
@@ -109,7 +105,7 @@ def _clean(value: object) -> object:
 
 
 def read_all(
-    files: list[inputs.LogFile], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
+    files: list[inputs.LogFile], workers: int | None = None, meanwhile: Callable[[], object] | None = None
 ) -> Summary:
     """All files' summaries, merged in the order of ``files`` whatever process finished first."""
     total = Summary()
@@ -130,7 +126,8 @@ def read_all(
     with ProcessPoolExecutor(count, context) as pool, contextlib.suppress(BrokenProcessPool):
         summaries = pool.map(_encoded, files, chunksize=max(1, min(16, len(files) // (count * 16))))
         reasoning()  # imported while the others read
-        meanwhile()
+        if meanwhile:
+            meanwhile()
         for data in summaries:
             total.merge(msgspec.msgpack.decode(data, type=Summary))
             done += 1
@@ -140,7 +137,7 @@ def read_all(
 
 
 def explain_paths(
-    names: list[str], workers: int | None = None, meanwhile: Callable[[], object] = _nothing
+    names: list[str], workers: int | None = None, meanwhile: Callable[[], object] | None = None
 ) -> Explanation:
     """Explain files, directories and globs; ``-`` is standard input. ``meanwhile`` is called while processes read."""
     wanted = [name for name in names if name != "-"]
@@ -192,16 +189,17 @@ def number_lines(explanation: Explanation, skipped: dict[str, list[Skip]]) -> Ex
 def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
     """After which line, as numbered so far, numbers are too high, and by how much. Empty if the file cannot be read."""
     found = []
+    buffer = bytearray(PIECE)
     try:
         with inputs.opened(name) as raw:
             for skip in skips:
                 raw.seek(skip.offset)
                 lines = 0
-                for left in range(skip.size, 0, -inputs.PIECE):
-                    piece = raw.read(min(left, inputs.PIECE))
-                    if len(piece) < min(left, inputs.PIECE):
+                for left in range(skip.size, 0, -PIECE):
+                    wanted = min(left, PIECE)
+                    if os.readv(raw.fileno(), [memoryview(buffer)[:wanted]]) < wanted:
                         return []
-                    lines += piece.count(b"\n")
+                    lines += buffer.count(b"\n", 0, wanted)
                 found.append((skip.line, skip.size - lines))
     except (inputs.InputError, OSError):
         return []

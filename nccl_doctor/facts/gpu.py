@@ -89,7 +89,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     clock_memory_mhz: int | None = None
     clock_memory_max_mhz: int | None = None
     performance_state: int | None = None
-    throttle_reasons: int | None = None  # bit mask, see data/throttle_reasons.yaml
+    throttle_reasons: int | None = None  # bit mask, see rules/nvidia.py
     persistence_mode: bool | None = None
     compute_mode: str | None = None
     ecc_mode: bool | None = None

@@ -11,23 +11,18 @@ from nccl_doctor.facts.xid import load
 
 
 class GpuModel(msgspec.Struct, frozen=True):
-    """One model. ``nvlinks`` are up on a healthy module; ``bridge_nvlinks`` only where a bridge is fitted.
+    """One model. ``nvlinks`` are up on a healthy module; a bridge adds some to a PCIe card.
 
     TFLOPS are dense tensor-core rates at boost clock from the data sheet; None where they are not published.
     """
 
     match: str
-    memory_gb: float | None
     capability: str
-    nvlink: int
     nvlinks: int | None
-    pcie_gen: int | None
     bf16: bool
     fp8: bool
     bf16_tflops: float | None
-    tdp_w: float | None
     fp16_tflops: float | None = None
-    bridge_nvlinks: int = 0
     c2c: bool = False  # joined to its CPU by NVLink-C2C: PCIe is the side door, and its memory may be a NUMA node
 
     @property

@@ -44,7 +44,7 @@ class ReachOutcome(enum.Enum):
     CUT_OFF = "cut-off"  # the stream ended in the middle of an answer
     GARBAGE = "garbage"  # bytes came back that are not our protocol (a login banner, a broken shell profile)
     TRANSPORT_FAILED = "transport-failed"  # the transport's own program failed (srun, kubectl, ssh -J ...)
-    NOT_TRIED = "not-tried"  # the run's deadline or the stop after repeated authentication failures
+    NOT_TRIED = "not-tried"  # or hardly: the run's deadline, or the stop after repeated authentication failures
 
 
 class Reach(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -72,13 +72,6 @@ def near_nics(matrix: Matrix) -> dict[str, NearNic]:
     return found
 
 
-def nvlink_totals(matrix: Matrix) -> dict[str, int]:
-    """GPU -> number of peers it reaches over NVLink, counted from the cells that were read."""
-    kinds = matrix.kinds()
-    names = [gpu.name for gpu in matrix.gpus]
-    return {a: sum(1 for b in names if nvlinks(kinds.get((a, b), ""))) for a in names}
-
-
 @per_matrix
 def lost_nvlink(matrix: Matrix) -> tuple[str, ...]:
     """GPUs without any NVLink on a machine where all other GPUs (two or more) reach each other over NVLink."""

@@ -16,10 +16,10 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
 _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "wrong": ("✗ WRONG", "bold red"),

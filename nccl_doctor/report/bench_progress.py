@@ -15,6 +15,7 @@ from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.report.bench_console import live, microseconds
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import is_live
 
 
 class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
@@ -22,7 +23,7 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
 
     def __init__(self, console: Console, world: World, collector: Collector, total: int) -> None:
         self._console, self._world, self._collector, self._total = console, world, collector, max(1, total)
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if is_live(console) else None
         self._now = "starting"
         self._started = time.monotonic()
         self._measuring_since: float | None = None

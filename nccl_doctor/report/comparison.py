@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 

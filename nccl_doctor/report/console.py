@@ -8,9 +8,9 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.text import Text
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
@@ -129,7 +129,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     if len(proofs) > len(shown):
         more = len(proofs) - len(shown)
         line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
-    for index, fix in enumerate(_fixes(items)):
+    for index, fix in enumerate(merged_fixes(items)[:FIXES_SHOWN]):
         text = Text("fix now    " if index == 0 else "           ", "green")
         text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))
         line(text)
@@ -162,17 +162,16 @@ def _head(number: int, first: Finding, where: str, sure: str, width: int) -> lis
     return [row, Text(f"     {where}", "bold")] if where else [row]
 
 
-def _fixes(items: list[Finding]) -> list[Fix]:
+def merged_fixes(items: list[Finding]) -> list[Fix]:
     """The fixes of alike findings: the same command for several hosts once, for all of them."""
     merged: dict[tuple[str, str, bool], list[str]] = {}
     for item in items:
         for fix in item.fixes:
             merged.setdefault((fix.text, fix.command, fix.risky), []).append(fix.host)
-    fixes = [
+    return [
         Fix(text, command, fold(host for host in hosts if host), risky)
         for (text, command, risky), hosts in merged.items()
     ]
-    return fixes[:FIXES_SHOWN]
 
 
 def _setting(advice: EnvAdvice) -> Text:
@@ -247,14 +246,3 @@ def no_setting(report: Report) -> str:
         )
     why = "the interfaces stage was not measured" if report.reached else "no host was reached"
     return f"not known: {why}"
-
-
-def stdout_console(plain: bool = False) -> Console:
-    """The console for results: no markup, and where it is no terminal, wide enough that lines stay whole.
-
-    ``plain`` where what looks like a terminal may be none: mpirun gives its ranks one and writes to a file.
-    """
-    console = Console(highlight=False, markup=False, emoji=False)
-    if console.is_terminal and not plain:
-        return console
-    return Console(highlight=False, markup=False, emoji=False, width=160, force_terminal=False)

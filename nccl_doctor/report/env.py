@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity, shell_word
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
 if TYPE_CHECKING:  # `env show` needs none of these: they would be half of its time

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nccl_doctor.report.fold import fold
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import is_live
 
 
 class ConsoleProgress:
@@ -22,7 +23,7 @@ class ConsoleProgress:
         self._started = time.monotonic()
         self._stages: dict[str, tuple[int, int]] = {}
         self._trouble: dict[str, list[str]] = {}
-        self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+        self._live = Live(console=console, transient=True, refresh_per_second=8) if is_live(console) else None
 
     def __enter__(self) -> ConsoleProgress:
         if self._live:

@@ -436,7 +436,7 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
             [
                 Evidence(
                     f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",
-                    source="TCP_INFO total_retrans",
+                    source="TCP_INFO: total_retrans less dsack_dups",
                     host=pair[0],
                 )
                 for pair in culprit.pairs

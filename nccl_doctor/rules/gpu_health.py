@@ -131,12 +131,21 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
             f"the driver asks for '{gpu.recovery_action}' of GPU {gpu.label}",
             proof(host, gpu, f"GPU recovery action: {gpu.recovery_action}"),
             places=[place(host, gpu)],
-            fixes=[
-                Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
-                if "reset" in str(gpu.recovery_action)
-                else Fix("drain the host and reboot it", "sudo reboot", host.name, True)
-            ],
+            fixes=[_recovery(host, gpu)],
         )
+
+
+def _recovery(host: Host, gpu: GpuDevice) -> Fix:
+    """What answers the action that the driver asks for; a reboot does for those unknown to us."""
+    if gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
+        return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
+    if gpu.recovery_action == "drain-p2p":
+        text = "end the jobs on all GPUs that share NVLinks with this one; then see whether it still asks for more"
+        return Fix(text, "nvidia-smi -q | grep -A2 'GPU Recovery Action'", host.name)
+    if gpu.recovery_action == "recover-imex-domain":
+        text = "end the jobs of its NVLink domain and restart the IMEX service on all hosts of it"
+        return Fix(text, "sudo systemctl restart nvidia-imex", host.name, True)
+    return Fix("drain the host and reboot it", "sudo reboot", host.name, True)
 
 
 _THROTTLES = (

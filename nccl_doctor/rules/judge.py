@@ -76,11 +76,11 @@ def _judge(bundle: Bundle) -> Report:
     hosts = engine.reached(bundle)
     fleet = engine.Fleet(hosts, bundle.plan, {})
     results = tuple(engine.run(bundle, hosts=hosts, derived=fleet.derived))
-    advice, broken = _advice(fleet)
+    advice, broken, gap = _advice(fleet)
     found = [msgspec.structs.replace(item, stage="connectivity") for item in reach_findings(bundle)]
     found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
-    unknown = _unknown(bundle, results)
+    unknown = _unknown(bundle, results) + gap
     return Report(
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
@@ -97,12 +97,14 @@ def _judge(bundle: Bundle) -> Report:
     )
 
 
-def _advice(fleet: engine.Fleet) -> tuple[Advice | None, list[Finding]]:
-    """What ``env recommend`` says of these hosts; None, and a finding that says so, where that fails."""
+def _advice(fleet: engine.Fleet) -> tuple[Advice | None, list[Finding], tuple[Unknown, ...]]:
+    """What ``env recommend`` says of these hosts; where that fails, a finding and a gap, as of a rule that fails."""
     try:
-        return recommend(*needs.of_fleet(fleet)), []
-    except Exception as error:  # noqa: BLE001 - as a rule that fails: it must hide no finding
-        return None, [engine.internal_error("env recommend", error, tuple(host.name for host in fleet.hosts))]
+        return recommend(*needs.of_fleet(fleet)), [], ()
+    except Exception as error:  # noqa: BLE001 - it must hide no finding
+        names = tuple(sorted(host.name for host in fleet.hosts))
+        gap = Unknown("recommended environment", names, "internal error")
+        return None, [engine.internal_error("env recommend", error, names)], (gap,)
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
     ReachOutcome.NOT_TRIED: (
         "host.not-tried",
-        "the host was not tried",
+        "the host was not tried, or not for long enough",
         "run again for this host alone, or with a longer --deadline",
         "nccl-doctor check -H {host}",
     ),

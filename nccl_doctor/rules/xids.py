@@ -30,7 +30,7 @@ _ACTIONS = {
     "check-mechanics": ("check the GPU's power cables and seating", "", False),
     "update-software": ("update driver and firmware", "", False),
     "contact-support": ("collect a bug report and open a case", "sudo nvidia-bug-report.sh", False),
-    "see-line": ("do what the quoted line asks for", _GPU_RESET, True),
+    "see-line": ("do what the quoted line asks for", "nvidia-smi -q | grep -A2 'GPU Recovery Action'", False),
 }
 _HARMLESS = ("ignore", "restart-job", "update-software")
 
@@ -172,16 +172,16 @@ def _registers(decoded: list[Decoded]) -> list[Evidence]:
     ]
 
 
+# Xid 154: "... changed from 0x0 (None) to 0x2 (OS Reboot)". The words change with the driver (before R610 "Node Reboot
+# Required"), the numbers are NVML's nvmlDeviceGpuRecoveryAction_t; those not here (drain P2P, IMEX) are quoted.
+_TOLD = re.compile(r" to 0x([0-9a-fA-F]{1,4}) ")
+_TOLD_ACTIONS = {0: "ignore", 1: "reset-gpu", 2: "reboot", 4: "reset-gpu", 7: "reboot"}
+
+
 def _told_action(entry: Xid, event: XidEvent) -> str:
-    """The entry's action; for Xid 154 the one in the line's own words."""
-    if entry.action != "see-line":
-        return entry.action
-    text = event.line.text.lower()
-    if "node reboot" in text:
-        return "reboot"
-    if "reset" in text:
-        return "reset-gpu"
-    return "ignore" if "none" in text else "see-line"
+    """The entry's action; for Xid 154 the one that the line ends on."""
+    told = _TOLD.search(event.line.text) if entry.action == "see-line" else None
+    return _TOLD_ACTIONS.get(int(told[1], 16), entry.action) if told else entry.action
 
 
 def _explained(entry: Xid) -> tuple[str, ...]:

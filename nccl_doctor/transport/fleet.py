@@ -13,7 +13,7 @@ from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
 from nccl_doctor.transport.launch import launch
-from nccl_doctor.transport.session import Session, connect
+from nccl_doctor.transport.session import Session, connect, cut_short
 
 T = TypeVar("T")
 OnProgress = Callable[[str, "Session | Reach"], None]
@@ -47,7 +47,8 @@ def connect_all(
     """Start an agent on every host, at most ``options.fan_out`` at a time: name -> session, or why there is none.
 
     ``on_progress`` is called in this thread as each host is decided. Hosts undecided at the deadline are ``timed-out``,
-    those not begun ``not-tried``. When interrupted, every session that was opened is closed.
+    those not begun, or begun less than ``options.connect_s`` before it, ``not-tried``. When interrupted, every session
+    that was opened is closed.
     """
     made = transport or make_transport(options)
     attempt = _Attempt(entries, made, options, deadline)
@@ -73,13 +74,12 @@ class _Attempt:
         self._deadline = deadline
         self._todo: queue.SimpleQueue[HostEntry] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, Session | Reach]] = queue.SimpleQueue()
-        self._begun: set[str] = set()
+        self._begun: dict[str, float] = {}  # name -> when
         self._lock = threading.Lock()
         self._abandoned = False
         self._results: dict[str, Session | Reach] = {}
 
     def run(self, on_progress: OnProgress) -> dict[str, Session | Reach]:
-        started = time.monotonic()
         launch()  # packs the agent before 64 threads would all begin to
         for entry in self._entries:
             self._todo.put(entry)
@@ -95,17 +95,19 @@ class _Attempt:
             self._results[name] = result
             on_progress(name, result)
         if len(self._results) < len(self._entries):
-            self._give_up(on_progress, time.monotonic() - started)
+            self._give_up(on_progress)
         return {entry.name: self._results[entry.name] for entry in self._entries}
 
-    def _give_up(self, on_progress: OnProgress, seconds: float) -> None:
+    def _give_up(self, on_progress: OnProgress) -> None:
         with self._lock:
             self._abandoned = True
         for entry in self._entries:
             if entry.name not in self._results:
                 if entry.name in self._begun:
-                    detail = "not connected when the run's deadline passed"
-                    reach = Reach(ReachOutcome.TIMED_OUT, detail, (f"no agent after {seconds:.1f} s",), seconds=seconds)
+                    seconds = round(time.monotonic() - self._begun[entry.name], 3)
+                    evidence = (f"no agent after {seconds:.1f} s",)
+                    late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds)
+                    reach = cut_short(late, self._options)
                 else:
                     reach = Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
                 self._results[entry.name] = reach
@@ -149,7 +151,7 @@ class _Attempt:
                 return
             if self._abandoned or self._deadline.passed:
                 return
-            self._begun.add(entry.name)
+            self._begun[entry.name] = time.monotonic()
             try:
                 result = connect(self._transport, entry, self._options, self._deadline)
             except Exception as error:  # noqa: BLE001 - a defect of ours on one host must not lose the others

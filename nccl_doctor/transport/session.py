@@ -79,7 +79,18 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
             transport.settled(stream, outcome)
     except Unreachable as trouble:
         seconds = round(time.monotonic() - started, 3)
-        return msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user)
+        reach = msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user)
+        if reach.outcome is ReachOutcome.TIMED_OUT and deadline.passed:
+            return cut_short(reach, options)
+        return reach
+
+
+def cut_short(reach: Reach, options: ConnectOptions) -> Reach:
+    """What is known of a host that had not answered when the run's deadline passed: nothing, if it had little time."""
+    if reach.seconds >= options.connect_s:
+        return reach
+    detail = f"the run's deadline passed {reach.seconds:.1f} s after the first word to the host: {reach.detail}"
+    return msgspec.structs.replace(reach, outcome=ReachOutcome.NOT_TRIED, detail=detail)
 
 
 class Session:

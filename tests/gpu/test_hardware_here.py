@@ -169,12 +169,6 @@ def test_the_model_is_in_the_catalogue(gpus: GpuFact) -> None:
         model = find(device.name)
         assert model is not None, f"{device.name}: add it to gpu_models.yaml"
         assert model.capability == device.compute_capability
-        if model.memory_gb and device.memory_total_bytes:
-            assert 0.85 * model.memory_gb < device.memory_total_bytes / 1e9 < 1.12 * model.memory_gb
-        if model.tdp_w and device.power_default_w:
-            assert device.power_default_w == pytest.approx(model.tdp_w, rel=0.15)
-        if model.pcie_gen and device.pcie_gen_gpu_max:
-            assert device.pcie_gen_gpu_max == model.pcie_gen
 
 
 def test_the_matrix_parses(probes: dict[str, Any], gpus: GpuFact) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -30,9 +32,12 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, below those that the kernel gives to outgoing connections: it stays free for a while."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port
 
 
 class Sshd:

@@ -92,10 +92,21 @@ def test_all_hosts_bad(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_the_budget_is_said_and_no_host_passes(lab: Lab, tmp_path: Path) -> None:
-    run = preflight(lab, tmp_path, "--budget", "1s", "--profile", "standard", "--min-hosts", "1")
-    assert run.code == INCOMPLETE and run.good == []
+    """Collectives need 8 s: these hosts are reached and examined, and yet nobody is good."""
+    run = preflight(lab, tmp_path, "--budget", "7s", "--profile", "standard", "--min-hosts", "1")
+    assert run.code == INCOMPLETE and run.good == [], run.out
     assert any("deadline" in gap["why"] for gap in run.report["unknown"])
     assert set(run.cases("error")) == set(lab.hostnames) and "deadline" in run.out
+
+
+def test_a_budget_too_short_to_reach_anybody_makes_nobody_bad(lab: Lab, tmp_path: Path) -> None:
+    for name in lab.hostnames:
+        lab.apply_fault("sshd-hung", name)
+    run = preflight(lab, tmp_path, "--budget", "1s", "--min-hosts", "1")
+    lab.clear_faults()
+    assert (run.code, run.good, run.bad) == (NOTHING_CHECKED, [], ["gpu[01-04]"]), run.out
+    assert {made["state"] for made in run.report["decisions"].values()} == {"unknown"}
+    assert set(run.cases("failure")) == set() and set(run.cases("error")) == set(lab.hostnames)
 
 
 def test_busbw_is_measured_in_the_standard_profile(lab: Lab, tmp_path: Path) -> None:

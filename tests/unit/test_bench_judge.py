@@ -341,6 +341,15 @@ def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:
     assert "&lt;img" in page
 
 
+def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
+    page = html([("this run", outcome())])
+    tables = [
+        (caption, re.findall(r"<tr><td>(\w+)", body))
+        for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page, re.S)
+    ]
+    assert tables == [("allreduce (in)", ["1M", "1G"]), ("allreduce (copy)", ["1G"]), ("alltoall (out)", ["1M"])]
+
+
 def test_secrets_of_the_environment_are_not_saved() -> None:
     plan = BenchPlan(("allreduce",), (1 << 20,), env={"WANDB_API_KEY": "kanarienvogel42", "NCCL_DEBUG": "INFO"})
     saved = encode(outcome(plan=plan, command="nccl-doctor bench --env WANDB_API_KEY=kanarienvogel42"))

@@ -14,14 +14,16 @@ from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.gpu import GpuDevice, GpuFact, NvLink, Witness
+from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact, NvLink, Witness
 from nccl_doctor.facts.gpu import System as NvmlSystem
-from nccl_doctor.facts.model import Reach, ReachOutcome
-from nccl_doctor.facts.system import SharedMemory
+from nccl_doctor.facts.interfaces import Address, Device, Interfaces
+from nccl_doctor.facts.mesh import Link, Links
+from nccl_doctor.facts.model import Fact, Reach, ReachOutcome
+from nccl_doctor.facts.system import Processors, SharedMemory, System
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.rules import compare
+from nccl_doctor.rules import compare, compare_facts
 from nccl_doctor.rules.judge import judge
 
 cli._load_commands()
@@ -358,3 +360,109 @@ def test_collective_bandwidth_is_compared_over_equal_hosts_only() -> None:
     )
     fewer = compare.bundles(measured(1000).bundle(), measured(3000, NAMES[:3]).bundle())
     assert not any(item.subject == "metric.busbw" for item in fewer.changes)
+
+
+FULL = GpuDevice(
+    3,
+    bus_id="0000:3b:00.0",
+    name="H100",
+    serial="165",
+    uuid="GPU-1",
+    recovery_action="none",
+    remap_pending=False,
+    nvlinks=(NvLink(0, True), NvLink(1, False)),
+    fabric=Fabric("completed"),
+    pcie_gen_max=5,
+    pcie_width_max=16,
+    mig_mode=False,
+    power_limit_w=699.6,
+    ecc_mode=True,
+    persistence_mode=False,
+    compute_mode="default",
+)
+LO = Address("lo", "inet", "127.0.0.1", 8, loopback=True)
+ETH = (Address("eth0", "inet", "10.0.0.9", 24), Address("eth0", "inet", "10.0.0.10", 24))
+LINK_LOCAL = Address("eth0", "inet6", "fe80::1", 64)
+ZEROCONF = Address("eth1", "inet", "169.254.3.1", 16)
+
+
+@pytest.mark.parametrize(
+    ("fact", "rows"),
+    [
+        (GpuFact(Witness("timed-out"), Witness("not-run")), []),
+        (
+            GpuFact(Witness("ok"), Witness("ok"), system=NvmlSystem(count=1), gpus=(FULL,)),
+            [
+                ("gpu.count", "", "1"),
+                ("gpu.model", "GPU 3 (0000:3b:00.0)", "H100"),
+                ("gpu.identity", "GPU 3 (0000:3b:00.0)", "165"),
+                ("gpu.recovery", "GPU 3 (0000:3b:00.0)", "none"),
+                ("gpu.remap", "GPU 3 (0000:3b:00.0)", "nothing pending"),
+                ("gpu.nvlink", "GPU 3 (0000:3b:00.0)", "1 of 2"),
+                ("gpu.fabric", "GPU 3 (0000:3b:00.0)", "completed"),
+                ("gpu.pcie", "GPU 3 (0000:3b:00.0)", "generation 5, 16 lanes"),
+                ("gpu.mig", "GPU 3 (0000:3b:00.0)", "off"),
+                ("gpu.power", "GPU 3 (0000:3b:00.0)", "700 W"),
+                ("gpu.settings", "GPU 3 (0000:3b:00.0)", "ECC on, persistence off, compute mode default"),
+            ],
+        ),
+        (
+            GpuFact(
+                Witness("ok"),
+                Witness("ok"),
+                system=NvmlSystem(count=1),
+                gpus=(GpuDevice(0, uuid="GPU-1", remap_failure=True, pcie_gen_max=5),),
+            ),
+            [("gpu.count", "", "1"), ("gpu.identity", "GPU 0", "GPU-1"), ("gpu.remap", "GPU 0", "failed")],
+        ),
+        (
+            Links(
+                (
+                    Link("b", "10.0.0.2", 29500, "master", "ok"),
+                    Link("b", "10.0.0.2", 40000, "ephemeral", "timed-out"),
+                    Link("b", "10.0.0.2", 40001, "ephemeral", "ok"),
+                )
+            ),
+            [("link", "to b port 29500", "ok"), ("link", "to b, ephemeral", "timed-out")],
+        ),
+        (
+            Interfaces(
+                (LO, *ETH, LINK_LOCAL, ZEROCONF),
+                devices=(
+                    Device("lo", "unknown", mtu=65536, kind="loopback"),
+                    Device("lo", "unknown", mtu=65536),
+                    Device("veth1", "up", mtu=1500),
+                    Device("eth0", "up", mtu=9000, speed_mbps=-1),
+                    Device("eth1", speed_mbps=25000),
+                ),
+            ),
+            [
+                ("nic.address", "eth0", "10.0.0.10/24, 10.0.0.9/24"),
+                ("nic.state", "eth0", "up"),
+                ("nic.mtu", "eth0", "9000 bytes"),
+                ("nic.address", "eth1", "169.254.3.1/16"),
+                ("nic.speed", "eth1", "25000 Mb/s"),
+            ],
+        ),
+    ],
+)
+def test_what_is_compared_of_a_fact(fact: Fact, rows: list[tuple[str, str, str]]) -> None:
+    """Each value under its subject, in words; what the host does not tell is no value."""
+    assert list(dict(compare_facts.READERS)[type(fact)](fact)) == rows
+
+
+@pytest.mark.parametrize(
+    ("memory", "allowed", "rows"),
+    [
+        ({"MemTotal": 8 * GIB}, 4, [("memory", "memory", "8 GiB"), ("memory", "CPUs allowed", "4")]),
+        ({"MemFree": 8 * GIB}, 0, []),
+    ],
+)
+def test_memory_and_cpus_are_compared_where_told(
+    memory: dict[str, int], allowed: int, rows: list[tuple[str, str, str]]
+) -> None:
+    fact = msgspec.structs.replace(system(), memory=memory, processors=Processors(allowed=allowed))
+    told = list(dict(compare_facts.READERS)[System](fact))
+    assert [row for row in told if row[0] == "memory"] == rows
+    limits = {item: value for subject, item, value in told if subject == "limit"}
+    assert limits["memlock"] == "unlimited (hard unlimited)" and "B" not in limits["nofile"]

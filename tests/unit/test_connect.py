@@ -51,3 +51,12 @@ def test_a_closed_port_is_refused_at_once() -> None:
         place = listener.getsockname()
     with pytest.raises(ConnectionRefusedError):
         mesh._dial(*place, timeout=60.0)
+
+
+def test_a_peer_that_is_connected_and_silent_is_busy_and_not_behind_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address, port = listener.getsockname()
+        target = {"peer": "gpu02", "address": address, "port": port, "purpose": "ephemeral"}
+        link = mesh._connect(target, "token", timeout=3.0, messages=0)
+    assert link["outcome"] == "failed" and "connected, and then no answer" in link["detail"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,11 +14,17 @@ import pytest
 from facts_builder import Builder
 from rich.console import Console
 from test_bench_judge import measured, outcome, results
+from test_history import failing, run
 
+from nccl_doctor.explain.files import explain_paths
+from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.facts.topology_matrix import parse
-from nccl_doctor.report import bench_console, comparison, topology
+from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.history.analyse import analyse
+from nccl_doctor.report import bench_console, comparison, history, terminal, topology
 from nccl_doctor.report import console as consoles
+from nccl_doctor.report.explanation import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import judge
 
@@ -144,3 +154,171 @@ def test_long_lists_of_changes_are_cut_and_say_so() -> None:
         comparison.render(msgspec.structs.replace(found, changes=(change,) * count), console)
         assert ("... and 3 more (--verbose shows all)" in shown(console)) is cut
         assert f"{items[comparison.ITEMS_SHOWN - 1]} and 2 more: 570.1 -> 575.2" in shown(console)
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What the program writes to a terminal (standard output and standard error)."""
+    controller, screen = os.openpty()
+    words = [sys.executable, "-m", "nccl_doctor", *arguments]
+    variables = {**os.environ, "TERM": "xterm", **environment}
+    with subprocess.Popen(words, stdin=screen, stdout=screen, stderr=screen, env=variables) as process:
+        os.close(screen)
+        told = b""
+        with contextlib.suppress(OSError), open(controller, "rb", buffering=0) as shown:  # EIO: nobody writes any more
+            while block := shown.read(4096):
+                told += block
+        process.wait(timeout=60)
+    return told.decode()
+
+
+FAULTY = str(Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz")
+
+
+def test_colours_are_for_terminals_that_have_them_and_users_who_want_them() -> None:
+    assert "\x1b[" in on_a_terminal("check", "--from", FAULTY, NO_COLOR="")
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        told = on_a_terminal("check", "--from", FAULTY, **environment)
+        assert "FAULTY" in told and "\x1b" not in told
+
+
+def test_a_dumb_terminal_gets_lines_of_progress() -> None:
+    for term, live in (("dumb", False), ("xterm", True)):
+        told = on_a_terminal("check", "--stage", "system", NO_COLOR="1", TERM=term)
+        assert (" s] connect 1/1" in told, "\x1b[" in told) == (not live, live), term
+
+
+@pytest.mark.parametrize("width", ["", "60"])
+def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width: str, tmp_path: Path) -> None:
+    log = tmp_path / "console.log"
+    log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    for words in (["explain", str(log)], ["check", "--from", FAULTY], ["diff", FAULTY, FAULTY]):
+        told = subprocess.run(
+            [sys.executable, "-m", "nccl_doctor", *words],
+            env={**os.environ, "COLUMNS": width}, capture_output=True, text=True, check=False, timeout=60,
+        ).stdout.splitlines()  # fmt: skip
+        assert told and all(line == line.rstrip() for line in told)
+        assert max(map(len, told)) <= (60 if width == "60" else terminal.PIPE_WIDTH), words
+
+
+def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    told = {}
+    for width in (60, 100):
+        print_explanation(explain_paths([str(tmp_path / "log")], 1), console := screen(width))
+        told[width] = next(line for line in shown(console).splitlines() if "app.rank-exception " in line)
+    assert told[60].split("  ")[1:3] == ["app.rank-exception", "rank 1"] and len(told[60]) < 60
+    assert told[100].index("rank 1") == 30  # in a column
+
+
+def test_blanks_at_the_ends_of_lines_are_not_written_and_others_are() -> None:
+    stream = io.StringIO()
+    terminal._Trimmed(stream).write("a  b   \n  \x1b[1mc  \x1b[0m  \n\n d ")
+    assert stream.getvalue() == "a  b\n  \x1b[1mc\x1b[0m\n\n d "
+
+
+LINE = Evidence("KeyError: 'dgo'", source="console.log", line=15, rank=1)
+FOUND = Explanation(
+    Verdict.CAUSE_FOUND,
+    "rank 1 raised KeyError",
+    causes=(
+        Cause(
+            "app.rank-exception", 0.87, "a rank raised", (LINE,) * 6, (1,), ("a", "b", "c", "d", "e"),
+            (Fix("guard the line", "vi train.py"), Fix("validate data", "")), playbook="app.rank-exception",
+        ),
+        Cause("app.desync", 0.95, "ranks differ", (LINE,), (0, 1, 2)),
+        Cause("app.straggler-timeout", 0.31, "a slow rank", (LINE,)),
+        Cause("net.mtu", 0.29, "too unlikely to be shown", (LINE,)),
+    ),
+    consequences=(Consequence("time-out", 3, LINE, (0, 2)), Consequence("reset", 1, LINE, (0,)), Consequence("x", 2, LINE)),
+    next=("py-spy dump",),
+    versions={"nccl": "2.28.9"},
+    evidence=(LINE,),
+    notes=("harmless",),
+    timeline=(Moment("03:02:11", "rank 1", "KeyError"), Moment("", "rank 0", "reset", line=33)),
+    problems=(InputProblem("b.gz", "truncated"), InputProblem("run.ndb", "not measured: gpu")),
+    read=InputCount(2, 1_500),
+)  # fmt: skip
+FOUND_SHOWN = """\
+  2 files, 1.5 kB, 1.2 s
+  not read: b.gz: truncated
+  run.ndb: not measured: gpu
+
+✗ rank 1 raised KeyError
+
+  app.rank-exception          rank 1, a, b, c, d and 1 more       0.87
+     console.log:15  KeyError: 'dgo'
+     console.log:15  KeyError: 'dgo'
+     console.log:15  KeyError: 'dgo'
+     console.log:15  KeyError: 'dgo'
+     and 2 more lines (--format json)
+  fix now            guard the line
+                     $ vi train.py
+  fix for good       validate data
+  playbook           nccl-doctor playbook app.rank-exception
+
+  also found         app.desync (0.95)
+  less likely        app.straggler-timeout (0.31)
+  consequences       time-out (3x on 2 ranks), reset (1x on rank 0), x (2x)
+  timeline           03:02:11   rank 1       KeyError
+                     line 33    rank 0       reset
+  next               py-spy dump
+  versions           nccl 2.28.9
+"""
+
+
+def explained(found: Explanation) -> str:
+    print_explanation(found, console := screen(), 1.23)
+    return "".join(f"{line.rstrip()}\n" for line in shown(console).splitlines())
+
+
+def test_a_cause() -> None:
+    assert explained(FOUND) == FOUND_SHOWN
+
+
+def test_an_open_verdict_says_first_what_would_decide_and_offers_no_repair() -> None:
+    told = explained(msgspec.structs.replace(FOUND, verdict=Verdict.UNDECIDED, sentence="it hangs", consequences=()))
+    assert told.split("\n\n")[1:3] == ["? it hangs", "  next               py-spy dump"]
+    assert told.count("py-spy dump") == 1 and "  app.desync                  ranks 0-2 " in told
+    assert "would mean         One rank failed with an exception of its own" in told
+    assert "fix now" not in told and "consequences" not in told and "less likely        net.mtu" not in told
+
+
+def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:
+    told = explained(msgspec.structs.replace(FOUND, verdict=Verdict.HEALTHY, causes=(), read=InputCount(1, 20)))
+    assert "  1 file, 20 B, 1.2 s\n" in told and "timeline" not in told
+    assert "     console.log:15  KeyError: 'dgo'\n  harmless here      harmless\n" in told
+    for verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
+        other = explained(msgspec.structs.replace(FOUND, verdict=verdict, causes=()))
+        assert "harmless" not in other and "console.log" not in other and "timeline" in other
+
+
+def test_many_problems_of_the_input_are_cut_and_say_so() -> None:
+    problems = tuple(InputProblem(f"{number}.gz", "truncated") for number in range(10))
+    assert "7.gz: truncated\n  and 2 more\n" in explained(msgspec.structs.replace(FOUND, problems=problems))
+    assert "more" not in explained(msgspec.structs.replace(FOUND, problems=problems[:8], causes=()))
+
+
+def test_a_history() -> None:
+    bad = failing("b", "3")
+    runs = [run(0, bad=(bad,)), run(1, "a c"), run(2), run(3, bad=(bad, failing("c"))), run(4, bad=(failing("a"),))]
+    history.render(analyse(runs), console := screen(160))
+    assert shown(console) == HISTORY
+    history.render(analyse([run(0), run(1)]), console := screen())
+    assert "\nnothing failed in these runs\n" in shown(console) and "avoided" not in shown(console)
+
+
+HISTORY = """\
+5 runs, 2 passed   2026-11-01 00:00:00 UTC to 2026-11-05 00:00:00 UTC
+
+keeps returning: failed, passed, and failed again
+  b GPU 3                         failed in 2 of 4 runs   FpFp   gpu.ecc.uncontained   last 2026-11-04 00:00:00 UTC
+
+failed
+  a                               failed in 1 of 5 runs   ppppF   gpu.ecc.uncontained   last 2026-11-05 00:00:00 UTC
+  c                               failed in 1 of 5 runs   pppFp   gpu.ecc.uncontained   last 2026-11-04 00:00:00 UTC
+
+passed because it avoided a host
+  2026-11-02 00:00:00 UTC  this run passed because it avoided b: not repaired
+
+per run, oldest first: F failed, p passed, ? not measured; runs without it are left out
+"""

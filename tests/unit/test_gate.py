@@ -339,3 +339,14 @@ def test_github_summary_escapes_markdown() -> None:
     report = judge(bundle)
     text = summary(report, decide(report))
     assert "<script>" not in text and "no-go" in text and "\x1b" not in text
+
+
+def test_github_annotations_name_the_hosts_where_there_are_any() -> None:
+    report = judge(loopback("gpu02").bundle())
+    (cause, *_) = report.causes
+    everywhere = msgspec.structs.replace(cause, hosts=())
+    for item, title in ((cause, f"{cause.id} on gpu02"), (everywhere, cause.id)):
+        told = formats.render(
+            "github", msgspec.structs.replace(report, findings=(item,)), decide(report), loopback("gpu02").bundle()
+        )
+        assert told.startswith(f"::error title={title}::"), told

@@ -493,7 +493,15 @@ def logged(facts: Facts, *lines: str, ago_s: float = 600.0) -> Facts:
         (79, "GPU has fallen off the bus.", 86_401.0, "warn", True),
         (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", 1.0, "fail", True),
         (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 1.0, "fail", True),
-        (154, "GPU recovery action changed from 0x1 (x) to 0x0 (None)", 1.0, "info", None),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", 1.0, "fail", True),  # R610's words
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x2 (OS Reboot) to 0x4 (Drain and Reset)", 1.0, "fail", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", 1.0, "fail", False),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)", 1.0, "fail", False),
+        (154, "in words nobody knows", 1.0, "fail", False),
+        (154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", 1.0, "info", None),
+        (154, "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", 1.0, "info", None),
+        (175, "GPU memory subsystem timeout (type 1) detected", 1.0, "fail", True),
         (999, "what is this", 1.0, "warn", None),
     ],
 )
@@ -501,9 +509,9 @@ def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | N
     (item,) = found(logged(board, XID.format(number, text), ago_s=ago_s)).values()
     assert item.severity.value == wanted and text in item.evidence[0].text
     assert [fix.risky for fix in item.fixes] == ([] if risky is None else [risky])
-    if "Reboot" in text:
+    if text.endswith(("Reboot)", "Reboot Required)")):
         assert "power" in item.fixes[0].command
-    elif "Reset" in text:
+    elif text.endswith(("Reset)", "Reset Required)", "FLR)")):
         assert item.fixes[0].command == "sudo nvidia-smi --gpu-reset -i 0000:3b:00.0"
 
 
@@ -523,6 +531,23 @@ def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) ->
     (item,) = found(logged(board, SXID.format(number, word))).values()
     assert (item.severity.value, item.places[0].gpu) == (wanted, "NVSwitch 0000:c1:00.0")
     assert bool(item.fixes) == bool(quote) and all(quote in fix.command for fix in item.fixes)
+
+
+@pytest.mark.parametrize(
+    ("action", "command", "risky"),
+    [
+        ("gpu-reset", "sudo nvidia-smi --gpu-reset -i 2", True),
+        ("drain-and-reset", "sudo nvidia-smi --gpu-reset -i 2", True),
+        ("node-reboot", "sudo reboot", True),
+        ("bus-reset", "sudo reboot", True),
+        ("9", "sudo reboot", True),  # unknown to us
+        ("drain-p2p", "nvidia-smi -q | grep -A2 'GPU Recovery Action'", False),
+        ("recover-imex-domain", "sudo systemctl restart nvidia-imex", True),
+    ],
+)
+def test_recovery_actions(action: str, command: str, risky: bool, board: Facts) -> None:
+    item = found(gpu(board, 2, recovery_action=action))["gpu.needs-reset"]
+    assert [(fix.command, fix.risky) for fix in item.fixes] == [(command, risky)] and action in item.title
 
 
 def test_an_aborted_job_excuses_its_own_events_alone(board: Facts) -> None:

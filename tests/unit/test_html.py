@@ -113,6 +113,17 @@ def test_a_narrow_link_is_marked() -> None:
     assert not _chip(PciDevice("0000:1b:00.0", "gpu"), {}).narrow
 
 
+@pytest.mark.parametrize(
+    ("kind", "cell"),
+    [("NV18", ("NV18", "nv")), ("PIX", ("PIX", "pix")), ("", ("?", "cut"))],
+)
+def test_a_cell_of_the_matrix(kind: str, cell: tuple[str, str]) -> None:
+    from nccl_doctor.report.html.measured import _matrix_cell
+
+    assert _matrix_cell("GPU0", "GPU1", kind) == cell
+    assert _matrix_cell("GPU0", "GPU0", kind) == ("", "self")
+
+
 @needs_gcc
 def test_bandwidth_with_ceiling_and_baseline(broken: str) -> None:
     text = Elements(broken).text
@@ -191,6 +202,8 @@ def test_the_gate_comes_first() -> None:
     report = judge(bundle)
     text = Elements(render(report, bundle, decide(report))).text
     assert "GO: 4 of 4 hosts are good" in text and "run on gpu[01-04]" in text
+    spared = Elements(render(report, bundle, decide(report, min_hosts=3, spares=1))).text
+    assert "run on gpu[01-03] (3); spare: gpu04" in spared
     everyone_bad = Builder()
     for host in NAMES:
         everyone_bad.reach[host] = Reach(ReachOutcome.REFUSED, "refused")

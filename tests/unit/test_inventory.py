@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nccl_doctor.inventory import HostEntry, Inventory, InventoryError, load, render, sources
+from nccl_doctor.inventory import HostEntry, Inventory, InventoryError, ansible, load, nodesets, render, sources
+from nccl_doctor.inventory.names import BadName
 from nccl_doctor.inventory.nodesets import fold
 
 
@@ -305,3 +306,30 @@ def test_good_hosts_keep_the_format_they_came_in() -> None:
     found = parse("[g]\na ansible_host=10.0.0.1 ansible_user=x ansible_port=2\n")
     assert render(found.entries, "ansible") == "[hosts]\na ansible_host=10.0.0.1 ansible_user=x ansible_port=2\n"
     assert fold(["gpu03", "gpu04", "fe80::1"]) == "gpu[03-04],fe80::1"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("n[3:3]", ["n3"]),
+        ("n[01:10:4]", ["n01", "n05", "n09"]),
+        ("n[a:c]", ["na", "nb", "nc"]),
+        ("r[1:2]n[1:2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ],
+)
+def test_ranges_of_ansible(pattern: str, names: list[str]) -> None:
+    assert ansible.expand(pattern) == names
+
+
+@pytest.mark.parametrize("pattern", ["n[a:5]", "n[5:a]", "n[1:4:0]", "n[4:1]"])
+def test_a_range_that_is_none(pattern: str) -> None:
+    with pytest.raises(BadName, match="range"):
+        ansible.expand(pattern)
+
+
+def test_ranges_stay_within_what_a_set_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodesets, "MOST", 6)
+    assert len(ansible.expand("n[1:6]")) == len(ansible.expand("r[1:2]n[1:3]")) == 6
+    for pattern in ("n[1:7]", "r[1:2]n[1:4]"):
+        with pytest.raises(BadName):
+            ansible.expand(pattern)

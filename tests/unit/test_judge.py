@@ -69,6 +69,8 @@ def test_a_recommendation_that_fails_hides_no_finding(monkeypatch: pytest.Monkey
     report = judge(builder.bundle())
     assert report.verdict == "faulty" and not report.env and report.env_unknown
     assert any(item.id == "internal-error" and "broken" in item.evidence[0].text for item in report.findings)
+    green = judge(Builder().bundle())
+    assert green.verdict == "incomplete" and [gap.what for gap in green.unknown] == ["recommended environment"]
 
 
 def test_the_same_facts_in_any_order_give_the_same_bytes() -> None:

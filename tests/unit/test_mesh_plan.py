@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.collect.mesh_plan import doubtful, faster
-from nccl_doctor.facts.mesh import Flow, Throughput
+from nccl_doctor.collect.mesh_plan import best_address, doubtful, faster
+from nccl_doctor.facts.mesh import Flow, Link, Links, Throughput
 
 
 def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
@@ -18,8 +18,9 @@ def fact(**rates: float) -> Throughput:
 
 def test_what_looks_slow_is_timed_again() -> None:
     measured = {"a": fact(b=100, c=30), "b": fact(a=95, c=90), "c": fact(a=60, b=1)}
-    assert doubtful(measured) == {("a", "c"), ("c", "b")}
-    assert doubtful({}) == set()
+    assert doubtful(measured, 0.5) == [("a", "c"), ("c", "b")]
+    assert doubtful(measured, 0.3) == [("c", "b")]
+    assert doubtful({}, 0.5) == []
 
 
 def test_the_faster_of_two_transfers_counts_and_a_failed_one_never_does() -> None:
@@ -27,3 +28,13 @@ def test_the_faster_of_two_transfers_counts_and_a_failed_one_never_does() -> Non
     again = [flow("c", 90), flow("d", 900, "timed-out"), flow("e", 50)]
     assert faster(before, again) == [flow("b", 100), flow("c", 90), flow("d", 10), flow("e", 50)]
     assert faster(before, ()) == before
+
+
+def test_bulk_data_goes_where_nccl_would_send_it_if_that_can_be_reached() -> None:
+    def links(purpose: str, outcome: str, peer: str = "b") -> dict[str, Links]:
+        return {"a": Links((Link(peer, "10.9.0.2", 29500, purpose, outcome),))}
+
+    tested = {"b": "10.0.0.2"}
+    assert best_address("a", "b", links("chosen-interface", "ok"), tested) == "10.9.0.2"
+    for other in (links("name", "ok"), links("chosen-interface", "refused"), links("chosen-interface", "ok", "c"), {}):
+        assert best_address("a", "b", other, tested) == "10.0.0.2"

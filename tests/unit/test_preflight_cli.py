@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -72,22 +75,57 @@ STOPPABLE = "trap 'echo told to end; kill $!; exit 5' TERM INT HUP; echo $$ > pi
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_reaches_the_job_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    words = [sys.executable, "-m", "nccl_doctor", "preflight", "--from", saved(tmp_path), "--", "bash", "-c", STOPPABLE]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=tmp_path, text=True, start_new_session=True, **pipes) as process:
-        try:
-            until = time.monotonic() + 30
-            while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-                assert process.poll() is None and time.monotonic() < until
-                time.sleep(0.02)
-            process.send_signal(number)
-            out, err = process.communicate(timeout=30)
-        finally:
-            process.kill()
+    with job(tmp_path, STOPPABLE) as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out.endswith("told to end\n")) == (5, True), err
     assert "the job failed" not in err  # it was told to
-    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-    assert not [name for name in Path("/proc").glob("[0-9]*") if session_of(name) == process.pid]
+    assert not running(process.pid)
+
+
+def test_killed_itself_it_leaves_no_job_behind(tmp_path: Path) -> None:
+    with job(tmp_path, "echo $$ > pid; exec sleep 60") as process:
+        assert len(running(process.pid)) == 2
+        process.kill()
+        process.wait(timeout=30)
+        until = time.monotonic() + 20
+        while running(process.pid):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
+    """A preflight that said go, in a session of its own, once its job runs (and has written ``pid``)."""
+    words = [
+        sys.executable,
+        "-m",
+        "nccl_doctor",
+        "preflight",
+        "--from",
+        saved(directory),
+        "--",
+        "bash",
+        "-c",
+        script,
+    ]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=directory, text=True, start_new_session=True, **pipes) as process:
+        try:
+            until = time.monotonic() + 30
+            while not (directory / "pid").exists() or not (directory / "pid").read_text():
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+            for left in running(process.pid):
+                os.kill(left, signal.SIGKILL)
+
+
+def running(session: int) -> list[int]:
+    """The processes of a session that still run."""
+    return [int(place.name) for place in Path("/proc").glob("[0-9]*") if session_of(place) == session]
 
 
 def session_of(process: Path) -> int:

@@ -385,22 +385,37 @@ def test_closed_standard_input_is_no_traceback(command: str) -> None:
     assert done.returncode in (2, 3) and "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    done = subprocess.run(
-        ["sh", "-c", '"$0" -m nccl_doctor playbook | head -c 1', sys.executable],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout and not done.stderr
+FAULTY = str(Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz")
 
 
-def test_a_full_disk_behind_standard_output_is_no_defect_of_ours() -> None:
+def with_streams(command: str, streams: str) -> tuple[int, str, str]:
+    """The program's exit code, what the shell's streams let out, and its standard error."""
     done = subprocess.run(
-        ["sh", "-c", '"$0" -m nccl_doctor check --from "$1" > /dev/full', sys.executable,
-         str(Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz")],
+        ["bash", "-c", f'"$0" -m nccl_doctor {command} {streams}; exit ${{PIPESTATUS[0]}}', sys.executable],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert done.returncode == ExitCode.INTERNAL_ERROR
-    assert done.stderr == "nccl-doctor: the output cannot be written: No space left on device\n"
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("streams", ["| true", "2>&1 | head -n 1", "2> /dev/full", "2>&-"])
+def test_a_reader_that_goes_away_changes_no_exit_code(streams: str) -> None:
+    assert with_streams(f"check --from {FAULTY}", streams)[::2] == (ExitCode.FINDINGS, "")
+    assert with_streams("playbook", streams)[::2] == (ExitCode.HEALTHY, "")
+
+
+@pytest.mark.parametrize("command", [f"check --from {FAULTY}", f"report {FAULTY}", "env show NCCL_DEBUG", "--version"])
+@pytest.mark.parametrize(
+    ("streams", "why"), [("> /dev/full", "No space left on device"), (">&-", "standard output is closed")]
+)
+def test_a_result_that_cannot_be_told_is_no_success_and_no_defect_of_ours(command: str, streams: str, why: str) -> None:
+    told = f"nccl-doctor: the output cannot be written: {why}\n"
+    assert with_streams(command, streams) == (ExitCode.INTERNAL_ERROR, "", told)
+
+
+def test_without_any_stream_a_file_is_written_all_the_same(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert with_streams(f"report {FAULTY} -o {page}", "<&- >&- 2>&-") == (ExitCode.HEALTHY, "", "")
+    assert page.read_text().endswith("</html>\n")
 
 
 def test_a_defect_of_ours_is_one_message_and_exit_code_1(

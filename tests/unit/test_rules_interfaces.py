@@ -344,3 +344,24 @@ def test_recommendation_believes_measurements_over_subnets() -> None:
         Attempt("b", "a", "10.0.0.1", True),
     ]
     assert recommend(hosts, *tried).advice.value == "=eth0"
+
+
+def test_an_address_some_peers_reach_is_blamed_for_the_others_alone() -> None:
+    """The proof is of the failed attempts at that address; what works elsewhere is named and quoted."""
+    hosts = fleet(
+        {name: interfaces(f"eth1/192.168.5.{n}/24", f"eth0/10.0.0.{n}/24") for n, name in enumerate("abc", 1)}
+    )
+    hosts["a"]["links"] = links(("c", "192.168.5.3", "timed-out"), ("c", "10.0.0.3", "refused"))
+    hosts["b"]["links"] = links(("c", "192.168.5.3", "ok"), ("c", "10.0.0.3", "ok"))
+    hosts["c"]["links"] = links(("a", "192.168.5.1", "ok"), ("b", "192.168.5.2", "ok"))
+    every = run("interfaces.unreachable", hosts).findings
+    (item,) = [finding for finding in every if "hand out 192.168.5.3" in finding.title]
+    assert item.severity is Severity.FAIL and [place.peer for place in item.places] == ["a"]
+    assert [proof.source for proof in item.evidence][1:] == ["from a", "from b"]
+    assert "timed-out" in item.evidence[1].text and "10.0.0.3" in item.evidence[2].text and item.confidence > 0.9
+
+
+def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> None:
+    hosts = fleet(BOND)
+    hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
+    assert run("interfaces.unreachable", hosts).unknown

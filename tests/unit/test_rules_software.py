@@ -12,7 +12,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Driver, Library, NcclCopy, Plugin, Software, Torch
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import drift, engine
-from nccl_doctor.rules.software import drift_table, oldest_driver, subjects
+from nccl_doctor.rules.software import drift_table, oldest_driver, subjects, versions
 
 RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith("software.")]
 
@@ -198,3 +198,21 @@ def test_drift_rows() -> None:
 
 def test_facts_survive_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(software()), type=Software) == software()
+
+
+@pytest.mark.parametrize(
+    ("torch", "wanted"),
+    [
+        (Torch(SITE, "2.8.0", "12.8", "", "shared"), "12.8"),
+        (Torch(SITE, "2.8.0", "", "6.3", "shared"), "ROCm 6.3"),
+        (Torch(SITE, "2.8.0", "", "", "shared"), "none"),
+        (None, ""),
+    ],
+)
+def test_what_torch_was_built_with_is_compared(torch: Torch | None, wanted: str) -> None:
+    plugins = (
+        Plugin("sharp", "net", "/a/libnccl-net.so", "/opt/b/libnccl-net-sharp.so.2"),
+        Plugin("t", "tuner", "/a/libnccl-tuner.so", "/a/libnccl-tuner.so"),
+    )
+    found = versions(software(torch=torch, plugins=plugins))
+    assert found["torch CUDA"] == wanted and found["network plugin"] == "libnccl-net-sharp.so.2"

@@ -270,3 +270,25 @@ def test_mistakes_in_a_thresholds_file(text: str | None, message: str, tmp_path:
 
 def test_facts_survive_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(system()), type=System) == system()
+
+
+@pytest.mark.parametrize(
+    ("memory", "severities"),
+    [
+        ({"MemTotal": 512 * GIB, "MemAvailable": 26 * GIB}, []),
+        ({"MemTotal": 512 * GIB, "MemAvailable": 25 * GIB}, [Severity.WARN]),  # under a twentieth of it
+        ({"MemTotal": 16 * GIB, "MemAvailable": 2 * GIB}, []),
+        ({"MemTotal": 16 * GIB, "MemAvailable": 2 * GIB - 1}, [Severity.WARN]),  # under 2 GiB, though an eighth of it
+        ({"MemTotal": 4 * GIB, "MemAvailable": GIB}, []),  # a small machine: a quarter of it is free
+        ({"MemTotal": 100, "MemAvailable": 25}, []),
+        ({"MemAvailable": GIB}, None),
+        ({"MemTotal": GIB}, None),
+    ],
+)
+def test_where_available_memory_is_too_little(memory: dict[str, int], severities: list[Severity] | None) -> None:
+    """Under 2 GiB (a quarter of a small machine), or under a twentieth."""
+    result = run("system.memory", host(memory=memory))
+    assert [item.severity for item in result.findings] == (severities or [])
+    assert bool(result.unknown) is (severities is None)
+    killed = run("system.memory", host(cgroup=Cgroup(oom_kills=2)))
+    assert [item.severity for item in killed.findings] == [Severity.WARN]

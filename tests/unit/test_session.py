@@ -356,10 +356,20 @@ def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")
     started = time.monotonic()
     entries = [HostEntry(f"h{number}") for number in range(4)]
-    found = connect_all(entries, ConnectOptions(transport="local", python=slow, fan_out=2), Deadline(1.0))
+    options = ConnectOptions(transport="local", python=slow, fan_out=2, connect_s=0.5)
+    found = connect_all(entries, options, Deadline(1.0))
     assert time.monotonic() - started < 6
     outcomes = sorted(item.outcome.value for item in found.values() if isinstance(item, Reach))
     assert outcomes == ["not-tried", "not-tried", "timed-out", "timed-out"]
+
+
+def test_a_short_deadline_is_not_laid_at_the_hosts_door(tmp_path: Path) -> None:
+    """A host that was not given the time of one connect is not known to be bad."""
+    slow = write_python(tmp_path / "slow", "exec sleep 600")
+    options = ConnectOptions(transport="local", python=slow, connect_s=10.0)
+    (reach,) = connect_all([HostEntry("h")], options, Deadline(0.5)).values()
+    assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED
+    assert "the run's deadline passed" in reach.detail
 
 
 def test_the_pack_is_deterministic_and_small() -> None:

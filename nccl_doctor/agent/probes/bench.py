@@ -108,9 +108,9 @@ def _hcas() -> List[Dict[str, Any]]:
     """RDMA ports with state and rate."""
     found = []
     base = "/sys/class/infiniband"
-    for name in sorted(os.listdir(probing.path(base))) if os.path.isdir(probing.path(base)) else []:
+    for name in probing.listed(base):
         ports = "%s/%s/ports" % (base, name)
-        for port in sorted(os.listdir(probing.path(ports))) if os.path.isdir(probing.path(ports)) else []:
+        for port in probing.listed(ports):
             where = "%s/%s/" % (ports, port)
             rate = re.match(r"([0-9.]+) Gb/sec", probing.read_text(where + "rate") or "")
             found.append(

@@ -7,7 +7,16 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.probes import system
-from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command, whole_number
+from nccl_doctor.agent.probing import (
+    ProbeTrouble,
+    first_line,
+    listed,
+    path,
+    probe,
+    read_text,
+    run_command,
+    whole_number,
+)
 
 NVIDIA = "0x10de"
 # Without persistence mode the driver starts each of eight GPUs anew: nvmlInit alone may then take over 10 s.
@@ -61,14 +70,14 @@ def _witnesses() -> Dict[str, Any]:
         "pci_gpus": pci_devices(("0x0300", "0x0302")),
         "nvswitches": len(pci_devices(("0x0680",))),
         "proc_gpus": _proc_gpus(),
-        "module_version": _first_line("/sys/module/nvidia/version"),
+        "module_version": first_line("/sys/module/nvidia/version"),
         "module_flavor": _module_flavor(),
         "device_nodes": _device_nodes(),
         "libraries": _libraries(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "container": in_container(),
         "fabric_manager": _fabric_manager(),
-        "imex_channels": _listed("/dev/nvidia-caps-imex-channels"),
+        "imex_channels": listed("/dev/nvidia-caps-imex-channels"),
         "system": {},
         "gpus": [],
         "pairs": [],
@@ -81,43 +90,27 @@ def _any_sign(data: Dict[str, Any]) -> bool:
     )
 
 
-def _first_line(absolute: str) -> Optional[str]:
-    try:
-        text = read_text(absolute, 4096)
-    except PermissionError:
-        return None
-    lines = (text or "").splitlines()
-    return lines[0].strip() if lines else None
-
-
-def _listed(absolute: str) -> List[str]:
-    try:
-        return sorted(os.listdir(path(absolute)))
-    except OSError:
-        return []
-
-
 def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str, Any]]:
     """The PCI functions of a vendor whose class begins with one of ``classes``, with link and NUMA node, by address."""
     found = []
-    for address in _listed("/sys/bus/pci/devices"):
+    for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
-        if _first_line(base + "/vendor") != vendor:
+        if first_line(base + "/vendor") != vendor:
             continue
-        kind = _first_line(base + "/class") or ""
+        kind = first_line(base + "/class") or ""
         if not kind.startswith(classes):
             continue
-        numa = _first_line(base + "/numa_node")
+        numa = first_line(base + "/numa_node")
         found.append(
             {
                 "bus_id": address.lower(),
-                "device": _first_line(base + "/device"),
+                "device": first_line(base + "/device"),
                 "class": kind,
                 "numa_node": whole_number(numa),
-                "link_speed": _first_line(base + "/current_link_speed"),
-                "link_speed_max": _first_line(base + "/max_link_speed"),
-                "link_width": _first_line(base + "/current_link_width"),
-                "link_width_max": _first_line(base + "/max_link_width"),
+                "link_speed": first_line(base + "/current_link_speed"),
+                "link_speed_max": first_line(base + "/max_link_speed"),
+                "link_width": first_line(base + "/current_link_width"),
+                "link_width_max": first_line(base + "/max_link_width"),
                 "driver": _link_name(base + "/driver"),
                 "slot": slot_of(address),
             }
@@ -135,15 +128,15 @@ def _link_name(absolute: str) -> Optional[str]:
 def slot_of(address: str) -> Optional[str]:
     """The name of the physical slot that holds this address, where the platform names its slots."""
     stem = address.rsplit(".", 1)[0]
-    for name in _listed("/sys/bus/pci/slots"):
-        if _first_line("/sys/bus/pci/slots/%s/address" % name) == stem:
+    for name in listed("/sys/bus/pci/slots"):
+        if first_line("/sys/bus/pci/slots/%s/address" % name) == stem:
             return name
     return None
 
 
 def _proc_gpus() -> List[Dict[str, str]]:
     found = []
-    for address in _listed("/proc/driver/nvidia/gpus"):
+    for address in listed("/proc/driver/nvidia/gpus"):
         entry = {"bus_id": nvml.bus_id(address)}
         for line in (read_text("/proc/driver/nvidia/gpus/%s/information" % address, 8192) or "").splitlines():
             name, _, value = line.partition(":")
@@ -154,7 +147,7 @@ def _proc_gpus() -> List[Dict[str, str]]:
 
 def _module_flavor() -> Optional[str]:
     """``open`` or ``proprietary``, from the driver's own version file; None without a loaded driver."""
-    line = _first_line("/proc/driver/nvidia/version")
+    line = first_line("/proc/driver/nvidia/version")
     if line is None:
         return None
     return "open" if "Open Kernel Module" in line else "proprietary"
@@ -162,7 +155,7 @@ def _module_flavor() -> Optional[str]:
 
 def _device_nodes() -> List[str]:
     """The names of /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm ..., as far as they are there."""
-    return [name for name in _listed("/dev") if name.startswith("nvidia") and not _is_directory("/dev/" + name)]
+    return [name for name in listed("/dev") if name.startswith("nvidia") and not _is_directory("/dev/" + name)]
 
 
 def _is_directory(absolute: str) -> bool:
@@ -174,7 +167,7 @@ def _is_directory(absolute: str) -> bool:
 
 def _libraries() -> List[str]:
     """Where the dynamic linker would find libnvidia-ml, as far as files tell (the loader's own search decides)."""
-    found = [place for place in _LIBRARY_PLACES if "libnvidia-ml.so.1" in _listed(place)]
+    found = [place for place in _LIBRARY_PLACES if "libnvidia-ml.so.1" in listed(place)]
     for place in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if place and os.path.exists(os.path.join(place, "libnvidia-ml.so.1")):
             found.append(place)
@@ -189,7 +182,7 @@ _INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shep
 
 def in_container() -> Optional[str]:
     """The sign by which this process runs in a container, or None. ``pid 1 is ...`` is a weak sign, the others sure."""
-    if (_first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
+    if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
         return GVISOR
     for absolute in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"):
         if os.path.exists(path(absolute)):
@@ -202,7 +195,7 @@ def in_container() -> Optional[str]:
     mounts = [line for line in _readable("/proc/self/mountinfo").splitlines() if line.split()[4:5] == ["/"]]
     if any(_CONTAINER_WORDS.search(line) for line in mounts):
         return "/proc/self/mountinfo"
-    first = _first_line("/proc/1/comm")
+    first = first_line("/proc/1/comm")
     return "pid 1 is %s" % first if first and first not in _INITS else None
 
 
@@ -216,8 +209,8 @@ def _readable(absolute: str) -> str:
 def _fabric_manager() -> Dict[str, Any]:
     """Whether a fabric manager process runs (a container does not see the host's), and its version where it is told."""
     running = False
-    for pid in _listed("/proc"):
-        if pid.isdecimal() and (_first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
+    for pid in listed("/proc"):
+        if pid.isdecimal() and (first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
             running = True
             break
     version = run_command(["nv-fabricmanager", "--version"], limit_s=3.0)
@@ -262,7 +255,7 @@ def _nvml(pynvml: Any, limit_s: float, silence_s: float, start_s: float) -> Dict
 def _name_processes(gpus: List[Dict[str, Any]]) -> None:
     for one in gpus:
         for process in one.get("processes") or ():
-            process["name"] = _first_line("/proc/%d/comm" % process["pid"])
+            process["name"] = first_line("/proc/%d/comm" % process["pid"])
             owner = [
                 line.split()[1]
                 for line in _readable("/proc/%d/status" % process["pid"]).splitlines()

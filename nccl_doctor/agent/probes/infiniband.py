@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent.probes.gpu import slot_of
 from nccl_doctor.agent.probes.topology import pci_path
-from nccl_doctor.agent.probing import path, probe, read_text, run_command, whole_number
+from nccl_doctor.agent.probing import first_line, listed, path, probe, read_text, run_command, whole_number
 
 GID_LIMIT = 256
 INTERVAL_S = 1.0
@@ -30,14 +30,14 @@ _WITNESSES = {"ibstat": ["ibstat"], "ibv_devinfo": ["ibv_devinfo"], "show_gids":
 @probe("infiniband", "infiniband", limit_s=35.0)
 def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All RDMA devices with their ports, GID tables and two readings of the error counters ``interval_s`` apart."""
-    names = _listed("/sys/class/infiniband")
+    names = listed("/sys/class/infiniband")
     interval_s = float(arguments.get("interval_s", INTERVAL_S))
     first = {name: _counters(name) for name in names}
     started = time.monotonic()
     data: Dict[str, Any] = {
         "devices": [_device(name) for name in names],
-        "uverbs": [name for name in _listed("/dev/infiniband") if name.startswith("uverbs")],
-        "uverbs_expected": [name for name in _listed("/sys/class/infiniband_verbs") if name.startswith("uverbs")],
+        "uverbs": [name for name in listed("/dev/infiniband") if name.startswith("uverbs")],
+        "uverbs_expected": [name for name in listed("/sys/class/infiniband_verbs") if name.startswith("uverbs")],
         "memlock_bytes": _memlock(),
         "uptime_s": _uptime(),
         "default_route_devices": _default_routes(),
@@ -63,23 +63,8 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
     return data
 
 
-def _listed(absolute: str) -> List[str]:
-    try:
-        return sorted(os.listdir(path(absolute)))
-    except OSError:
-        return []
-
-
-def _line(absolute: str) -> Optional[str]:
-    try:
-        lines = (read_text(absolute, 4096) or "").splitlines()
-    except PermissionError:
-        return None
-    return lines[0].strip() if lines else None
-
-
 def _ports(name: str) -> List[str]:
-    ports = [port for port in _listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
+    ports = [port for port in listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
     return sorted(ports, key=int)
 
 
@@ -87,31 +72,31 @@ def _device(name: str) -> Dict[str, Any]:
     base = "/sys/class/infiniband/" + name
     device: Dict[str, Any] = {"name": name}
     for field in _DEVICE_FILES:
-        device[field] = _line("%s/%s" % (base, field))
+        device[field] = first_line("%s/%s" % (base, field))
     real = os.path.realpath(path(base + "/device"))
     device["bus_id"] = os.path.basename(real) if os.path.isdir(real) else None
     device["slot"] = slot_of(device["bus_id"]) if device["bus_id"] else None
     device["path"] = pci_path(base + "/device")
-    device["pci_device"] = _line(base + "/device/device")
-    device["pci_vendor"] = _line(base + "/device/vendor")
-    numa = _line(base + "/device/numa_node")
+    device["pci_device"] = first_line(base + "/device/device")
+    device["pci_vendor"] = first_line(base + "/device/vendor")
+    numa = first_line(base + "/device/numa_node")
     device["numa_node"] = whole_number(numa)
-    device["netdevs"] = [_netdev(interface) for interface in _listed(base + "/device/net")]
+    device["netdevs"] = [_netdev(interface) for interface in listed(base + "/device/net")]
     device["ports"] = [_port(name, number) for number in _ports(name)]
     return device
 
 
 def _netdev(interface: str) -> Dict[str, Any]:
     base = "/sys/class/net/" + interface
-    mtu = _line(base + "/mtu")
+    mtu = first_line(base + "/mtu")
     master = None
     with contextlib.suppress(OSError):
         master = os.path.basename(os.readlink(path(base + "/master")))
     return {
         "name": interface,
-        "operstate": _line(base + "/operstate"),
+        "operstate": first_line(base + "/operstate"),
         "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "carrier_changes": whole_number(_line(base + "/carrier_changes")),
+        "carrier_changes": whole_number(first_line(base + "/carrier_changes")),
         "master": master,
     }
 
@@ -120,10 +105,10 @@ def _port(name: str, number: str) -> Dict[str, Any]:
     base = "/sys/class/infiniband/%s/ports/%s" % (name, number)
     port: Dict[str, Any] = {"port": int(number)}
     for field in _PORT_FILES:
-        port[field] = _line("%s/%s" % (base, field))
+        port[field] = first_line("%s/%s" % (base, field))
     port["gids"] = _gids(base)
     port["pkeys"] = sorted(
-        {key for key in (_line("%s/pkeys/%s" % (base, i)) for i in range(8)) if key not in (None, "0x0000")}
+        {key for key in (first_line("%s/pkeys/%s" % (base, i)) for i in range(8)) if key not in (None, "0x0000")}
     )
     return port
 
@@ -131,17 +116,17 @@ def _port(name: str, number: str) -> Dict[str, Any]:
 def _gids(base: str) -> List[Dict[str, Any]]:
     """The port's GIDs that are not empty; ``type`` (IB/RoCE v1, RoCE v2) and ``netdev`` are None where not told."""
     found = []
-    indices = [name for name in _listed(base + "/gids") if name.isdecimal()]
+    indices = [name for name in listed(base + "/gids") if name.isdecimal()]
     for name in sorted(indices, key=int)[:GID_LIMIT]:
-        gid = _line("%s/gids/%s" % (base, name))
+        gid = first_line("%s/gids/%s" % (base, name))
         if not gid or not gid.replace(":", "").strip("0"):
             continue
         found.append(
             {
                 "index": int(name),
                 "gid": gid,
-                "type": _line("%s/gid_attrs/types/%s" % (base, name)),
-                "netdev": _line("%s/gid_attrs/ndevs/%s" % (base, name)),
+                "type": first_line("%s/gid_attrs/types/%s" % (base, name)),
+                "netdev": first_line("%s/gid_attrs/ndevs/%s" % (base, name)),
             }
         )
     return found
@@ -154,8 +139,8 @@ def _counters(name: str) -> Dict[str, Dict[str, int]]:
         base = "/sys/class/infiniband/%s/ports/%s" % (name, number)
         values: Dict[str, int] = {}
         for folder in ("counters", "hw_counters"):
-            for counter in _listed("%s/%s" % (base, folder)):
-                value = whole_number(_line("%s/%s/%s" % (base, folder, counter)))
+            for counter in listed("%s/%s" % (base, folder)):
+                value = whole_number(first_line("%s/%s/%s" % (base, folder, counter)))
                 if value is not None:
                     values[counter] = value
         found[number] = values
@@ -172,7 +157,7 @@ def _memlock() -> Dict[str, Optional[int]]:
 
 
 def _uptime() -> Optional[float]:
-    text = _line("/proc/uptime")
+    text = first_line("/proc/uptime")
     try:
         return float(text.split()[0]) if text else None
     except (ValueError, IndexError):
@@ -192,10 +177,10 @@ def _default_routes() -> List[str]:
 def _pci_without_driver() -> List[Dict[str, Optional[str]]]:
     """NICs on the PCI bus that can do RDMA (Mellanox/NVIDIA, AWS EFA), with the driver that is bound, if any."""
     found = []
-    for address in _listed("/sys/bus/pci/devices"):
+    for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
-        vendor, device = _line(base + "/vendor"), _line(base + "/device") or ""
-        network = (_line(base + "/class") or "").startswith("0x02")
+        vendor, device = first_line(base + "/vendor"), first_line(base + "/device") or ""
+        network = (first_line(base + "/class") or "").startswith("0x02")
         if not ((vendor == "0x15b3" and network) or (vendor == "0x1d0f" and device.startswith("0xefa"))):
             continue
         try:

@@ -4,6 +4,7 @@ The controller hands each agent one secret token per run; a stranger that connec
 listens longer than the agent lives.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, probe, read_text
 from nccl_doctor.agent.redaction import redact_argv
@@ -22,7 +23,8 @@ MAGIC = b"NCCL-DOCTOR-1 "
 MESSAGE = 64  # bytes of one paced message
 BLOCK = b"\0" * (256 << 10)
 UNDER_WAY = 8  # paced messages sent and not yet answered, at most
-REPEATS = 8  # datagrams of one size, up to three times, before it counts as too large for the path
+CONFIRMED = 8  # times that a size must be lost while a smaller one sent after it arrives
+ANSWER_S = 6.0  # for the first answer of a peer that is connected
 RETRY_S = 0.5  # a connect without an answer is joined by another one after this time
 
 # Linux values that Python's socket module does not name.
@@ -137,9 +139,15 @@ def now(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _retransmitted(connection: socket.socket) -> int:
-    """tcpi_total_retrans of struct tcp_info (linux/tcp.h): segments that this end sent more than once."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    return int(struct.unpack_from("I", info, 100)[0]) if len(info) >= 104 else 0
+    """Segments that this end sent again because they were lost, from struct tcp_info (linux/tcp.h).
+
+    tcpi_total_retrans also counts those sent again for nothing: where the peer's CPU is busy its answer is late, the
+    kernel takes the segment for lost, and the peer reports that it came twice (tcpi_dsack_dups, Linux 4.19).
+    """
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 220)
+    again = int(struct.unpack_from("I", info, 100)[0]) if len(info) >= 104 else 0
+    twice = int(struct.unpack_from("I", info, 216)[0]) if len(info) >= 220 else 0
+    return max(0, again - twice)
 
 
 def _read_exactly(connection: socket.socket, size: int) -> bytes:
@@ -387,17 +395,23 @@ def _dial(address: str, port: int, timeout: float) -> socket.socket:
 
 
 def _open(target: Dict[str, Any], token: str, mode: str, timeout: float) -> Tuple[socket.socket, str, float]:
-    """Connect and say hello: the socket, the name that answered, the connect time in ms. ``OSError`` on any failure."""
+    """Connect and say hello: the socket, the name that answered, the connect time in ms. ``OSError`` on any failure.
+
+    A peer that is connected and answers late is busy: that is no firewall, and no outcome that looks like one.
+    """
     started = time.monotonic()
     connection = _dial(target["address"], int(target["port"]), timeout)
     try:
         elapsed = (time.monotonic() - started) * 1e3
+        connection.settimeout(ANSWER_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(MAGIC + token.encode("ascii") + b" " + mode.encode("ascii") + b"\n")
         answer = _read_line(connection)
         name = str(json.loads(answer.decode("utf-8"))["name"]) if answer else ""
     except (OSError, ValueError, KeyError) as error:
         connection.close()
+        if isinstance(error, socket.timeout):
+            raise OSError(errno.EPROTO, "connected, and then no answer within %.0f s" % ANSWER_S) from error
         if isinstance(error, OSError):
             raise
         raise OSError(errno.EPROTO, "something else answers on this port") from error
@@ -510,10 +524,10 @@ def _interface_mtu(connection: socket.socket, ipv6: bool) -> int:
     return connection.getsockopt(socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP, option)
 
 
-def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> Tuple[List[int], Dict[int, str]]:
-    """Which payload sizes arrive: each is sent up to three times; and the error of those the kernel would not send."""
-    passed = []  # type: List[int]
-    refused = {}  # type: Dict[int, str]
+def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> List[int]:
+    """Which payload sizes arrive: each is sent up to three times."""
+    passed: Set[int] = set()
+    refused: Set[int] = set()
     for attempt in range(3):
         missing = [size for size in payloads if size not in passed and size not in refused]
         if not missing:
@@ -523,16 +537,46 @@ def _passing(connection: socket.socket, token: bytes, payloads: List[int]) -> Tu
                 connection.send(token.ljust(size, b"."))
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
-                    refused[size] = str(error)
+                    refused.add(size)
                 # ECONNREFUSED and the like are the echo of an earlier datagram; this one is tried again
         end = time.monotonic() + 0.15 * (attempt + 1)
         while time.monotonic() < end and len(passed) + len(refused) < len(payloads):
-            if select.select([connection], [], [], max(0.0, end - time.monotonic()))[0]:
-                try:
-                    passed.append(int(connection.recv(32)))
-                except (OSError, ValueError):
-                    continue
-    return sorted(set(passed)), refused
+            answered = _answered(connection, end)
+            if answered is not None:
+                passed.add(answered)
+    return sorted(passed)
+
+
+def _answered(connection: socket.socket, end: float) -> Optional[int]:
+    """The payload size that the peer says arrived; None where nothing sensible comes until ``end``."""
+    if select.select([connection], [], [], max(0.0, end - time.monotonic()))[0]:
+        try:
+            return int(connection.recv(32))
+        except (OSError, ValueError):
+            pass
+    return None
+
+
+def _arrives(connection: socket.socket, token: bytes, payload: int, passing: int) -> Optional[bool]:
+    """Whether a size that seemed lost arrives after all; None where that cannot be told.
+
+    The link may lose packets of any size, and a busy peer answers late. So each datagram is followed by one a little
+    smaller than ``passing``, of a size of its own: only where that one is answered is the first one known to be lost.
+    """
+    overtaken = 0
+    for smaller in range(passing - 1, passing - 1 - 2 * CONFIRMED, -1):
+        for size in (payload, smaller):
+            with contextlib.suppress(OSError):  # the echo of an earlier datagram
+                connection.send(token.ljust(size, b"."))
+        end, answered = time.monotonic() + 0.3, None
+        while answered != smaller and time.monotonic() < end:
+            answered = _answered(connection, end)
+            if answered == payload:
+                return True
+        overtaken += answered == smaller
+        if overtaken == CONFIRMED:
+            return False
+    return None
 
 
 def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
@@ -554,7 +598,8 @@ def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
         result["interface_mtu"] = mtu
         top = min(mtu, 65535)
         sizes = sorted({size for size in USUAL_SIZES if size < top} | {top})
-        passed, _ = _passing(connection, token, [size - headers for size in sizes])
+        payloads = [size - headers for size in sizes]
+        passed = _passing(connection, token, payloads) or _passing(connection, token, payloads)
         if not passed:
             result["detail"] = "no UDP datagram of any size was answered"
             return result
@@ -565,11 +610,16 @@ def _path_size(target: Dict[str, Any], token: bytes) -> Dict[str, Any]:
                 break
             step = max(1, (lost[0] - largest) // 16)
             tries = list(range(largest + step, lost[0], step))[:32]
-            passed, _ = _passing(connection, token, [size - headers for size in tries])
+            passed = _passing(connection, token, [size - headers for size in tries])
             largest = max([largest] + [size + headers for size in passed])
             lost = sorted([size for size in tries if size > largest] + lost)
-        # Three in a row are lost by a bad cable as well: a size counts as too large after many more.
-        while lost and _passing(connection, token, [lost[0] - headers] * REPEATS)[0]:
+        while lost:
+            arrives = _arrives(connection, token, lost[0] - headers, largest - headers)
+            if arrives is None:
+                result["detail"] = "too many datagrams of every size are lost"
+                return result
+            if not arrives:
+                break
             largest = lost.pop(0)
         result["largest_passed"] = largest
         if lost:

@@ -13,7 +13,7 @@ import struct
 import sys
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import ROOT, path, probe, read_text
+from nccl_doctor.agent.probing import ROOT, listed, path, probe, read_text
 from nccl_doctor.agent.redaction import redact_environment
 
 # Distributions worth comparing between hosts; * matches any ending (nvidia-nccl-cu12, nvidia-nccl-cu13).
@@ -96,18 +96,11 @@ def _site_packages(root: str) -> List[str]:
     return sorted(base for base, _, _ in os.walk(root) if os.path.basename(base) in ("site-packages", "dist-packages"))
 
 
-def _listing(directory: str) -> List[str]:
-    try:
-        return sorted(os.listdir(path(directory)))
-    except OSError:
-        return []
-
-
 def distributions(places: Iterable[str]) -> Dict[str, str]:
     """Name -> version of the interesting distributions; of two with the same name the first on the path counts."""
     found = {}  # type: Dict[str, str]
     for place in places:
-        for entry in _listing(place):
+        for entry in listed(place):
             match = re.match(r"(.+?)-([^-]+)(?:-py\d.*)?\.(?:dist-info|egg-info)$", entry)
             if not match:
                 continue
@@ -307,7 +300,7 @@ def torch_facts(directory: str) -> Dict[str, Any]:
 def wanted_nccl(places: Iterable[str]) -> str:
     """The NCCL version torch's own metadata asks for (``nvidia-nccl-cu12==2.27.5``); empty if it names none."""
     for place in places:
-        for entry in _listing(place):
+        for entry in listed(place):
             if re.match(r"torch-[^-]+\.dist-info$", entry):
                 text = read_text("%s/%s/METADATA" % (place, entry), 1 << 18) or ""
                 match = re.search(r"^Requires-Dist:\s*nvidia-nccl-cu\d+\s*\(?==\s*([\d.]+)", text, re.M)
@@ -332,9 +325,7 @@ def loader_search(directory: str) -> List[Tuple[str, str]]:
 
 
 def _libraries_in(directory: str) -> List[str]:
-    return [
-        directory.rstrip("/") + "/" + name for name in _listing(directory) if re.match(r"libnccl\.so(\.\d+)*$", name)
-    ]
+    return [directory.rstrip("/") + "/" + name for name in listed(directory) if re.match(r"libnccl\.so(\.\d+)*$", name)]
 
 
 def nccl_copies(places: List[str], directory: str, cache: Dict[str, str]) -> List[Dict[str, Any]]:
@@ -385,7 +376,7 @@ def plugins(cache: Dict[str, str]) -> List[Dict[str, Any]]:
     places += [("default directory", place) for place in DEFAULT_PLACES]
     entries = []  # type: List[Tuple[str, str, str]]
     for why, place in places:
-        entries += [(why, name, place.rstrip("/") + "/" + name) for name in _listing(place) if PLUGIN.match(name)]
+        entries += [(why, name, place.rstrip("/") + "/" + name) for name in listed(place) if PLUGIN.match(name)]
         if why == "LD_LIBRARY_PATH":
             continue
     entries += [("ld.so.cache", name, place) for name, place in sorted(cache.items()) if PLUGIN.match(name)]
@@ -418,7 +409,7 @@ def driver(cache: Dict[str, str]) -> Dict[str, Any]:
         "line": line,
         "open": "Open Kernel Module" in line,
         "libraries": libraries,
-        "gpus": len(_listing("/proc/driver/nvidia/gpus")),
+        "gpus": len(listed("/proc/driver/nvidia/gpus")),
         "pci_gpus": pci_gpus(),
     }
 
@@ -438,7 +429,7 @@ def _find_library(name: str, cache: Dict[str, str]) -> str:
 def pci_gpus() -> List[str]:
     """PCI addresses of NVIDIA display and 3D controllers, whether or not a driver serves them."""
     found = []
-    for device in _listing("/sys/bus/pci/devices"):
+    for device in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + device
         if (read_text(base + "/vendor") or "").strip() != "0x10de":
             continue

@@ -62,7 +62,7 @@ CACHE_VARIABLES = (
 )
 
 
-def _first_line(absolute: str) -> str:
+def _text(absolute: str) -> str:
     try:
         text = read_text(absolute, 1 << 16)
     except PermissionError:
@@ -83,7 +83,7 @@ def _int(text: str) -> Optional[int]:
 def mounts() -> List[Dict[str, str]]:
     """Mount points with type, source and options; later ones cover earlier ones. Octal escapes are undone."""
     found = []
-    for line in _first_line("/proc/self/mountinfo").splitlines():
+    for line in _text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         before, after = left.split(), right.split()
         if len(before) < 6 or len(after) < 3:
@@ -232,7 +232,7 @@ def memory() -> Dict[str, int]:
     """The lines of /proc/meminfo that matter, in bytes."""
     wanted = ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree", "Shmem", "Hugetlb", "Mlocked")
     found = {}
-    for line in _first_line("/proc/meminfo").splitlines():
+    for line in _text("/proc/meminfo").splitlines():
         match = re.match(r"(\w+):\s+(\d+) kB", line)
         if match and match.group(1) in wanted:
             found[match.group(1)] = int(match.group(2)) * 1024
@@ -242,7 +242,7 @@ def memory() -> Dict[str, int]:
 def _cgroup_places() -> Dict[str, List[str]]:
     """Controller -> directories from this process' own group up to the top that is visible; ``unified`` for v2."""
     own = {}
-    for line in _first_line("/proc/self/cgroup").splitlines():
+    for line in _text("/proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             for controller in parts[1].split(",") if parts[1] else ["unified"]:
@@ -274,7 +274,7 @@ def _tightest(chain: List[str], file: str, nothing: Tuple[str, ...]) -> Tuple[Op
     """The smallest number in ``file`` on the way up, and where; None where every level says it is unlimited."""
     best, where = None, ""  # type: Optional[int], str
     for place in chain:
-        value = _first_line(place + "/" + file)
+        value = _text(place + "/" + file)
         number = _int(value) if value not in nothing else None
         if number is not None and number < (1 << 60) and (best is None or number < best):
             best, where = number, place
@@ -291,15 +291,15 @@ def cgroup() -> Dict[str, Any]:
     found["memory_limit_bytes"], where = _tightest(group, "memory.max" if v2 else "memory.limit_in_bytes", ("max", ""))
     if where:
         found["memory_group"] = where
-        found["memory_used_bytes"] = _int(_first_line(where + ("/memory.current" if v2 else "/memory.usage_in_bytes")))
-        cache = re.search(r"^(?:total_)?inactive_file (\d+)", _first_line(where + "/memory.stat"), re.M)
+        found["memory_used_bytes"] = _int(_text(where + ("/memory.current" if v2 else "/memory.usage_in_bytes")))
+        cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(where + "/memory.stat"), re.M)
         found["memory_cache_bytes"] = int(cache.group(1)) if cache else 0
     found["oom_kills"] = _oom_kills(group, v2)
     group = places.get("pids", unified)
     found["pids_limit"], where = _tightest(group, "pids.max", ("max", ""))
     if where:
         found["pids_group"] = where
-        found["pids_used"] = _int(_first_line(where + "/pids.current"))
+        found["pids_used"] = _int(_text(where + "/pids.current"))
     found["cpu_limit"] = _cpu_limit(places.get("cpu", unified), "cpu" not in places)
     return found
 
@@ -307,7 +307,7 @@ def cgroup() -> Dict[str, Any]:
 def _oom_kills(chain: List[str], v2: bool) -> int:
     counts = [0]
     for place in chain:
-        text = _first_line(place + ("/memory.events" if v2 else "/memory.oom_control"))
+        text = _text(place + ("/memory.events" if v2 else "/memory.oom_control"))
         match = re.search(r"^oom_kill (\d+)", text, re.M)
         if match:
             counts.append(int(match.group(1)))
@@ -319,9 +319,9 @@ def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:
     quotas = []
     for place in chain:
         if v2:
-            quota, _, period = _first_line(place + "/cpu.max").partition(" ")
+            quota, _, period = _text(place + "/cpu.max").partition(" ")
         else:
-            quota, period = _first_line(place + "/cpu.cfs_quota_us"), _first_line(place + "/cpu.cfs_period_us")
+            quota, period = _text(place + "/cpu.cfs_quota_us"), _text(place + "/cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             quotas.append(int(quota) / float(period))
     return min(quotas) if quotas else None
@@ -336,10 +336,10 @@ def container() -> Dict[str, Any]:
         name for name in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container") if os.path.exists(path(name))
     ]
     hints += ["$" + name for name in CONTAINER_VARIABLES if os.environ.get(name)]
-    group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", _first_line("/proc/self/cgroup"))
+    group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", _text("/proc/self/cgroup"))
     if group:
         hints.append("/proc/self/cgroup: " + group.group(1))
-    status = _first_line("/proc/self/status")
+    status = _text("/proc/self/status")
 
     def field(name: str) -> str:
         match = re.search(r"^%s:\s*(.*)$" % name, status, re.M)
@@ -359,36 +359,36 @@ def processors() -> Dict[str, Any]:
     for place in sorted(glob.glob(path("/sys/devices/system/node/node[0-9]*"))):
         number = int(re.sub(r".*node", "", place))
         base = "/sys/devices/system/node/node%d" % number
-        total = re.search(r"MemTotal:\s+(\d+) kB", _first_line(base + "/meminfo"))
+        total = re.search(r"MemTotal:\s+(\d+) kB", _text(base + "/meminfo"))
         nodes.append(
             {
                 "node": number,
-                "cpus": _first_line(base + "/cpulist"),
+                "cpus": _text(base + "/cpulist"),
                 "memory_bytes": int(total.group(1)) * 1024 if total else None,
             }
         )
-    model = re.search(r"^model name\s*:\s*(.*)$", _first_line("/proc/cpuinfo"), re.M)
+    model = re.search(r"^model name\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.M)
     return {
-        "online": _first_line("/sys/devices/system/cpu/online"),
+        "online": _text("/sys/devices/system/cpu/online"),
         "count": os.cpu_count(),
         "allowed": len(os.sched_getaffinity(0)),
         "model": model.group(1).strip() if model else "",
-        "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "nodes": nodes,
     }
 
 
 def machine() -> Dict[str, Any]:
     """Vendor, virtualisation, IOMMU and huge-page settings, uptime and load."""
-    uptime = _first_line("/proc/uptime").split()
-    load = _first_line("/proc/loadavg").split()
+    uptime = _text("/proc/uptime").split()
+    load = _text("/proc/loadavg").split()
     return {
-        "vendor": _first_line("/sys/class/dmi/id/sys_vendor"),
-        "product": _first_line("/sys/class/dmi/id/product_name"),
-        "virtual": bool(re.search(r"^flags\s*:.*\bhypervisor\b", _first_line("/proc/cpuinfo"), re.M)),
+        "vendor": _text("/sys/class/dmi/id/sys_vendor"),
+        "product": _text("/sys/class/dmi/id/product_name"),
+        "virtual": bool(re.search(r"^flags\s*:.*\bhypervisor\b", _text("/proc/cpuinfo"), re.M)),
         "iommu_devices": len(glob.glob(path("/sys/class/iommu/*"))),
-        "kernel_options": [word for word in _first_line("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
-        "transparent_hugepage": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "kernel_options": [word for word in _text("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
+        "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "uptime_s": float(uptime[0]) if uptime else None,
         "load": [float(value) for value in load[:3]],
         "tasks": _int(load[3].split("/")[1]) if len(load) > 3 else None,
@@ -397,7 +397,7 @@ def machine() -> Dict[str, Any]:
 
 
 def _vmstat(name: str) -> Optional[int]:
-    match = re.search(r"^%s (\d+)" % name, _first_line("/proc/vmstat"), re.M)
+    match = re.search(r"^%s (\d+)" % name, _text("/proc/vmstat"), re.M)
     return int(match.group(1)) if match else None
 
 
@@ -405,14 +405,12 @@ def sysctls() -> Dict[str, str]:
     """The settings of :data:`SYSCTLS` that this kernel has, and rp_filter of every interface."""
     found = {}
     for name in SYSCTLS:
-        value = _first_line("/proc/sys/" + name.replace(".", "/"))
+        value = _text("/proc/sys/" + name.replace(".", "/"))
         if value:
             found[name] = " ".join(value.split())
     for place in sorted(glob.glob(path("/proc/sys/net/ipv4/conf/*/rp_filter"))):
         interface = place.split("/")[-2]
-        found["net.ipv4.conf.%s.rp_filter" % interface] = _first_line(
-            "/proc/sys/net/ipv4/conf/%s/rp_filter" % interface
-        )
+        found["net.ipv4.conf.%s.rp_filter" % interface] = _text("/proc/sys/net/ipv4/conf/%s/rp_filter" % interface)
     return found
 
 
@@ -428,7 +426,7 @@ def gpu_processes() -> Dict[str, Any]:
     if not glob.glob(path("/dev/nvidia[0-9]*")):
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
-    boot = _first_line("/proc/uptime").split()
+    boot = _text("/proc/uptime").split()
     for name in os.listdir(path("/proc")):
         if not name.isdigit() or int(name) in own:
             continue
@@ -466,15 +464,15 @@ def _gpu_devices(directory: str) -> Set[str]:
 
 
 def _is_zombie(name: str) -> bool:
-    stat = _first_line("/proc/%s/stat" % name)
+    stat = _text("/proc/%s/stat" % name)
     return stat[stat.rfind(")") + 2 : stat.rfind(")") + 3] == "Z"
 
 
 def _process(name: str, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:
-    stat = _first_line("/proc/%s/stat" % name)
+    stat = _text("/proc/%s/stat" % name)
     command = stat[stat.find("(") + 1 : stat.rfind(")")]
     words = stat[stat.rfind(")") + 2 :].split()
-    owner = re.search(r"^Uid:\s+(\d+)", _first_line("/proc/%s/status" % name), re.M)
+    owner = re.search(r"^Uid:\s+(\d+)", _text("/proc/%s/status" % name), re.M)
     uid = int(owner.group(1)) if owner else None
     try:
         user = pwd.getpwuid(uid).pw_name if uid is not None else ""

@@ -5,7 +5,7 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.probing import ROOT, path, probe, read_text, run_command, whole_number
+from nccl_doctor.agent.probing import ROOT, first_line, listed, path, probe, read_text, run_command, whole_number
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -42,28 +42,13 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "cpu": _cpu(),
         "numa_nodes": _numa_nodes(),
     }
-    nodes = [name for name in _listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
-    if not (nodes or any(device["kind"] == "gpu" for device in devices) or _listed("/proc/driver/nvidia/gpus")):
+    nodes = [name for name in listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
+    if not (nodes or any(device["kind"] == "gpu" for device in devices) or listed("/proc/driver/nvidia/gpus")):
         data["matrix"] = {"outcome": "not-run", "detail": "no NVIDIA GPU on this host", "text": ""}
         return data
     result = run_command(["nvidia-smi", "topo", "-m"], float(arguments.get("smi_limit_s", SMI_LIMIT_S)), 1 << 20)
     data["matrix"] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
     return data
-
-
-def _listed(absolute: str) -> List[str]:
-    try:
-        return sorted(os.listdir(path(absolute)))
-    except OSError:
-        return []
-
-
-def _line(absolute: str) -> Optional[str]:
-    try:
-        lines = (read_text(absolute, 4096) or "").splitlines()
-    except PermissionError:
-        return None
-    return lines[0].strip() if lines else None
 
 
 def pci_path(absolute: str) -> List[str]:
@@ -78,7 +63,7 @@ def pci_path(absolute: str) -> List[str]:
 def _verbs_names() -> Dict[str, List[str]]:
     """PCI address -> names of its RDMA devices."""
     names: Dict[str, List[str]] = {}
-    for name in _listed("/sys/class/infiniband"):
+    for name in listed("/sys/class/infiniband"):
         address = os.path.basename(os.path.realpath(path("/sys/class/infiniband/%s/device" % name)))
         names.setdefault(address, []).append(name)
     return names
@@ -97,28 +82,28 @@ def _kind(vendor: Optional[str], kind: str, address: str, verbs: Dict[str, List[
 def _devices() -> List[Dict[str, Any]]:
     verbs = _verbs_names()
     found = []
-    for address in _listed("/sys/bus/pci/devices"):
+    for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
-        vendor = _line(base + "/vendor")
-        kind = _kind(vendor, _line(base + "/class") or "", address, verbs)
+        vendor = first_line(base + "/vendor")
+        kind = _kind(vendor, first_line(base + "/class") or "", address, verbs)
         if kind is None:
             continue
-        numa = _line(base + "/numa_node")
+        numa = first_line(base + "/numa_node")
         found.append(
             {
                 "bus_id": address.lower(),
                 "kind": kind,
                 "vendor": vendor,
-                "device": _line(base + "/device"),
+                "device": first_line(base + "/device"),
                 "verbs": verbs.get(address, []),
-                "netdevs": _listed(base + "/net"),
+                "netdevs": listed(base + "/net"),
                 "numa_node": whole_number(numa),
-                "cpus": _line(base + "/local_cpulist"),
+                "cpus": first_line(base + "/local_cpulist"),
                 "path": pci_path(base),
-                "link_speed": _line(base + "/current_link_speed"),
-                "link_speed_max": _line(base + "/max_link_speed"),
-                "link_width": _line(base + "/current_link_width"),
-                "link_width_max": _line(base + "/max_link_width"),
+                "link_speed": first_line(base + "/current_link_speed"),
+                "link_speed_max": first_line(base + "/max_link_speed"),
+                "link_width": first_line(base + "/current_link_width"),
+                "link_width_max": first_line(base + "/max_link_width"),
                 "virtual_function": os.path.lexists(path(base + "/physfn")),
             }
         )
@@ -129,9 +114,9 @@ def _acs() -> Dict[str, Any]:
     """PCI bridges whose ACS control redirects peer-to-peer requests to the root complex. Needs root to read."""
     redirecting: List[Dict[str, str]] = []
     bridges = readable = 0
-    for address in _listed("/sys/bus/pci/devices"):
+    for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
-        if not (_line(base + "/class") or "").startswith("0x0604"):
+        if not (first_line(base + "/class") or "").startswith("0x0604"):
             continue
         bridges += 1
         control = acs_control(_config(base + "/config"))
@@ -171,14 +156,14 @@ def acs_control(config: bytes) -> Optional[int]:
 
 def _iommu(devices: List[Dict[str, Any]]) -> Dict[str, Any]:
     """IOMMU groups: how many there are, and the type (identity, DMA, DMA-FQ) of those that hold a GPU or NIC."""
-    groups = _listed("/sys/kernel/iommu_groups")
+    groups = listed("/sys/kernel/iommu_groups")
     types: Dict[str, str] = {}
     for device in devices:
         try:
             group = os.path.basename(os.readlink(path("/sys/bus/pci/devices/%s/iommu_group" % device["bus_id"])))
         except OSError:
             continue
-        types[device["bus_id"]] = _line("/sys/kernel/iommu_groups/%s/type" % group) or "unknown"
+        types[device["bus_id"]] = first_line("/sys/kernel/iommu_groups/%s/type" % group) or "unknown"
     return {"groups": len(groups), "types": types}
 
 
@@ -198,7 +183,7 @@ def _hypervisor() -> Optional[str]:
         if line.startswith("flags"):
             if " hypervisor" not in line:
                 return None
-            return _line("/sys/class/dmi/id/sys_vendor") or "hypervisor"
+            return first_line("/sys/class/dmi/id/sys_vendor") or "hypervisor"
     return None
 
 
@@ -214,5 +199,5 @@ def _cpu() -> Dict[str, Optional[str]]:
 
 
 def _numa_nodes() -> Dict[str, str]:
-    nodes = [name for name in _listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdecimal()]
-    return {name[4:]: _line("/sys/devices/system/node/%s/cpulist" % name) or "" for name in nodes}
+    nodes = [name for name in listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdecimal()]
+    return {name[4:]: first_line("/sys/devices/system/node/%s/cpulist" % name) or "" for name in nodes}

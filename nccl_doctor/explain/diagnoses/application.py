@@ -262,7 +262,9 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
         waiting = [
             item for item in items if item.hit and item.operation not in _ONE_SIDED and item.sequence is not None
         ]
-        for item in sorted(waiting, key=lambda one: one.sequence or 0):
+        for item in sorted(waiting, key=lambda one: one.sequence or 0)[
+            :1
+        ]:  # who completed a later one completed the first
             ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
             if not ahead:
                 continue

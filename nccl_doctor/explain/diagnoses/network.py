@@ -532,8 +532,10 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         and address.version == 6
         and address.ipv4_mapped is None
     ]
+    if not hits:
+        return
     local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
-    if hits and not local:
+    if not local:
         yield Candidate(
             "net.hostname-resolution",
             0.72,
@@ -542,13 +544,12 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             *speakers(hits),
             ipv6_unreachable.__doc__ or "",
         )
-    if hits:
-        yield Candidate(
-            "net.wrong-interface",
-            0.76 if local else 0.6,
-            "the chosen interface has only an IPv6 address that peers cannot reach",
-            [*hits[:2], *local[:2], *hits[2:4]],
-        )
+    yield Candidate(
+        "net.wrong-interface",
+        0.76 if local else 0.6,
+        "the chosen interface has only an IPv6 address that peers cannot reach",
+        [*hits[:2], *local[:2], *hits[2:4]],
+    )
 
 
 @diagnosis

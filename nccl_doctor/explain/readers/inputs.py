@@ -194,6 +194,8 @@ def utf16(head: bytes) -> str:
     """The codec of a text in UTF-16, which Windows' tools write; empty: it is none."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
+    if b"\x00" not in head[:HEAD]:
+        return ""
     even, odd = head[:HEAD:2].count(0), head[1:HEAD:2].count(0)
     half = min(len(head), HEAD) // 2
     if half >= 8 and max(even, odd) > half * 0.7 and min(even, odd) < half * 0.05:

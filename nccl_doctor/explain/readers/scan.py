@@ -18,6 +18,7 @@ from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
 from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
+from nccl_doctor.explain.template import Template
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
 BLOCK = 1 << 20
@@ -49,7 +50,8 @@ _STANDALONE = re.compile(
     r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
-_DIGITS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")
+_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
+_SAME_DIGIT = str.maketrans("123456789", "000000000")
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
@@ -73,16 +75,24 @@ class _Wakes:
 
     def matches(self, held: Iterable[bytes], text: str) -> list[tuple[Signature, dict[str, str]]]:
         """The signatures that recognise a line holding these anchors, each once, by name."""
+        found = []
+        for signature, templates in self._awake(frozenset(held)):
+            groups = signature.match(text, templates)
+            if groups is not None:
+                found.append((signature, groups))
+        return found
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - there are two of these in a process, for its life
+    def _awake(self, held: frozenset[bytes]) -> list[tuple[Signature, list[Template]]]:
+        """What these anchors wake up, by name; few combinations of them make up most of a log."""
         awake: dict[str, tuple[Signature, set[int]]] = {}
         for anchor in held:
             for signature, index in self._by_anchor.get(anchor, ()):
                 awake.setdefault(signature.name, (signature, set()))[1].add(index)
-        found = []
-        for _, (signature, indices) in sorted(awake.items()):
-            groups = signature.match(text, [signature.templates[index] for index in sorted(indices)])
-            if groups is not None:
-                found.append((signature, groups))
-        return found
+        return [
+            (signature, [signature.templates[index] for index in sorted(indices)])
+            for _, (signature, indices) in sorted(awake.items())
+        ]
 
 
 class _Plan:
@@ -446,7 +456,13 @@ class Scanner:
             group.last = hit
         if len(group.hits) >= KEEP_PER_FILE:
             return
-        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), _DIGITS.sub("#", line.body[-160:]))
+        distinct = (
+            hit.rank,
+            hit.host,
+            hit.pid,
+            *sorted(groups.values()),
+            _numberless(line.body[-160:].translate(_SAME_DIGIT)),
+        )
         seen = self._seen.setdefault(signature.name, set())
         few = signature.role in (Role.PROGRESS, Role.HARMLESS)
         if distinct not in seen and not (few and len(group.hits) >= 40):
@@ -568,6 +584,11 @@ def _looks_like_exception(name: str, message: str | None) -> bool:
     if "." in name:
         return last[:1].isupper()
     return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
+
+
+@functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
+def _numberless(text: str) -> str:
+    return _NUMBER.sub("#", text)
 
 
 def _decode(raw: bytes) -> str:

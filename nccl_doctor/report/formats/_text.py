@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Evidence, Finding
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.safe_text import visible
 
 

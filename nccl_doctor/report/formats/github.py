@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.formats._text import paragraph, quote
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.report.fold import fold
 from nccl_doctor.report.formats._text import paragraph
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate

@@ -12,6 +12,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Links, PathMtu, Throughput
 from nccl_doctor.facts.model import Bundle
@@ -19,7 +20,6 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
-from nccl_doctor.report.fold import fold
 from nccl_doctor.rules.collectives import pair_rates
 from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached

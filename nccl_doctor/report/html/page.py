@@ -13,12 +13,12 @@ import msgspec
 from markupsafe import Markup
 
 from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.model import Bundle
-from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
-from nccl_doctor.report.console import alike, confidence_word, no_setting, setting_reason
-from nccl_doctor.report.fold import fold
+from nccl_doctor.report.console import alike, confidence_word, merged_fixes, no_setting, setting_reason
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
 from nccl_doctor.report.safe_text import visible
@@ -26,6 +26,7 @@ from nccl_doctor.rules.gate import Gate, decide_hosts
 from nccl_doctor.rules.judge import Report
 
 HERE = Path(__file__).parent
+FIXES_SHOWN = 8
 EVIDENCE_SHOWN = 200  # lines per finding; the rest is in the bundle
 REASONS_SHOWN = 6  # of one cell of the matrix
 
@@ -50,8 +51,8 @@ class Entry(msgspec.Struct, frozen=True):
     titles: tuple[str, ...]
     evidence: tuple[str, ...]
     more: int
-    fixes: tuple[tuple[str, str, str, bool], ...]
-    env: tuple[tuple[str, str], ...]
+    fixes: tuple[Fix, ...]
+    env: tuple[EnvAdvice, ...]
     playbook: tuple[tuple[str, str], ...]
     consequences: tuple[str, ...]
 
@@ -66,8 +67,10 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         finalize=_printable,
     )
+    environment.filters |= {"fold": fold, "reason": setting_reason}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     topologies, other_topologies = measured.topologies(bundle)
     text: str = environment.get_template("page.html.j2").render(
@@ -77,21 +80,15 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         report=report,
         gate=gate,
         headline=_headline(report, gate),
-        chosen=fold(gate.chosen) if gate else "",
-        spares=fold(gate.spares) if gate else "",
-        stages=[stage.name for stage in report.stages],
         rows=matrix(report),
         entries=entries(report),
-        unknown=[(gap.what, fold(gap.hosts), gap.why, gap.next) for gap in report.unknown],
-        env=[(item.shell, setting_reason(item)) for item in report.env],
         heatmaps=measured.heatmaps(bundle, runs),
         drift=measured.drift(bundle),
         topologies=topologies,
         other_topologies=other_topologies,
-        plot=Markup(svg(runs)) if runs else None,
+        plot=Markup(svg(runs)),
         curves=measured.curves(runs),
-        stage_states=report.stages,
-        no_setting=f"{no_setting(report)[0].upper()}{no_setting(report)[1:]}.",
+        no_setting=no_setting(report),
     )
     return text
 
@@ -170,10 +167,6 @@ def entries(report: Report) -> list[Entry]:
 def _entry(number: int, group: list[Finding], report: Report) -> Entry:
     first = group[0]
     proofs = [quote(proof) for item in group for proof in item.evidence]
-    fixes: dict[tuple[str, str, bool], list[str]] = {}
-    for item in group:
-        for fix in item.fixes:
-            fixes.setdefault((fix.text, fix.command, fix.risky), []).append(fix.host)
     book = for_finding(first.id)
     sections = ("What it means", "How to confirm", "Fix now", "Fix for good", "References")
     return Entry(
@@ -185,11 +178,8 @@ def _entry(number: int, group: list[Finding], report: Report) -> Entry:
         titles=tuple(item.title for item in group[:20]),
         evidence=tuple(proofs[:EVIDENCE_SHOWN]),
         more=max(0, len(proofs) - EVIDENCE_SHOWN),
-        fixes=tuple(
-            (text, command, fold(host for host in hosts if host), risky)
-            for (text, command, risky), hosts in list(fixes.items())[:8]
-        ),
-        env=tuple((item.shell, setting_reason(item)) for item in first.env),
+        fixes=tuple(merged_fixes(group)[:FIXES_SHOWN]),
+        env=first.env,
         playbook=tuple((heading, load(book).section(heading)) for heading in sections) if book else (),
         consequences=tuple(
             sorted({f"{other.title} ({other.id})" for other in report.findings if other.folded_under == first.id})

@@ -83,6 +83,37 @@ def test_without_measurement_it_is_less_sure() -> None:
     assert line.confidence < 0.9
 
 
+def bridged(number: int) -> HostNeeds:
+    return host(number, interfaces=interfaces(number, Address("br-1", "inet", "192.168.9.1", 24)))
+
+
+def tries(*blocked: tuple[int, int]) -> list[Attempt]:
+    """All of three hosts try the eth0 of all, themselves too; who is in ``blocked`` does not get through."""
+    every = [(a, b) for a in (1, 2, 3) for b in (1, 2, 3)]
+    return [Attempt(f"n{a}", f"n{b}", f"10.0.0.{b}", (a, b) not in blocked) for a, b in every]
+
+
+@pytest.mark.parametrize("blocked", [((1, 3), (2, 3)), ((1, 3),), ((1, 3), (2, 3), (1, 2), (3, 2), (2, 1), (3, 1))])
+def test_a_firewall_on_one_host_hides_no_advice(blocked: tuple[tuple[int, int], ...]) -> None:
+    """The network is common to all; that some connections were dropped there is said, and is no reason against it."""
+    hosts = [bridged(n) for n in (1, 2, 3)]
+    advice = recommend(hosts, tries(*blocked))
+    assert names(advice) == {"NCCL_SOCKET_IFNAME": "=eth0"} and advice.lines[0].confidence < 0.9
+    (unknown,) = advice.unknown
+    assert "reach n" in unknown and all(f"n{b}" in unknown for _, b in blocked)
+    fine = recommend([host(n) for n in (1, 2, 3)], tries(*blocked))
+    assert not fine.lines and fine.unknown == advice.unknown and "not proved" in left(fine, "NCCL_SOCKET_IFNAME")
+
+
+def test_of_a_host_s_addresses_those_that_more_peers_reach_are_taken() -> None:
+    two = [host(n, interfaces=interfaces(n, Address("eth1", "inet", f"10.9.0.{n}", 24))) for n in (1, 2, 3)]
+    second = [Attempt(f"n{a}", f"n{b}", f"10.9.0.{b}", b != 3) for a in (1, 2, 3) for b in (1, 2, 3) if a != b]
+    assert not recommend(two, [*second, *tries()]).unknown
+    assert names(recommend(two, [*second, *tries()])) == {"NCCL_SOCKET_IFNAME": "=eth0"}
+    half = recommend(two, [*second, *tries((1, 3))])
+    assert names(half) == {"NCCL_SOCKET_IFNAME": "=eth0"} and "n3" in half.unknown[0]
+
+
 def test_unknown_interfaces_are_said() -> None:
     advice = recommend([host(1), host(2, interfaces=None)])
     assert not advice.lines and any("n2" in item for item in advice.unknown)

@@ -15,7 +15,8 @@ from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.scan import LINE_LIMIT
 from nccl_doctor.explain.signatures import all_signatures
-from nccl_doctor.report.explanation import print_explanation, to_json
+from nccl_doctor.report.explanation import to_json
+from nccl_doctor.report.explanation_text import print_explanation
 
 _EVIL = (
     "\x1b]0;owned\x07\x1b[2J[bold red]x[/] [link=file:///etc/passwd]y[/link] \u202egnp\x9b31m \u200b \x00"

@@ -21,7 +21,7 @@ from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.report.explanation import print_explanation
+from nccl_doctor.report.explanation_text import print_explanation
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
 # Reached on the visible corpus; a change that falls below is a loss.

@@ -1,0 +1,147 @@
+"""How an explanation is told on the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from nccl_doctor.explain.advice import fold
+from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Evidence
+from nccl_doctor.report.safe_text import visible
+
+QUOTES = 4  # evidence lines shown; --format json has them all
+QUOTE_WIDTH = 220
+_LABEL = 21
+_PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
+_MARK = {
+    Verdict.CAUSE_FOUND: ("✗", "bold red"),
+    Verdict.UNDECIDED: ("?", "bold yellow"),
+    Verdict.HEALTHY: ("✓", "bold green"),
+    Verdict.NOT_DISTRIBUTED: ("✗", "bold magenta"),
+}
+
+
+def print_explanation(explanation: Explanation, console: Console, seconds: float = 0.0) -> None:
+    """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
+    read = explanation.read
+    files = f"{read.files} file{'s' if read.files != 1 else ''}"
+    console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
+    for problem in explanation.problems[:8]:
+        label = "" if problem.problem.startswith("not measured: ") else "not read: "
+        console.print(Text(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
+    if len(explanation.problems) > 8:
+        console.print(Text(f"  and {len(explanation.problems) - 8} more", "yellow"))
+    console.print()
+    mark, style = _MARK[explanation.verdict]
+    sentence = Text(f"{mark} ", style)
+    if explanation.verdict is Verdict.NOT_DISTRIBUTED:
+        sentence.append("not a failure of distributed communication: ", style)
+    sentence.append(visible(explanation.sentence), "bold")
+    console.print(sentence)
+    console.print()
+    undecided = explanation.verdict is Verdict.UNDECIDED
+    if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
+        _print_next(explanation, console)
+        console.print()
+    shown = explanation.causes if undecided else explanation.causes[:1]
+    for cause in shown[:3]:
+        _print_cause(cause, console, decided=not undecided)
+    others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
+    best = shown[0].confidence if shown else 0.0
+    for label, items in (
+        ("also found", [item for item in others if item.confidence > best]),  # measured by a saved run, not by this log
+        ("less likely", [item for item in others if item.confidence <= best]),
+    ):
+        if items:
+            console.print(_row(label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items)))
+    if explanation.consequences:
+        folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
+        console.print(_row("consequences", folded))
+    if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
+        _print_timeline(explanation, console)
+    if not undecided:
+        _print_next(explanation, console)
+    if explanation.verdict is Verdict.HEALTHY:
+        for item in explanation.evidence[:3]:
+            console.print(_quote(item))
+        for note in explanation.notes[:6]:
+            console.print(_row("harmless here", note))
+    if explanation.versions:
+        console.print(_row("versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items())))
+
+
+def _print_next(explanation: Explanation, console: Console) -> None:
+    for number, step in enumerate(explanation.next[:4]):
+        console.print(_row("next" if number == 0 else "", step))
+
+
+def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
+    where = []
+    if cause.ranks:
+        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
+    if cause.hosts:
+        where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
+    for widths in ((26, 34), (0, 0)):  # in columns where they fit
+        head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
+        head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
+        head.append(f"  {cause.confidence:.2f}")
+        if head.cell_len <= console.width:
+            break
+    console.print(head)
+    for item in cause.evidence[:QUOTES]:
+        console.print(_quote(item))
+    if len(cause.evidence) > QUOTES:
+        console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
+    if not decided:
+        meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
+        console.print(_row("would mean", meaning))
+    for number, fix in enumerate(cause.fixes[:2] if decided else ()):
+        text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
+        console.print(_row("fix now" if number == 0 else "fix for good", text))
+    for entry in cause.env[:4] if decided else ():
+        text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
+        console.print(_row("environment", f"{text}   ({entry.reason}; NCCL {entry.versions})"))
+    if cause.playbook:
+        console.print(_row("playbook", f"nccl-doctor playbook {cause.playbook}"))
+    console.print()
+
+
+def _quote(item: Evidence) -> Padding:
+    place = f"{visible(item.source)}:{item.line}" if item.line else visible(item.source)
+    text = visible(item.text)
+    if len(text) > QUOTE_WIDTH:
+        text = text[: QUOTE_WIDTH - 1] + "…"
+    quoted = Text(place, "cyan")
+    quoted.append("  " + text, "default")
+    return Padding(quoted, (0, 0, 0, 5), expand=False)
+
+
+def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
+    where = f" on {len(ranks)} ranks" if len(ranks) > 1 else f" on rank {ranks[0]}" if ranks else ""
+    return f"{text} ({count}x{where})"
+
+
+def _print_timeline(explanation: Explanation, console: Console) -> None:
+    for number, moment in enumerate(explanation.timeline[:6]):
+        when = moment.when or (f"line {moment.line}" if moment.line else "")
+        console.print(_row("timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}"))
+
+
+def _row(label: str, text: str) -> Table:
+    """A label and its text, which wraps beneath itself."""
+    grid = Table.grid(expand=False)
+    grid.add_column(width=_LABEL)
+    grid.add_column(overflow="fold", max_width=_PROSE)
+    grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
+    return grid
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

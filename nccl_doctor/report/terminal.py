@@ -1,0 +1,55 @@
+"""The consoles that results (standard output) and progress (standard error) are printed on."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import IO, Any, Literal, cast
+
+from rich.console import Console
+
+PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
+_BLANKS_AT_ENDS = re.compile(r"(?: |\x1b\[[0-9;]*m)+(?=\n)")  # and the colours among them
+
+
+class _Trimmed:
+    """A stream that gets no blanks at the ends of lines: tables are padded, and people copy them."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_BLANKS_AT_ENDS.sub(lambda end: end.group().replace(" ", ""), text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def stdout_console(plain: bool = False) -> Console:
+    """The console for results.
+
+    ``plain`` where what looks like a terminal may be none: mpirun gives its ranks one and writes to a file.
+    """
+    return _console(sys.stdout, plain)
+
+
+def stderr_console() -> Console:
+    """The console for progress and notices."""
+    return _console(sys.stderr)
+
+
+def is_live(console: Console) -> bool:
+    """Whether lines can be drawn again: a terminal, and no dumb one."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def _console(stream: IO[str], plain: bool = False) -> Console:
+    """Nothing is read as markup. NO_COLOR takes bold and dim away as well: no escape sequence is left."""
+    file = cast("IO[str]", _Trimmed(stream))
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=colours)
+    if console.is_terminal and not plain:
+        return console
+    width = None if os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH
+    return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)

@@ -1,0 +1,99 @@
+"""What the agents measure of each other, on loopback sockets: a busy host loses nothing, a lossy link is no black hole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nccl_doctor.agent.probes import mesh
+
+HEADERS = 28
+Loses = Callable[[int], bool]
+
+
+@pytest.fixture
+def size_towards() -> Iterator[Callable[[Loses, float], dict[str, Any]]]:
+    """The path size towards a peer that loses those packets (sizes in bytes), and answers after a first delay."""
+    opened: list[socket.socket] = []
+
+    def measure(loses: Loses, delay_s: float = 0.0) -> dict[str, Any]:
+        peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        peer.bind(("127.0.0.1", 0))
+        opened.append(peer)
+
+        def echo() -> None:
+            time.sleep(delay_s)
+            while True:
+                datagram, sender = peer.recvfrom(65535)
+                if datagram == b"end":
+                    return
+                if not loses(len(datagram) + HEADERS):
+                    peer.sendto(b"%d" % len(datagram), sender)
+
+        threading.Thread(target=echo, daemon=True).start()
+        host, port = peer.getsockname()
+        return mesh._path_size({"peer": "there", "address": host, "port": port}, b"token")
+
+    yield measure
+    for peer in opened:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+            last.sendto(b"end", peer.getsockname())
+
+
+@pytest.fixture(autouse=True)
+def small_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_interface_mtu", lambda connection, ipv6: 1500)
+
+
+def test_the_exact_size_from_which_on_packets_vanish(size_towards: Callable[..., dict[str, Any]]) -> None:
+    found = size_towards(lambda size: size > 1433)
+    assert (found["outcome"], found["largest_passed"], found["smallest_lost"]) == ("black-hole", 1433, 1434)
+
+
+def test_large_packets_lost_by_accident_are_no_black_hole(size_towards: Callable[..., dict[str, Any]]) -> None:
+    """All three tries of the largest size are lost, once in a thousand pairs on a link that loses a tenth."""
+    seen: list[int] = []
+
+    def unlucky(size: int) -> bool:
+        seen.append(size)
+        return size > 1480 and seen.count(size) <= 5
+
+    found = size_towards(unlucky)
+    assert (found["outcome"], found["largest_passed"]) == ("ok", 1500)
+
+
+def test_a_third_of_all_packets_lost_is_no_black_hole(size_towards: Callable[..., dict[str, Any]]) -> None:
+    dice = random.Random(7)
+    assert size_towards(lambda size: dice.random() < 1 / 3)["outcome"] == "ok"
+
+
+def test_a_peer_that_answers_late_is_no_silence(size_towards: Callable[..., dict[str, Any]]) -> None:
+    found = size_towards(lambda size: False, 1.1)
+    assert (found["outcome"], found["largest_passed"]) == ("ok", 1500)
+
+
+def test_where_everything_is_lost_nothing_is_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "_answered", lambda connection, end: None)
+    monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=itertools.count(0.0, 0.1).__next__))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        connection.connect(("127.0.0.1", 9))
+        assert mesh._arrives(connection, b"token", 1472, 1448) is None
+
+
+@pytest.mark.parametrize(("size", "lost"), [(232, 2), (220, 2), (192, 5), (104, 5), (100, 0)])
+def test_what_a_busy_peer_got_twice_was_not_lost(size: int, lost: int) -> None:
+    """Five segments were sent again, three of them for nothing: older kernels have no field that says so."""
+    info = bytearray(232)
+    struct.pack_into("I", info, 100, 5)
+    struct.pack_into("I", info, 216, 3)
+    kernel = SimpleNamespace(getsockopt=lambda level, option, limit: bytes(info[: min(size, limit)]))
+    assert mesh._retransmitted(kernel) == lost
