@@ -174,7 +174,9 @@ def _good_end(case: Case) -> list[Hit]:
 
 def _only_status(case: Case) -> bool:
     """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
-    return not topics.trouble(case) and (case.has("ras-report") or not case.distributed)
+    if case.has("ras-report"):
+        return not case.summary.proofs
+    return not topics.trouble(case) and not case.distributed
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------

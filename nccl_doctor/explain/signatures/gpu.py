@@ -632,14 +632,21 @@ says(
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
-    "Recovery Action {}: Reset",
-    "Recovery Action {}: Node Reboot",
-    "Recovery Action {}: Drain",
     cause="gpu.fell-off-bus",
     strength=0.82,
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+)
+says(
+    "recovery-action",
+    "Recovery Action {}: Reset",
+    "Recovery Action {}: Node Reboot",
+    "Recovery Action {}: Drain",
+    cause="gpu.fell-off-bus",
+    strength=0.58,
+    title="the driver asks for a reset of a GPU",
+    why="nvidia-smi -q: what the driver wants done after a fault. The fault itself (ECC, NVLink, an Xid) stands elsewhere and weighs more.",
 )
 says(
     "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
