@@ -443,7 +443,7 @@ _RETRIES = frozenset(
         "volume-not-mounted",
         "sandbox-failed",
         "adapters-not-handed-out",
-        "pod-error",
+        "ended-with-error",
     )
 )
 _RESTARTED = frozenset(("child-terminated", "torchrun-exit", "sigterm-workers"))  # ended, and perhaps started again

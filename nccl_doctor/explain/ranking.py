@@ -143,7 +143,11 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if item.id not in _SLOWNESS and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
+        if (
+            (item.vague or item.id not in _SLOWNESS)
+            and not case.has("nccl-corruption")
+            and (case.recovered or _survived(case, item))
+        ):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates

@@ -225,6 +225,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "crash-in-libnccl",
         "nccl-warn",
         "segfault",
+        "crash-handler",
         "nccl-internal",
         "proxy-failed",
     ),

@@ -301,9 +301,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
-def pod_without_words(case: Case) -> Iterable[Candidate]:
-    """Kubernetes says that a pod's program ended with an error, and nothing that it said is in these logs."""
-    hits = [] if case.ordinary or case.overcome("pod-error") else case.hits("pod-error")
+def ended_without_words(case: Case) -> Iterable[Candidate]:
+    """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
+    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
     for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
-        title = "a pod ended with an error; its log is not among these"
-        yield Candidate(cause, strength, title, hits, why=pod_without_words.__doc__ or "")
+        title = "the program ended with an error; what it said is not in these logs"
+        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")

@@ -646,7 +646,8 @@ def xid(case: Case) -> Iterable[Candidate]:
             for other in by_number
         ):
             strength = _XID_IGNORED  # the driver asks for a reset because of the other one
-        if entry.action == "ignore" and number not in _XID_RECORDS:
+        outlived = number in _XID_REMAPPED and case.outlived(hits[-1], _MANY_STEPS)
+        if outlived or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         yield Candidate(
             cause,
@@ -660,4 +661,6 @@ def xid(case: Case) -> Iterable[Candidate]:
 
 # A reset that is still owed (154) follows a fault of the GPU; 63 and 92 record memory trouble, 45 and 43 a dead context.
 _XID_CAUSE = {154: "gpu.fell-off-bus", 61: "gpu.fell-off-bus"}
+_XID_REMAPPED = frozenset((63, 92))  # memory that was or will be replaced by spare rows: no job fails of it
+_MANY_STEPS = 21  # lines
 _XID_RECORDS = frozenset((63, 92, 160, 137, 121, 43, 45))

@@ -115,6 +115,24 @@ def one_device_behind(case: Case) -> Iterable[Candidate]:
             )
 
 
+_DAYS = re.compile(r"(\d+) days?")
+_MINUTES = re.compile(r"(\d+) min|\b(0?\d):(\d\d),")
+
+
+@diagnosis
+def rebooted_host(case: Case) -> Iterable[Candidate]:
+    """uptime on several hosts: one has been up for minutes, the others for days. It was rebooted under the job."""
+    hits = case.hits("uptime")
+    long = [hit for hit in hits if _DAYS.search(hit.groups["told"])]
+    fresh = [hit for hit in hits if hit not in long and _MINUTES.search(hit.groups["told"])]
+    if long and fresh and len(fresh) < len(hits) / 2:
+        hosts = {hit.host for hit in fresh if hit.host}
+        title = f"{', '.join(sorted(hosts)) or 'a host'} was rebooted, the others were not"
+        yield Candidate(
+            "sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts, why=rebooted_host.__doc__ or ""
+        )
+
+
 _HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none
 # A DCGM metric (begin of its name, without DCGM_FI_DEV_) other than 0 -> cause, strength, what it says.
 _METRICS: tuple[tuple[str, str, float, str], ...] = (

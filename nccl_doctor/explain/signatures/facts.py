@@ -418,6 +418,11 @@ says(
     why="What one GPU reached, by a program that measures each.",
 )
 says(
+    "uptime",
+    " up {told} load average: ",
+    why="How long a host has been up.",
+)
+says(
     "sinfo-reasons",
     "REASON {}USER {}TIMESTAMP",
     why="The heading of sinfo -R: the nodes that Slurm does not use, and why.",

@@ -159,6 +159,7 @@ says(
     "scancel",
     "DeadlineExceeded",
     "Spot interruption",
+    "STEPD TERMINATED ON",
     "spot/instance-action",
     "pot Instance interruption",
     "instance/preempted TRUE",

@@ -121,15 +121,18 @@ says(
     why="The RDMA device plugin has nothing to hand out: no adapter found, its port down, or all of them given away.",
 )
 says(
-    "pod-error",
+    "ended-with-error",
     "0/1     Error",
     "0/{count:int} {}Error ",
     "BackoffLimitExceeded",
     "reached the specified backoff limit",
+    " FAILED {}:",
+    "JobState=FAILED",
+    " exited on signal {signal:int}",
     role=Role.SYMPTOM,
-    fold="a pod ended with an error",
-    why="A container's program ended with an exit code; its own log says why.",
-    where=lambda groups, line: "/" not in line or re.search(r"\b0/\d+\s+Error\b|ackoff", line) is not None,
+    fold="a program ended with an error",
+    why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
+    where=lambda groups, line: re.search(r"\b0/\d+\s+Error\b|ackoff|FAILED\s+\d+:\d+|State=|signal", line) is not None,
 )
 says(
     "neighbour-table-full",

@@ -184,7 +184,9 @@ says(
     strength=0.93,
     title="a disk or quota is full",
     why="Writing failed for want of space (or quota) on the path in the message.",
-    where=lambda groups, line: not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_", line),
+    where=lambda groups, line: (
+        not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
+    ),
 )
 says(
     "fs-trouble",
@@ -235,7 +237,7 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: "PCIe" not in line,
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi", line),
 )
 
 # --- containers
@@ -263,6 +265,8 @@ says(
     "pidfd_getfd",
     "pidfd_open",
     "ptrace",
+    "/sys/fs/cgroup/{file}' failed: ",
+    "unable to add pids to '/sys/fs/cgroup",
     cause="sys.container",
     strength=0.78,
     title="the container's restrictions get in the way",
