@@ -48,8 +48,8 @@ OWN = ("--quick", "--skip", "connectivity", "--skip", "ports")
 CASES = [
     # the way in
     Case("sshd-down", ("host.ssh-refused",), quotes=("refused",)),
-    Case("sshd-hung", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "2")),
-    Case("ssh-filtered", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "2")),
+    Case("sshd-hung", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "4")),
+    Case("ssh-filtered", ("host.ssh-timeout",), options=("--quick", "--connect-timeout", "4")),
     Case("host-down", ("host.no-route",), quotes=("oute",)),
     Case("host-key-changed", ("host.ssh-key-changed",), quotes=("SHA256:",)),
     Case("host-key-unknown", ("host.ssh-key-unknown",)),

@@ -398,7 +398,7 @@ def test_ten_outcomes_in_one_run(client: Client, start, tmp_path: Path) -> None:
     hung.process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
     try:
-        found = reach_all(list(hosts.values()), client.options(connect_s=3.0, start_s=5.0), 40)
+        found = reach_all(list(hosts.values()), client.options(connect_s=6.0, start_s=8.0), 40)
     finally:
         hung.process.send_signal(signal.SIGCONT)
     assert time.monotonic() - started < 20
@@ -446,10 +446,9 @@ def test_other_services_and_closing_doors(client: Client) -> None:
         threading.Thread(target=run, daemon=True).start()
         return HostEntry("127.0.0.1", "root", listener.getsockname()[1])
 
-    options = client.options(connect_s=1.0)
-    ftp = reach_of(serve(b"220 ftp ready\r\n"), options)
+    ftp = reach_of(serve(b"220 ftp ready\r\n"), client.options(connect_s=5.0))
     assert ftp.outcome is ReachOutcome.GARBAGE and "220 ftp ready" in ftp.evidence[0]
-    silent = reach_of(serve(None), options)
+    silent = reach_of(serve(None), client.options(connect_s=1.0))
     assert silent.outcome is ReachOutcome.TIMED_OUT and "no SSH banner" in silent.detail
     closing = reach_of(serve(b""), client.options(connect_s=5.0))
     assert closing.outcome is ReachOutcome.CUT_OFF and "3 times" in closing.detail
