@@ -492,7 +492,7 @@ time.sleep(600)
 @pytest.mark.parametrize("transport", ["ssh", "command"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_promises_6_and_7_nothing_survives(client: Client, start, how: signal.Signals, transport: str) -> None:
-    """64 connections through real sshds; the controller is ended; no agent and no child is left within 5 s."""
+    """64 connections through real sshds; the controller is ended; no agent and no child is left soon after."""
     sshd = start("0.0.0.0", MaxStartups="200:30:400")
     key = " ".join(sshd.public.split()[:2])
     client.known_hosts.write_text(f"[127.0.0.*]:{sshd.port} {key}\n")
@@ -508,9 +508,9 @@ def test_promises_6_and_7_nothing_survives(client: Client, start, how: signal.Si
     local = [child.pid for child in psutil.Process(controller.pid).children(recursive=True)]
     assert bool(local) == (transport == "command")
     controller.send_signal(how)
-    controller.wait(10)
+    controller.wait(30)
     controller.stdout.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20  # it takes 5 s, given CPU time; an agent that is not told stays for 45 s
     left = pids + local
     while left and time.monotonic() < end:
         left = [pid for pid in left if psutil.pid_exists(pid)]
