@@ -112,7 +112,7 @@ CASES = [
     Case("low-nofile", ("sys.nofile",), options=OWN, quotes=("256",)),
     Case("low-nofile", ("sys.nofile",), parameters={"files": 900}, options=OWN, quotes=("900",), severity="warn"),
     Case("disk-full", ("sys.disk-full",), options=OWN, quotes=("/tmp",)),
-    Case("clock-offset", ("host.clock-offset",), quotes=("30",), severity="warn"),
+    Case("clock-offset", ("host.clock-offset",), parameters={"seconds": 445}, quotes=("is 44",), severity="warn"),
     # software and GPUs
     Case("other-torch", ("sw",), options=OWN, quotes=("2.6.0",)),
     Case("other-nccl", ("sw.nccl-version-mismatch",), options=OWN, quotes=("2.26.2", "2.28.9")),
