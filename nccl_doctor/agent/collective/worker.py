@@ -231,7 +231,7 @@ class Worker:
         detail, end = "%s port %d" % (me.master_addr, me.master_port), time.monotonic() + self.import_limit_s
         door = ""
         while True:
-            self.progress.stage("store", self.limit_s, detail)
+            self.progress.stage("store", self.limit_s + 5.0, detail)  # torch speaks first: then it may be tried again
             try:
                 store = self.dist.TCPStore(
                     me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
@@ -705,7 +705,7 @@ class Worker:
     def _links(self) -> None:
         """Rate of host pairs, each host in one pair at a time: a round-robin tournament of the hosts' first ranks.
 
-        Where a pair comes out far slower than the others, all are measured again, up to three times, and the best
+        Where a pair comes out far slower than the others, all are measured again, up to five times, and the best
         counts: a busy host is not a slow link.
         """
         leaders = self.board.decide("links/leaders", _leader_key(self.identity), _first_of_each)
@@ -716,7 +716,7 @@ class Worker:
         receive = self.torch.empty_like(send)
         rounds = tournament(leaders)[:8]
         best: Dict[Tuple[int, int], float] = {}
-        for attempt in range(3):
+        for attempt in range(5):
             for number, pairs in enumerate(rounds):
                 peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
                 detail = "exchange with rank %d" % peer if peer is not None else "waiting for other pairs"
