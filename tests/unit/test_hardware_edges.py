@@ -279,6 +279,42 @@ def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: s
     assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
 
 
+def dual(facts: Facts) -> Facts:
+    """The eight devices as the two functions each of four cards."""
+    changed = copy.deepcopy(facts)
+    for number, device in enumerate(changed["infiniband"]["data"]["devices"]):
+        device["bus_id"] = f"0000:{number // 2:02x}:00.{number % 2}"
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("down", "wanted", "titles"),
+    [
+        ((1, 3, 5, 7), {"ib.port-down": "warn"}, ["4 ports are down, each beside an active one"]),
+        ((0, 3, 5, 7), {"ib.port-down": "warn"}, ["4 ports are down, each beside an active one"]),
+        ((1, 3, 5), {"ib.port-down": "fail"}, [f"mlx5_{n}:1 is down" for n in (1, 3, 5)]),  # one card has both
+        ((1, 3, 4, 5, 7), {"ib.port-down": "fail"}, [f"mlx5_{n}:1 is down" for n in (1, 3, 4, 5, 7)]),  # one has none
+    ],
+)
+def test_the_second_ports_of_cards_may_be_spare(
+    down: tuple[int, ...], wanted: dict[str, str], titles: list[str], board: Facts
+) -> None:
+    facts = dual(board)
+    for index in down:
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    assert grades(found(facts)) == wanted
+    told = [item.title for item in report(facts).findings if item.id == "ib.port-down"]
+    assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
+
+
+def test_a_port_that_the_job_names_is_no_spare_one(board: Facts) -> None:
+    facts = dual(board)
+    for index in (1, 3, 5, 7):
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    seen = report(facts, env={"NCCL_IB_HCA": "mlx5"})
+    assert {item.severity.value for item in seen.findings if item.id == "ib.port-down"} == {"fail"}
+
+
 def test_all_ports_down_is_one_finding(board: Facts, roce: Facts) -> None:
     for facts, severity in ((board, "fail"), (roce, "warn")):
         for index in range(8):
