@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.findings.model import Evidence, Place
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
 
@@ -42,6 +43,11 @@ def answered(host: Host) -> GpuFact:
 def devices(fact: GpuFact) -> list[GpuDevice]:
     """The GPUs that answered NVML (one without a handle is lost or not ours to see: another rule's business)."""
     return list(fact.answering)
+
+
+def superchip(fact: GpuFact) -> bool:
+    """Its GPUs are joined to their CPU by NVLink-C2C (GH200, GB200, DGX Spark)."""
+    return any((model := find(gpu.name)) and model.c2c for gpu in fact.gpus)
 
 
 def place(host: Host, gpu: GpuDevice) -> Place:

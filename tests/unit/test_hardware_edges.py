@@ -199,11 +199,19 @@ def test_an_answer_that_failed_is_unknown(field: str, board: Facts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "switches", "wanted"),
-    [("550.90.07", 4, False), ("550.90.12", 4, True), ("550.90.12", 0, False), (None, 4, False)],
+    ("version", "switches", "running", "wanted"),
+    [
+        ("550.90.07", 4, True, False),
+        ("550.90.12", 4, True, True),
+        ("550.90.12", 0, True, True),  # HGX B200 has no NVSwitch on its PCI bus
+        ("550.90.12", 0, False, False),  # a virtual machine: left over in its image
+        (None, 4, True, False),
+    ],
 )
-def test_the_fabric_managers_version(version: str | None, switches: int, wanted: bool, board: Facts) -> None:
-    manager = {"running": True, "installed": True, "version": version}
+def test_the_fabric_managers_version(
+    version: str | None, switches: int, running: bool, wanted: bool, board: Facts
+) -> None:
+    manager = {"running": running, "installed": True, "version": version}
     seen = found(of_host(board, fabric_manager=manager, nvswitches=switches))
     assert set(seen) == ({"gpu.fabric-manager.version-mismatch"} if wanted else set())
 
@@ -225,6 +233,14 @@ def test_the_fabric_manager(
     facts = every_gpu(board, fabric={"state": states} if states else None)
     seen = found(of_host(facts, fabric_manager={"running": running}, container=container))
     assert set(seen) == ({wanted} if wanted else set())
+
+
+def test_in_a_rack_of_superchips_the_fabric_manager_is_elsewhere(board: Facts) -> None:
+    waiting = every_gpu(board, name="NVIDIA GB200", fabric={"state": "in-progress"})
+    seen = found(of_host(waiting, fabric_manager={"running": False}, nvswitches=0))
+    item = seen["gpu.fabric-manager.not-completed"]
+    assert "gpu.fabric-manager.not-running" not in seen and "NVLink switches" in item.fixes[0].text
+    assert "systemctl" not in item.fixes[0].command
 
 
 # ---- ports ----
