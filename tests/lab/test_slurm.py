@@ -23,6 +23,7 @@ from .lab import Lab
 
 PROLOG, BATCH = PIECES / "slurm-prolog.sh", PIECES / "slurm-sbatch.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+LIMIT_S = 240.0  # for Slurm to do its part; a job imports torch on every host
 CONF = """
 ClusterName=lab
 SlurmctldHost=controller({controller})
@@ -109,11 +110,11 @@ def command(lab: Lab, directory: Path, *words: str) -> subprocess.CompletedProce
 
 
 def wait_for(ready: object, what: str, directory: Path | None = None) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_S
     while not ready():  # type: ignore[operator]
         if time.monotonic() > end:
             logs = [path.read_text()[-800:] for path in directory.glob("*.log")] if directory else []
-            raise AssertionError(f"no {what} after 60 s: {logs}")
+            raise AssertionError(f"no {what} after {LIMIT_S:.0f} s: {logs}")
         time.sleep(0.2)
 
 
