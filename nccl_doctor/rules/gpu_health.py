@@ -34,54 +34,15 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
     need_field(gpus, "remap_pending", "row-remap state")
     for gpu in gpus:
-        count = gpu.ecc_uncorrected_volatile or 0
-        if count:
-            total = gpu.ecc_uncorrected_aggregate
-            lifetime = f", lifetime {total}" if total is not None else ""
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.uncorrectable",
-                f"uncorrectable ECC errors on GPU {gpu.label}",
-                f"uncorrected volatile ECC errors: {count}{lifetime}",
-                _RESET,
-            )
-        if gpu.remap_failure:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.row-remap-failure",
-                f"row remapping failed on GPU {gpu.label}: replace it",
-                "remapping failure occurred: Yes",
-                "take the host out and replace the GPU (RMA)",
-            )
-        if gpu.sram_threshold_exceeded:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.sram-threshold",
-                f"GPU {gpu.label} has had more SRAM errors than it may: replace it",
-                "SRAM threshold exceeded: Yes",
-                "take the host out, run the field diagnostic and replace the GPU (RMA)",
-            )
-        if gpu.remap_pending:
-            rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.row-remap-pending",
-                f"a row remap of GPU {gpu.label} waits for a reset",
-                f"row remap pending: Yes (remapped rows: {rows})",
-                _RESET,
-            )
-        if gpu.retired_pages_pending:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.retirement-pending",
-                f"a page retirement of GPU {gpu.label} waits",
-                "pending page retirement: Yes",
-                "drain the host and reload the driver or reboot",
+        for id, title, quote, remedy in _faults(gpu):
+            yield finding(
+                id,
+                Severity.FAIL,
+                title,
+                proof(host, gpu, quote),
+                places=[place(host, gpu)],
+                fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
+                explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
             )
         corrected = gpu.ecc_corrected_volatile or 0
         if corrected >= value("gpu.ecc.corrected.warn"):
@@ -107,16 +68,28 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _sick(host: Host, gpu: GpuDevice, id: str, title: str, quote: str, remedy: str) -> Finding:
-    return finding(
-        id,
-        Severity.FAIL,
-        title,
-        proof(host, gpu, quote),
-        places=[place(host, gpu)],
-        fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
-        explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
-    )
+def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
+    """(finding id, title, what NVML says, what to do) of every fault of a GPU's memory."""
+    if count := gpu.ecc_uncorrected_volatile:
+        total = gpu.ecc_uncorrected_aggregate
+        quote = f"uncorrected volatile ECC errors: {count}" + (f", lifetime {total}" if total is not None else "")
+        yield "gpu.ecc.uncorrectable", f"uncorrectable ECC errors on GPU {gpu.label}", quote, _RESET
+    if gpu.remap_failure:
+        title = f"row remapping failed on GPU {gpu.label}: replace it"
+        remedy = "take the host out and replace the GPU (RMA)"
+        yield "gpu.ecc.row-remap-failure", title, "remapping failure occurred: Yes", remedy
+    if gpu.sram_threshold_exceeded:
+        title = f"GPU {gpu.label} has had more SRAM errors than it may: replace it"
+        remedy = "take the host out, run the field diagnostic and replace the GPU (RMA)"
+        yield "gpu.ecc.sram-threshold", title, "SRAM threshold exceeded: Yes", remedy
+    if gpu.remap_pending:
+        rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
+        title = f"a row remap of GPU {gpu.label} waits for a reset"
+        yield "gpu.ecc.row-remap-pending", title, f"row remap pending: Yes (remapped rows: {rows})", _RESET
+    if gpu.retired_pages_pending:
+        title = f"a page retirement of GPU {gpu.label} waits"
+        remedy = "drain the host and reload the driver or reboot"
+        yield "gpu.ecc.retirement-pending", title, "pending page retirement: Yes", remedy
 
 
 @host_rule("gpu", "gpu.needs-reset")
