@@ -384,6 +384,8 @@ def test_locked_memory(soft: int | None, wanted: bool, board: Facts) -> None:
         ({}, "proprietary", "6.8.0", "ib.gdr.off"),
         ({}, None, "6.8.0", "ib.gdr.unknown"),
         ({}, "open", "?", "ib.gdr.unknown"),
+        ({}, "open", "4.18.0-553.el8_10.x86_64", "ib.gdr.unknown"),  # with a later kernel's RDMA core
+        ({}, "proprietary", "4.18.0-553.el8_10.x86_64", "ib.gdr.off"),
     ],
 )
 def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, board: Facts) -> None:
@@ -660,6 +662,9 @@ def test_gpudirect_that_one_host_lacks(board: Facts) -> None:
     closed = of_host(no_module, module_flavor="proprietary")
     item = found(board, board, closed)["ib.gdr.differs"]
     assert (item.severity, item.hosts) == (Severity.FAIL, ("gpu03",))
+    untold = of_host(no_module, module_flavor=None)
+    seen = found(board, board, untold)
+    assert "ib.gdr.differs" not in seen and seen["ib.gdr.unknown"].hosts == ("gpu03",)
 
 
 def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
