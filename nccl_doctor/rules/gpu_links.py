@@ -129,13 +129,12 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     if alone := _alone(gpus):
         yield _inactive(host, alone)
         return
-    for gpu in gpus:  # before any finding: a rule that does not know gives none
-        model = find(gpu.name)
-        if not gpu.nvlinks and model and model.nvlinks:
-            why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
-            raise MissingFact(f"NVLink state of GPU {gpu.label}", gpu.errors.get("nvlinks", why))
+    untold = None
     for gpu in gpus:
         model = find(gpu.name)
+        if not gpu.nvlinks and model and model.nvlinks:
+            untold = untold or gpu
+            continue
         if gpu.nvlinks is None:
             continue
         active = sum(link.active for link in gpu.nvlinks)
@@ -145,6 +144,9 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
+    if untold:
+        why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
+        raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
 
 
 def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:

@@ -177,12 +177,9 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
     active = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not active:
         raise SkipRule("no active rail")
-    unread = [rail for rail in active if rail.port.gbps is None]
-    if unread:
-        raise MissingFact("port rate", f"{unread[0].label}: {unread[0].port.rate or 'not told'}")
     best = max(rail.port.gbps or 0.0 for rail in active)
     for rail in active:
-        if (rail.port.gbps or 0.0) < best:
+        if rail.port.gbps is not None and rail.port.gbps < best:
             yield finding(
                 "ib.rate.degraded",
                 Severity.FAIL,
@@ -203,6 +200,9 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 ],
                 explains=("ib.rails-differ",),
             )
+    unread = [rail for rail in active if rail.port.gbps is None]
+    if unread:
+        raise MissingFact("port rate", f"{unread[0].label}: {unread[0].port.rate or 'not told'}")
 
 
 def entries(port: Port) -> list[gids.GidEntry]:

@@ -754,3 +754,21 @@ def test_titles_count_links_and_events(board: Facts) -> None:
     (single,) = found(logged(board, SXID.format(20034, "Fatal,"))).values()
     (double,) = found(logged(board, *[SXID.format(20034, "Fatal,")] * 2)).values()
     assert "times" not in single.title and ", 2 times:" in double.title
+
+
+def test_what_is_unknown_of_one_hides_no_fault_of_another(board: Facts) -> None:
+    """A GPU without any word on its NVLinks, a rail without a rate: the others are judged all the same."""
+    down = copy.deepcopy(gpu(board, 5, nvlinks=None, errors={"nvlinks": "nvmlDeviceGetNvLinkState: Timeout"}))
+    down["gpu"]["data"]["gpus"][2]["nvlinks"][0]["active"] = False
+    seen = report(down)
+    assert "gpu.nvlink.link-down" in {item.id for item in seen.findings}
+    assert any("NVLink state of GPU 5" in gap.what for gap in seen.unknown)
+    slow = report(port(port(board, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
+    assert [item.places[0].nic for item in slow.findings if item.id == "ib.rate.degraded"] == ["mlx5_0:1"]
+    assert any(gap.what == "port rate" and "mlx5_3:1" in gap.why for gap in slow.unknown)
+
+
+def test_of_an_unknown_model_the_neighbours_tell_how_many_links_there_are(board: Facts) -> None:
+    strange = every_gpu(board, name="NVIDIA X900")
+    assert "gpu.nvlink.link-down" in found(gpu(strange, 2, nvlinks=[]))
+    assert "gpu.nvlink.link-down" not in found(gpu(strange, 2, nvlinks=None))
