@@ -31,8 +31,6 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     that the faulty row is still in use until the GPU is reset; a failed remap that no spare row is left.
     """
     gpus = devices(answered(host))
-    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
-    need_field(gpus, "remap_pending", "row-remap state")
     for gpu in gpus:
         for id, title, quote, remedy in _faults(gpu):
             yield finding(
@@ -66,6 +64,8 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                 Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1", host.name)
             ],
         )
+    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
+    need_field(gpus, "remap_pending", "row-remap state")
 
 
 def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
@@ -145,7 +145,6 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     and no finding; an idle GPU's low clocks are none either.
     """
     gpus = devices(answered(host))
-    need_field(gpus, "throttle_reasons", "throttle reasons")
     for bit, id, words in _THROTTLES:
         hit = [gpu for gpu in gpus if (gpu.throttle_reasons or 0) & bit]
         if bit == 0x08:  # the general bit: told only where no special one is
@@ -155,6 +154,7 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     for gpu in gpus:
         yield from _hot(host, gpu)
     yield from _capped(host, gpus)
+    need_field(gpus, "throttle_reasons", "throttle reasons")
 
 
 def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str) -> Finding:

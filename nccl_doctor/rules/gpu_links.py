@@ -22,8 +22,6 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     (GH200, GB200) reach their CPU over NVLink-C2C: of them only the replays are judged.
     """
     gpus = devices(answered(host))
-    for field in ("pcie_width", "pcie_gen"):
-        need_field(gpus, field, "PCIe link state")
     alike: dict[str | None, list[GpuDevice]] = {}
     for gpu in gpus:
         alike.setdefault(gpu.name, []).append(gpu)
@@ -44,6 +42,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"PCIe of GPU {gpu.label} repeats transfers",
                 f"PCIe replay counter: {replays}",
             )
+    for field in ("pcie_width", "pcie_gen"):
+        need_field(gpus, field, "PCIe link state")
 
 
 def _width(host: Host, gpu: GpuDevice, best: int) -> Iterator[Finding]:

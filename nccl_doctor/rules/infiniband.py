@@ -223,17 +223,19 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("no active RoCE port")
     version, _ = nccl_version(host, plan)
     given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
-    for rail in ports:
-        table = entries(rail.port)
-        if not table and rail.device.source != SYSFS:
-            raise MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
-        if any(entry.version is None for entry in table):
-            raise MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
+    untold: MissingFact | None = None
     for rail in ports:
         by_index = {entry.index: entry for entry in entries(rail.port)}
-        chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
-        yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
+        if not by_index and rail.device.source != SYSFS:
+            untold = MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
+        elif any(entry.version is None for entry in by_index.values()):
+            untold = MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
+        else:
+            chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
+            yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
+    if untold:
+        raise untold
 
 
 def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:

@@ -763,6 +763,11 @@ def test_what_is_unknown_of_one_hides_no_fault_of_another(board: Facts) -> None:
     seen = report(down)
     assert "gpu.nvlink.link-down" in {item.id for item in seen.findings}
     assert any("NVLink state of GPU 5" in gap.what for gap in seen.unknown)
+    mixed = gpu(board, 5, ecc_uncorrected_volatile=None, errors={"ecc_uncorrected_volatile": "nvmlX: Timeout"})
+    mixed = gpu(mixed, 2, ecc_uncorrected_volatile=3, throttle_reasons=0x40, pcie_width=8)
+    told = {item.id for item in report(mixed).findings}
+    assert told >= {"gpu.ecc.uncorrectable", "gpu.thermal-power.hw-thermal", "gpu.pcie.width"}
+    assert "ECC counters" in {gap.what for gap in report(mixed).unknown}
     slow = report(port(port(board, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
     assert [item.places[0].nic for item in slow.findings if item.id == "ib.rate.degraded"] == ["mlx5_0:1"]
     assert any(gap.what == "port rate" and "mlx5_3:1" in gap.why for gap in slow.unknown)
