@@ -128,19 +128,17 @@ def preflight(
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
-    hosts_written = _write_hosts(inventory, gate, good_hosts, bad_hosts)
+    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
+    if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
+        code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, saved)
+    _print(format, judged, gate, bundle, verbose, saved, code)
     if bundle.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if not gate.go:
-        raise typer.Exit(_no_go(judged, gate))
-    if not hosts_written:  # the job would run on the hosts of an older file
-        raise typer.Exit(ExitCode.INTERNAL_ERROR)
-    if command:
+    if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
-    raise typer.Exit(ExitCode.HEALTHY)
+    raise typer.Exit(code)
 
 
 def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
@@ -288,7 +286,7 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
         _write(path, formats.render(name, judged, gate, bundle))
 
 
-def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str) -> None:
+def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str, code: ExitCode) -> None:
     from nccl_doctor.report import formats
 
     if format != "console":
@@ -297,9 +295,7 @@ def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: boo
     from nccl_doctor.report.console import render_gate
     from nccl_doctor.report.terminal import stdout_console
 
-    render_gate(
-        judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=0 if gate.go else _no_go(judged, gate)
-    )
+    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def _no_go(judged: Report, gate: Gate) -> ExitCode:

@@ -327,6 +327,12 @@ def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.M
     assert told.exit_code == ExitCode.INTERNAL_ERROR and "No space left" in told.output and "HEALTHY" in told.output
 
 
+def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    for place, code, told in (("/nowhere/r", 2, "--output /nowhere/r: there is no"), ("/dev/full", 1, "No space left")):
+        done = program("report", FAULTY, "-o", place)
+        assert done.returncode == code and told in done.stderr and not done.stdout
+
+
 def test_a_bundle_never_takes_the_place_of_a_device(tmp_path: Path) -> None:
     """Root saves to /dev/stdout or /dev/null: the device stays what it is."""
     from nccl_doctor.facts import bundle as bundles
