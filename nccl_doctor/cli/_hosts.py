@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import enum
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -87,6 +88,11 @@ def bad_input_stops() -> Iterator[None]:
         yield
     except (InventoryError, BundleError) as error:
         stop(str(error))
+
+
+def columns(most: int) -> int:
+    """How wide prose may be: as the terminal, where there is one."""
+    return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
 def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -> Inventory:

@@ -12,6 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -52,16 +53,6 @@ def render_gate(
             console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
     _body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
-
-
-def _print(console: Console, text: Text, indent: int, label: int = 0) -> None:
-    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends."""
-    head, body = text.divide([label])
-    rows = body.wrap(console, max(20, console.width - indent - label), tab_size=1) or [Text()]
-    for number, row in enumerate(rows):
-        row.rstrip()
-        start = head if number == 0 else Text(" " * label)
-        console.print(Text(" " * indent).append_text(start).append_text(row), soft_wrap=True)
 
 
 def _body(report: Report, console: Console, verbose: bool) -> None:
@@ -115,7 +106,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
         console.print(row)
 
     def line(text: Text, indent: int = 5, label: int = 0) -> None:
-        _print(console, text, indent, label)
+        print_hanging(console, text, indent, label)
 
     for item in items if verbose else items[:TITLES_SHOWN]:
         line(Text(visible(item.title)))
@@ -196,7 +187,7 @@ def _evidence(proof: Evidence) -> Text:
 
 def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:
     for label, style, text in _closing(report, verbose):
-        _print(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
+        print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
     tail = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     told = f"   saved: {visible(saved)}" if saved else ""
     console.print(Text(f"{tail}{told}   exit {exit_code}", "dim"), soft_wrap=True)
