@@ -71,17 +71,14 @@ def _facts(
             saved = bundles.read(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
-    from nccl_doctor.collect.check import CheckOptions, collect
-    from nccl_doctor.report.progress import ConsoleProgress
-    from nccl_doctor.report.terminal import stderr_console
+    from nccl_doctor.collect.check import CheckOptions
 
     options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm), ssh_config)
     found = _hosts.load_inventory(hosts, host_list, slurm)
     plan = Plan(
         stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
     )
-    with ConsoleProgress(stderr_console()) as progress:
-        return collect(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline), progress)
+    return _hosts.collect_facts(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline))
 
 
 @env.command(short_help="What does this variable do, in which versions?")

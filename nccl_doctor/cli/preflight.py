@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.judge import Report
     from nccl_doctor.rules.policy import Policy
     from nccl_doctor.rules.thresholds import Overrides
+    from nccl_doctor.transport.base import ConnectOptions
 
 PROFILES = ("quick", "standard", "full")
 
@@ -208,13 +209,11 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 
 
 def _collect(
-    inventory: Inventory, plan: Plan, connect: object, budget_s: float, rules: Policy, rows: Overrides | None
+    inventory: Inventory, plan: Plan, connect: ConnectOptions, budget_s: float, rules: Policy, rows: Overrides | None
 ) -> Bundle:
     import msgspec
 
-    from nccl_doctor.collect.check import CheckOptions, collect
-    from nccl_doctor.report.progress import ConsoleProgress
-    from nccl_doctor.report.terminal import stderr_console
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
     from nccl_doctor.rules.requirements import stage_of
 
@@ -225,9 +224,8 @@ def _collect(
         judged = _hosts.judged(so_far, rules, rows)
         return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
 
-    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)  # type: ignore[arg-type]
-    with ConsoleProgress(stderr_console()) as progress:
-        return collect(inventory.entries, options, progress, fit)
+    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
+    return _hosts.collect_facts(inventory.entries, options, fit)
 
 
 def _with_requirements(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
