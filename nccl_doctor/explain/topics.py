@@ -67,7 +67,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "app.dataloader-worker": r"dataloader|data loader worker",
         "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
         "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-        "env.bad-nccl-var": r"\bNCCL_[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+        "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
     }.items()
 }
 _NOISE = re.compile(
@@ -214,7 +214,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "net.plugin": ("ofi-error", "ofi-any", "libfabric-warn", "no-net-plugin", "network-used"),
     "net.mtu": ("qp-mtu", "ip-link-mtu", "ib-mtu-listing", "ping-loss"),
     "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),
-    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu"),
+    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu", "acs-redirect"),
     "ib.memlock": ("memlock-value", "memlock-text", "reg-mr-nomem"),
     "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
     "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),
@@ -225,6 +225,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "crash-in-libnccl",
         "nccl-warn",
         "segfault",
+        "crash-handler",
         "nccl-internal",
         "proxy-failed",
     ),

@@ -175,19 +175,28 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
 
 _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        "unhandled cuda error",
+        "unhandled cuda error|ncclUnhandledCudaError",
         "a CUDA call inside NCCL failed",
         ("gpu.driver", "gpu.oom", "gpu.illegal-access", "gpu.p2p"),
     ),
-    ("unhandled system error", "a system call inside NCCL failed", ("net.wrong-interface", "sys.shm", "ib.qp-connect")),
-    ("remote process exited", "a peer or the network to it went away", ("net.peer-lost", "ib.retry-exceeded")),
+    (
+        "unhandled system error|ncclSystemError",
+        "a system call inside NCCL failed",
+        ("net.wrong-interface", "sys.shm", "ib.qp-connect"),
+    ),
+    (
+        "remote process exited|ncclRemoteError",
+        "a peer or the network to it went away",
+        ("net.peer-lost", "ib.retry-exceeded"),
+    ),
 )
 
 
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
-    if case.has("nccl-warn") or case.summary.proofs:
+    told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
+    if told or case.summary.proofs:
         return
     for hit in case.hits("nccl-trail")[:1]:
         for pattern, cause, _, _ in _PARTS:
@@ -197,7 +206,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 break
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:
-            if text in hit.text:
+            if re.search(text, hit.text):
                 for place, cause in enumerate(causes):
                     strength = 0.3 - 0.02 * place
                     yield Candidate(
@@ -214,6 +223,15 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     if wrong and direct and not case.has("channel-net"):
         title = "data that goes from GPU to GPU directly arrives wrong"
         yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]], why=wrong_values_over_p2p.__doc__ or "")
+
+
+@diagnosis
+def no_peer_access(case: Case) -> Iterable[Candidate]:
+    """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
+    without, complaint = case.hits("p2p-not-enabled"), case.hits("slow-complaint")
+    if without and complaint and not case.has("channel-net"):
+        title = "GPUs have no peer-to-peer access: their data goes through host memory"
+        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]], why=no_peer_access.__doc__ or "")
 
 
 @diagnosis
@@ -260,6 +278,7 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
 
 
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+_MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _RANK = re.compile(r"\b[Rr]ank[ :=]{1,2}(\d+)\b")
 _KILLED = frozenset((-15, -9, -7, -2, 130, 135, 137, 143))  # by signals that other diagnoses weigh
 
@@ -274,24 +293,25 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
         return
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
-    codes = {*case.exit_codes, *children, *map(int, tasks)}
+    aborted = [int(rank) for hit in case.hits("mpi-abort") for rank in _MPI_ABORT.findall(hit.text)]
+    codes = {*case.exit_codes, *children, *map(int, tasks), *([1] if aborted else [])}
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
     own = codes - _KILLED
-    ranks = {rank for rank, code in case.exits.items() if code in own}
+    ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
     spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
-    said = gave_up(case, ranks)
+    own_words = gave_up(case, ranks)
+    said = own_words or gave_up(case, None)
     if said:
         title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
-        yield Candidate(
-            "app.rank-exception", 0.6, title, [*said, *hits], ranks, why=worker_exit_without_words.__doc__ or ""
-        )
+        why = worker_exit_without_words.__doc__ or ""
+        yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks, why=why)
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
@@ -299,7 +319,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
 
 
-_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted", "sigabrt-exit")
 
 
 @diagnosis
@@ -308,14 +328,33 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn"):
+    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
 
 
+_BY_SIGNAL = {
+    -7: ("sys.shm", 0.6, "a bus error: /dev/shm ran full under it, usually"),
+    -9: ("sys.host-oom", 0.48, "SIGKILL: the memory limit, usually"),
+    -11: ("sw.library-conflict", 0.3, "a segmentation fault"),
+}
+
+
+@diagnosis
+def ended_by_signal(case: Case) -> Iterable[Candidate]:
+    """A launcher's exit code names the signal that ended a worker: negative, or 128 above it."""
+    for hit in case.hits("child-terminated"):
+        code = int(hit.groups.get("code", 0))
+        cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
+        if cause and not case.overcome("child-terminated"):
+            title = f"a worker ended by {phrase}"
+            yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
+
+
 _WAITS = re.compile(
-    r"\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b", re.IGNORECASE
+    r"\b(?:hang(?:s|ing)?|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b",
+    re.IGNORECASE,
 )
 
 
@@ -327,3 +366,12 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
         for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
             yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends), why=last_line_waits.__doc__ or "")
+
+
+@diagnosis
+def ended_without_words(case: Case) -> Iterable[Candidate]:
+    """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
+    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
+    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
+        title = "the program ended with an error; what it said is not in these logs"
+        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")

@@ -222,6 +222,7 @@ says(
     "NCCL error in: {place}, {text}, NCCL version",
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
+    "NCCL error: unhandled {text} (run with",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -412,6 +413,17 @@ says(
     why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
     where=lambda groups, line: " pclk" in line if "# gpu" in line else "," in line or "  " in line,
     rows=24,
+)
+says(
+    "device-rate",
+    *(f"{who}{{told}}{unit}" for who in ("GPU ", "gpu ", "cuda:", "device ") for unit in ("FLOP", "GB/s", " MHz")),
+    sampled=True,
+    why="What one GPU reached, by a program that measures each.",
+)
+says(
+    "uptime",
+    " up {told} load average: ",
+    why="How long a host has been up.",
 )
 says(
     "sinfo-reasons",
