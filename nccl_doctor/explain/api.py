@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, ranking, snapshots, topics
+from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
@@ -40,6 +40,8 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     for source in sources:
         found = scan(source)
         if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+            from nccl_doctor.explain import snapshots  # few logs need it
+
             found.proofs += snapshots.of_log(source.name, source.lines)
         summary.merge(found)
     return explain(summary)
