@@ -367,6 +367,7 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 
 _GAVE_UP = re.compile(
     r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
+    r"\b(?:worker|rank|process|actor|replica) ?#?\d{1,6} (?:has |was )?(?:raised|crashed|died|failed(?! to))\b|"
     r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
     re.IGNORECASE,
 )

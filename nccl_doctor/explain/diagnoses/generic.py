@@ -301,7 +301,8 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
 
 
-_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted", "sigabrt-exit")
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -314,6 +315,9 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
+        if case.has(*_OF_WATCHDOGS):
+            title = "a watchdog ended a rank; what it waited for is not in these logs"
+            yield Candidate("app.straggler-timeout", 0.28, title, hits, why=only_consequences.__doc__ or "")
 
 
 _BY_SIGNAL = {

@@ -110,6 +110,8 @@ says(
     "done",
     "DONE",
     " completed after ",
+    "All tests completed",
+    "Application startup complete",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
