@@ -357,7 +357,7 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     waited = {item.rank for item in case.work if item.hit is not None}
     absent = set(range(case.world)) - waited
     # A rank without any line may only be missing from the collection of logs, unless many others are there.
-    if not absent <= set(case.summary.ranks) and len(waited) < 3:
+    if not absent <= case.summary.ranks and len(waited) < 3:
         return
     if not waited or not absent or len(absent) > max(1, case.world // 4) or len(waited) < case.world / 2:
         return

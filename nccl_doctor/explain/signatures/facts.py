@@ -135,6 +135,7 @@ says(
     "NCCL INFO {name:word} set to {value}",
     why="NCCL read this variable in this process.",
     where=lambda groups, line: groups["name"].startswith("NCCL_"),
+    wake=(" set to ", " set by environment to "),
 )
 says(
     "env-set",
@@ -239,6 +240,7 @@ says(
     fold="NCCL's return trail",
     why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
     where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
+    wake=(".cc:", ".cpp:", ".cu:", ".h:", ".c:"),
 )
 says(
     "nccl-abort",
