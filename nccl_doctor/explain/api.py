@@ -124,6 +124,8 @@ def _failure_seen(case: Case) -> bool:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
+    if any("baseline" not in hit.text for hit in case.hits("slow-complaint")):
+        return True
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]
     if any(signature.role is Role.SYMPTOM and signature not in outlived for signature in seen):
@@ -158,7 +160,7 @@ def _good_end(case: Case) -> list[Hit]:
         "progress",
         "busbw-row",
         "network-used",
-        *(() if case.distributed or topics.trouble(case) else ("status-good",)),
+        *(("status-good",) if _only_status(case) else ()),
     ):
         hits = case.hits(name)
         last = case.last(name)
@@ -175,6 +177,13 @@ def _good_end(case: Case) -> list[Hit]:
     found += [hit for name in calm for hit in case.hits(name)[:1]]
     ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
+
+
+def _only_status(case: Case) -> bool:
+    """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
+    if case.has("ras-report"):
+        return not case.summary.proofs
+    return not topics.vote(case) and not case.distributed
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------

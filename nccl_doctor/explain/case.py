@@ -474,6 +474,10 @@ _RETRIES = frozenset(
         "probe-failed",
         "resources-missing",
         "serving-watchdog",
+        "volume-not-mounted",
+        "sandbox-failed",
+        "adapters-not-handed-out",
+        "ended-with-error",
     )
 )
 _RESTARTED = frozenset(

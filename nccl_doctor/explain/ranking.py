@@ -148,7 +148,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        slow = item.id in _SLOWNESS and not _finite_again(case, item)
+        slow = item.id in _SLOWNESS and not item.vague and not _finite_again(case, item)
         if not slow and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))

@@ -549,6 +549,7 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
 
 
+_BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
 _NEAR = 60  # lines: a traceback and what follows it
 
 
@@ -573,7 +574,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     yield Candidate(
         "app.straggler-timeout",
-        0.68,
+        0.68 if _BAR.search(busy[-1].text) else 0.58,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),

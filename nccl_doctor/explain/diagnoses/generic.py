@@ -175,19 +175,28 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
 
 _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        "unhandled cuda error",
+        "unhandled cuda error|ncclUnhandledCudaError",
         "a CUDA call inside NCCL failed",
         ("gpu.driver", "gpu.oom", "gpu.illegal-access", "gpu.p2p"),
     ),
-    ("unhandled system error", "a system call inside NCCL failed", ("net.wrong-interface", "sys.shm", "ib.qp-connect")),
-    ("remote process exited", "a peer or the network to it went away", ("net.peer-lost", "ib.retry-exceeded")),
+    (
+        "unhandled system error|ncclSystemError",
+        "a system call inside NCCL failed",
+        ("net.wrong-interface", "sys.shm", "ib.qp-connect"),
+    ),
+    (
+        "remote process exited|ncclRemoteError",
+        "a peer or the network to it went away",
+        ("net.peer-lost", "ib.retry-exceeded"),
+    ),
 )
 
 
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
-    if case.has("nccl-warn") or case.summary.proofs:
+    told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
+    if told or case.summary.proofs:
         return
     for hit in case.hits("nccl-trail")[:1]:
         for pattern, cause, _, _ in _PARTS:
@@ -197,7 +206,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 break
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:
-            if text in hit.text:
+            if re.search(text, hit.text):
                 for place, cause in enumerate(causes):
                     strength = 0.3 - 0.02 * place
                     yield Candidate(
@@ -214,6 +223,15 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     if wrong and direct and not case.has("channel-net"):
         title = "data that goes from GPU to GPU directly arrives wrong"
         yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]], why=wrong_values_over_p2p.__doc__ or "")
+
+
+@diagnosis
+def no_peer_access(case: Case) -> Iterable[Candidate]:
+    """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
+    without, complaint = case.hits("p2p-not-enabled"), case.hits("slow-complaint")
+    if without and complaint and not case.has("channel-net"):
+        title = "GPUs have no peer-to-peer access: their data goes through host memory"
+        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]], why=no_peer_access.__doc__ or "")
 
 
 @diagnosis
@@ -352,3 +370,12 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
         for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
             yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends), why=last_line_waits.__doc__ or "")
+
+
+@diagnosis
+def ended_without_words(case: Case) -> Iterable[Candidate]:
+    """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
+    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
+    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
+        title = "the program ended with an error; what it said is not in these logs"
+        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")

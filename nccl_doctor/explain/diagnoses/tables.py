@@ -88,6 +88,73 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
         )
 
 
+_RATE = re.compile(r"(?:GPU|gpu|cuda|device)[ :#_]{0,2}(\d{1,3})\b(\D{1,60})(\d+(?:\.\d+)?) ?([TG]?FLOP|GB/s|MHz)")
+_FEWEST = 4  # devices: of fewer, which one is odd cannot be told
+
+
+@diagnosis
+def one_device_behind(case: Case) -> Iterable[Candidate]:
+    """A program measured each GPU in the same way, and one reached far less than the others."""
+    table: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}
+    for hit in case.hits("device-rate"):
+        found = _RATE.search(hit.text)
+        if found:
+            device, words, number, unit = found.groups()
+            table.setdefault((words, unit), {})[f"{hit.host}/{device}"] = float(number), hit
+    for (_, unit), devices in table.items():
+        usual = statistics.median(rate for rate, _ in devices.values())
+        slow = [(rate, hit) for rate, hit in devices.values() if rate < _SLOW * usual]
+        if slow and len(devices) >= _FEWEST:
+            yield Candidate(
+                "net.slow" if unit == "GB/s" else "gpu.thermal-power",
+                0.7,
+                f"one GPU reaches {slow[0][0]:g} {unit}, the others {usual:g}",
+                [*(hit for _, hit in slow), *(hit for _, hit in devices.values())][:8],
+                hosts={hit.host for _, hit in slow if hit.host},
+                why=one_device_behind.__doc__ or "",
+            )
+
+
+_DAYS = re.compile(r"(\d+) days?")
+_MINUTES = re.compile(r"(\d+) min|\b(0?\d):(\d\d),")
+
+
+@diagnosis
+def rebooted_host(case: Case) -> Iterable[Candidate]:
+    """uptime on several hosts: one has been up for minutes, the others for days. It was rebooted under the job."""
+    hits = case.hits("uptime")
+    long = [hit for hit in hits if _DAYS.search(hit.groups["told"])]
+    fresh = [hit for hit in hits if hit not in long and _MINUTES.search(hit.groups["told"])]
+    if long and fresh and len(fresh) < len(hits) / 2:
+        hosts = {hit.host for hit in fresh if hit.host}
+        title = f"{', '.join(sorted(hosts)) or 'a host'} was rebooted, the others were not"
+        yield Candidate(
+            "sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts, why=rebooted_host.__doc__ or ""
+        )
+
+
+_HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none
+# A DCGM metric (begin of its name, without DCGM_FI_DEV_) other than 0 -> cause, strength, what it says.
+_METRICS: tuple[tuple[str, str, float, str], ...] = (
+    ("ROW_REMAP_FAILURE", "gpu.ecc", 0.92, "a GPU's row remapping failed"),
+    ("ROW_REMAP_PENDING", "gpu.ecc", 0.64, "a GPU has rows to remap and waits for a reset"),
+    ("ECC_DBE_VOL", "gpu.ecc", 0.84, "a GPU counts memory errors that ECC cannot correct"),
+    ("CLOCK_THROTTLE_REASONS", "gpu.thermal-power", 0.84, "a GPU is slowed down by heat or power"),
+    ("CLOCKS_EVENT_REASONS", "gpu.thermal-power", 0.84, "a GPU is slowed down by heat or power"),
+)
+
+
+@diagnosis
+def dcgm_metrics(case: Case) -> Iterable[Candidate]:
+    """A DCGM exporter's page: counters of faults that are not 0, or a throttle mask with a bit for heat or power brake."""
+    for name, cause, strength, title in _METRICS:
+        hits = [hit for hit in case.hits("dcgm-metric") if hit.groups["name"].startswith(name)]
+        if cause == "gpu.thermal-power":
+            hits = [hit for hit in hits if int(float(hit.groups["value"])) & _HARD_SLOWDOWN]
+        if hits:
+            yield Candidate(cause, strength, title, hits, why=dcgm_metrics.__doc__ or "")
+
+
 # Words of a node's drain reason (Slurm's own, LBNL NHC, the clouds' checks, administrators) -> cause.
 REASONS: tuple[tuple[str, str], ...] = (
     (

@@ -19,6 +19,10 @@ says(
     "retired pages. A maximum of",
     "indicated that a double-bit ECC error has",
     "Detected a miscompare failure in the L1 cache",
+    "retired pages due to DBEs",
+    "corrupt InfoROM",
+    "A pending retired page has been detected",
+    "row remapping failed",
     cause="gpu.ecc",
     strength=0.9,
     title="DCGM found a memory fault on a GPU",
@@ -46,11 +50,37 @@ says(
     "clock throttling due to power violation",
     "Clocks are being throttled for GPU {gpu:int}",
     "exceeded user-specified maximum allowed temperature",
+    "did not reach desired power minimum",
     cause="gpu.thermal-power",
     strength=0.85,
     title="DCGM saw a GPU throttled by heat or power",
     why="DCGM watched the clocks of a GPU go down for heat or power.",
     where=lambda groups, line: "totaling 0.0 " not in line,
+)
+says(
+    "dcgm-slow",
+    "did not reach desired stress level",
+    "gflops for GPU {gpu:int} which is below the threshold",
+    "only achieved a memory bandwidth of",
+    cause="gpu.thermal-power",
+    strength=0.62,
+    title="DCGM measured a GPU that computes or moves less than it should",
+    why="Below DCGM's threshold under full load: throttled by heat or power, or a board that is failing.",
+)
+says(
+    "dcgm-gone",
+    "The number of devices NVML returns is different than the number",
+    "is no longer bound to a CUDA context",
+    cause="gpu.fell-off-bus",
+    strength=0.7,
+    title="DCGM lost a GPU",
+    why="The driver lists fewer GPUs than the machine has devices, or a GPU vanished under a test.",
+)
+says(
+    "dcgm-metric",
+    'DCGM_FI_DEV_{name}"} {value:num}',
+    why="A DCGM exporter's metric; what a value other than 0 proves depends on its name (see the diagnosis dcgm_metrics).",
+    where=lambda groups, line: float(groups["value"]) != 0,
 )
 says(
     "dcgm-nvlink",

@@ -415,6 +415,17 @@ says(
     rows=24,
 )
 says(
+    "device-rate",
+    *(f"{who}{{told}}{unit}" for who in ("GPU ", "gpu ", "cuda:", "device ") for unit in ("FLOP", "GB/s", " MHz")),
+    sampled=True,
+    why="What one GPU reached, by a program that measures each.",
+)
+says(
+    "uptime",
+    " up {told} load average: ",
+    why="How long a host has been up.",
+)
+says(
     "sinfo-reasons",
     "REASON {}USER {}TIMESTAMP",
     why="The heading of sinfo -R: the nodes that Slurm does not use, and why.",

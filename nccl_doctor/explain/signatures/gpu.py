@@ -26,6 +26,7 @@ _XID = (
     "XID: {xid:int}",
     "XID error {xid:int}",
     "Xid error {xid:int}",
+    'DCGM_FI_DEV_XID_ERRORS{}"} {xid:int}',
 )
 
 
@@ -71,6 +72,7 @@ says(
     "double bit error",
     "Double Bit ECC",
     "row remapping failure",
+    "Row remapping failure",
     "Row Remapping Failure",
     "Remapping Failure Occurred{}: Yes",
     "SRAM Threshold Exceeded{}: Yes",
@@ -83,7 +85,7 @@ says(
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
-        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$", line)
+        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b", line)
         and not _NONE.search(line)
     ),
 )
@@ -251,6 +253,7 @@ says(
     "GPU Count: 0",
     "CUDA unknown error - this may be due to an incorrectly set up environment",
     "no GPU is visible",
+    "could not find any nv files on this host",
     "libcuda.so.1: cannot open shared object file",
     "gpu count reported lower than configured",
     cause="gpu.not-visible",
@@ -524,6 +527,10 @@ says(
     "The current PyTorch install supports CUDA capabilities",
     "with CUDA capability sm_",
     "kernel driver mismatch",
+    "Key was rejected by service",
+    "nouveau, rivafb, nvidiafb",
+    "The NVIDIA probe routine was not called",
+    "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
     "modprobe: FATAL: Module nvidia not found",
@@ -577,6 +584,9 @@ says(
     "GPU temperature {temp:int}",
     "cooling failure",
     "fan failure",
+    "Upper Critical going high",
+    "power limit was reduced",
+    "PSU{} failed",
     cause="gpu.thermal-power",
     strength=0.72,
     title="GPUs are throttled by heat or power",
@@ -619,6 +629,9 @@ says(
     "has been removed from the bus",
     "The NVIDIA probe routine failed",
     "nvidia: probe of {pci} failed with error",
+    "does not have the necessary power cables",
+    "amdgpu: GPU reset begin",
+    "amdgpu: GPU reset({count}) failed",
     "AER: can't recover",
     "device recovery failed",
     "Failed to detect {}GPUs",
@@ -629,6 +642,16 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+)
+says(
+    "recovery-action",
+    "Recovery Action {}: Reset",
+    "Recovery Action {}: Node Reboot",
+    "Recovery Action {}: Drain",
+    cause="gpu.fell-off-bus",
+    strength=0.58,
+    title="the driver asks for a reset of a GPU",
+    why="nvidia-smi -q: what the driver wants done after a fault. The fault itself (ECC, NVLink, an Xid) stands elsewhere and weighs more.",
 )
 says(
     "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."

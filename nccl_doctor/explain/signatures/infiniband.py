@@ -187,6 +187,16 @@ says(
     why="A port became active while the job ran: it had been down before.",
 )
 says(
+    "rdma-cm-unreachable",
+    "RDMA_CM_EVENT_UNREACHABLE",
+    "RDMA_CM_EVENT_ROUTE_ERROR",
+    "RDMA_CM_EVENT_ADDR_ERROR",
+    cause="ib.retry-exceeded",
+    strength=0.7,
+    title="one adapter cannot reach the other (RDMA connection manager)",
+    why="rping or another probe found no path between two adapters: a rail, a subnet or a VLAN does not lead there.",
+)
+says(
     "kernel-link-down",
     "mlx5_core {dev}: Link down",
     "mlx5_core {dev} {port}: Link down",
@@ -197,6 +207,7 @@ says(
     "bnxt_en {dev} {port}: NIC Link is Down",
     "port module event: module {module}, Cable unplugged",
     "Cable unplugged",
+    "Cable is unplugged",
     "Cable error",
     "port_module_event",
     "link status definitely down",
@@ -209,7 +220,10 @@ says(
     title="a network link went down (kernel log)",
     why="The adapter's driver reports that the link went down.",
     where=lambda groups, line: (
-        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond"))
+        any(
+            word in line
+            for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond", "Cable")
+        )
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
 )
@@ -314,8 +328,6 @@ says(
 _REG = (
     "ibv_reg_mr",
     "ibv_reg_mr_iova2",
-    "ibv_create_qp failed",
-    "ibv_create_cq failed",
     "Failed to register memory",
     "fi_mr_reg failed",
     "ibv_reg_dmabuf_mr",
@@ -323,6 +335,9 @@ _REG = (
 says(
     "reg-mr-nomem",
     *_REG,
+    "ibv_create_qp failed",
+    "ibv_create_cq failed",
+    "ibv_alloc_pd failed",
     cause="ib.memlock",
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
@@ -429,6 +444,7 @@ says(
     "No IB devices found",
     "No InfiniBand devices",
     "ibv_get_device_list() failed",
+    "ibv_open_device failed",
     "Unable to open device {dev}",
     "Failed to get IB devices list",
     "No IB HCA",

@@ -26,6 +26,13 @@ says(
     "TX timeout detected, starting reset task",
     "Firmware not responding",
     "Firmware reset request",
+    "failed, status bad system state",
+    "mlx5_core {dev}: Fatal error {code:int} detected",
+    "TX timeout on queue",
+    "transmit queue {queue:int} timed out",
+    "transmit timeout: latency",
+    "bnxt_en {dev}: Firmware heartbeat stopped",
+    "crdump: ",
     "bnxt_re: Device is in error state",
     "irdma: abnormal ae_id",
     "efa {dev}: {}reset",
@@ -35,7 +42,7 @@ says(
     title="a network adapter's firmware failed or does not answer (kernel log)",
     why="The driver lost its adapter: firmware crash, a command that timed out, or an adapter in error state. Its ports are gone until it is reset.",
     where=lambda groups, line: (
-        bool(re.search(r"mlx|bnxt|irdma|ice |efa|hwrm|assert_var|\bib\b", line, re.IGNORECASE))
+        bool(re.search(r"mlx|bnxt|irdma|ice |efa|hwrm|assert_var|\bib\d?\b|NETDEV", line, re.IGNORECASE))
         and "err -12" not in line
     ),
 )

@@ -115,7 +115,11 @@ says(
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
-    where=lambda groups, line: not _BADLY.search(line) and (not _DONE.search(line) or bool(_ALL_DONE.search(line))),
+    where=lambda groups, line: (
+        "Deactivated" not in line
+        and not _BADLY.search(line)
+        and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
+    ),
 )
 says(
     "run-ended",
@@ -161,6 +165,12 @@ says(
     "Remapping Failure Occurred {}: No",
     "Overall Health {}| Healthy",
     "Physical state: LinkUp",
+    "RUNNING      OK",
+    "checks passed",
+    "tests passed",
+    ": PASS",
+    " 0 errors",
+    "WEXITSTATUS 0",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",

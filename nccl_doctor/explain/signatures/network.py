@@ -200,6 +200,7 @@ says(
     "no socket interface found",
     "Could not find a usable interface",
     "Found no interface matching",
+    "Could not find interface matching",
     cause="net.wrong-interface",
     strength=0.92,
     title="no interface matches NCCL_SOCKET_IFNAME on this host",

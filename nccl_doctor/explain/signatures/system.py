@@ -198,7 +198,9 @@ says(
     strength=0.93,
     title="a disk or quota is full",
     why="Writing failed for want of space (or quota) on the path in the message.",
-    where=lambda groups, line: not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_", line),
+    where=lambda groups, line: (
+        not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
+    ),
 )
 says(
     "fs-trouble",
@@ -239,11 +241,17 @@ says(
     "nvme nvme{}: controller is down",
     "nvme nvme{}timeout, aborting",
     "nvme nvme{}: Removing after probe failure",
+    "Remounting filesystem read-only",
+    "medium error, dev ",
+    "Shutting down filesystem",
+    "Disk failure on {disk:word}",
+    "beegfs: disabled connection",
+    "unmounted by the system",
     cause="sys.clock-or-dns-or-fs",
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: "PCIe" not in line,
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi", line),
 )
 
 # --- containers
@@ -271,6 +279,8 @@ says(
     "pidfd_getfd",
     "pidfd_open",
     "ptrace",
+    "/sys/fs/cgroup/{file}' failed: ",
+    "unable to add pids to '/sys/fs/cgroup",
     cause="sys.container",
     strength=0.78,
     title="the container's restrictions get in the way",
@@ -352,6 +362,7 @@ says(
     "OOM killed",
     "(OOM)",
     "exceeded virtual memory limit",
+    " OUT_OF_ME",
     "Some of the step tasks have been OOM Killed",
     "Out Of Memory",
     cause="sys.host-oom",
