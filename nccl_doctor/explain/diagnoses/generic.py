@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, ranks_of, speakers
-from nccl_doctor.explain.diagnoses.application import gave_up
+from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
