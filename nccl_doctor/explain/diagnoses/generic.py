@@ -332,10 +332,10 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
     if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
-        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
+        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "", vague=True)
         if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"
-            yield Candidate("app.straggler-timeout", 0.28, title, hits, why=only_consequences.__doc__ or "")
+            yield Candidate("app.straggler-timeout", 0.28, title, hits, why=only_consequences.__doc__ or "", vague=True)
 
 
 _BY_SIGNAL = {

@@ -111,6 +111,7 @@ says(
     "DONE",
     " completed after ",
     "All tests completed",
+    " 0 failures",
     "Application startup complete",
     role=Role.END,
     sampled=True,
