@@ -123,7 +123,7 @@ def _failure_seen(case: Case) -> bool:
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
         for hit in case.hits(signature.name)
     }
-    ends = case.signatures["ended-well"]
+    ends = case.signatures["run-ended"]
     ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
     return any(
         topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.outlived(hit)
