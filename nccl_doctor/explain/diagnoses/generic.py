@@ -225,6 +225,15 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_peer_access(case: Case) -> Iterable[Candidate]:
+    """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
+    without, complaint = case.hits("p2p-not-enabled"), case.hits("slow-complaint")
+    if without and complaint and not case.has("channel-net"):
+        title = "GPUs have no peer-to-peer access: their data goes through host memory"
+        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]], why=no_peer_access.__doc__ or "")
+
+
+@diagnosis
 def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""
     frames = case.hits("nccl-frame", "nccl-segfault")

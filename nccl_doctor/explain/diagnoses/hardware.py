@@ -281,7 +281,7 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
                 cause,
                 strength,
                 f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it",
-                case.hits("nccl-init-start")[:4],
+                [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
                 why=init_never_completes.__doc__ or "",
             )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
@@ -290,7 +290,7 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             "launch.world-size",
             0.48,
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
-            case.hits("nccl-init-start")[:8],
+            [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
             why=init_never_completes.__doc__ or "",
         )
 
@@ -377,6 +377,9 @@ def _servers_in_the_list(case: Case) -> bool:
     return len({hit.groups["host"] for hit in devices}) > 1 and eighth
 
 
+_MEASURED = re.compile(r"busbw|all_?(?:reduce|gather)|reduce_scatter|all_?to_?all|collective")
+
+
 def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
     hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
@@ -459,10 +462,10 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             hosts={h.host for h in case.hits("net-ib-using") if h.host},
             why=slow_network.__doc__ or "",
         )
-    elif complaint and (case.has("gdr-disabled") or over_net or rows):
+    elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
         yield Candidate(
             "net.slow",
-            0.6,
+            0.6 if rows or over_net else 0.52,
             "the measured bandwidth is far below what is expected",
             [*complaint[:3], *rows[-2:]],
             why=slow_network.__doc__ or "",

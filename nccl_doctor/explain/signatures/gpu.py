@@ -85,7 +85,7 @@ says(
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
-        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$", line)
+        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b", line)
         and not _NONE.search(line)
     ),
 )
@@ -528,6 +528,8 @@ says(
     "with CUDA capability sm_",
     "kernel driver mismatch",
     "Key was rejected by service",
+    "nouveau, rivafb, nvidiafb",
+    "The NVIDIA probe routine was not called",
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
@@ -627,6 +629,9 @@ says(
     "has been removed from the bus",
     "The NVIDIA probe routine failed",
     "nvidia: probe of {pci} failed with error",
+    "does not have the necessary power cables",
+    "amdgpu: GPU reset begin",
+    "amdgpu: GPU reset({count}) failed",
     "AER: can't recover",
     "device recovery failed",
     "Failed to detect {}GPUs",

@@ -117,6 +117,7 @@ says(
     "p2p-not-enabled",
     "P2P is disabled between connected GPUs {a} and {b}",
     "Could not enable P2P between dev {a} and dev {b}",
+    "CANNOT Access Peer Device",
     role=Role.FACT,
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
 )

@@ -207,6 +207,7 @@ says(
     "bnxt_en {dev} {port}: NIC Link is Down",
     "port module event: module {module}, Cable unplugged",
     "Cable unplugged",
+    "Cable is unplugged",
     "Cable error",
     "port_module_event",
     "link status definitely down",
@@ -219,7 +220,7 @@ says(
     title="a network link went down (kernel log)",
     why="The adapter's driver reports that the link went down.",
     where=lambda groups, line: (
-        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond"))
+        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond", "Cable"))
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
 )

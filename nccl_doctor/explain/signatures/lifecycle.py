@@ -107,7 +107,7 @@ says(
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: "Deactivated" not in line and not _BADLY.search(line),
 )
 says(
     "run-ended",
@@ -143,6 +143,8 @@ says(
     "Physical state: LinkUp",
     "RUNNING      OK",
     "checks passed",
+    "tests passed",
+    ": PASS",
     " 0 errors",
     "WEXITSTATUS 0",
     "phys state:{}5: LinkUp",
