@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: check test lint unit lab-tests lab test-gpu clean
+.PHONY: check test lint unit lab-tests lab search test-gpu clean
 
 check: $(VENV)/.installed
 	$(BIN)/nccl-doctor check
@@ -45,6 +45,10 @@ lab-tests:
 lab: $(VENV)/.installed-dev
 	@sh tests/system-packages.sh
 	$(BIN)/python -m tests.lab up
+
+# Generated examples, drawn anew: what it finds becomes a test of its own.
+search: $(VENV)/.installed-dev
+	$(BIN)/pytest -q -n auto --hypothesis-profile=search $$(grep -rl --include='test_*.py' hypothesis tests/unit)
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -q -m gpu

@@ -92,7 +92,7 @@ _FAILURE_WORDS = re.compile(
     r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
 )
 _COUNTED_NONE = re.compile(
-    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:[ _]\w+){0,2}['\"]?\s*[:=]\s*0(?:\.0+)?\b",
+    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*| )0(?:\.0+)?\b",
     re.IGNORECASE,
 )
 
@@ -135,10 +135,14 @@ def _failure_seen(case: Case) -> bool:
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
         for hit in case.hits(signature.name)
     }
+    ends = case.signatures["ended-well"]
+    ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
     return any(
         _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text)) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm and not any(signature.match(hit.text) for signature in outlived)
+        if (hit.file, hit.line) not in calm
+        and hit.file not in ended
+        and not any(signature.match(hit.text) for signature in outlived)
     )
 
 

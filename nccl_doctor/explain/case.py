@@ -13,6 +13,8 @@ from nccl_doctor.explain.model import Hit, Role, Traceback
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import Summary
 
+_SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
+_STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 _MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 
@@ -361,13 +363,24 @@ class Case:
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
         ends = {hit.file for hit in self.hits("run-ended")}
-        troubles = [item.hit for item in self.summary.tracebacks if item.type and not self.is_harmless(item)]
+        troubles = [
+            item.hit
+            for item in self.summary.tracebacks
+            if item.type and not self.is_harmless(item) and not self._stopped_after_end(item.hit)
+        ]
         for name, signature in self.signatures.items():
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
-                late = name in _AT_SHUTDOWN
+                late = name in _AT_SHUTDOWN or self._stopped_after_end(self.first(name))
                 hits = [*self.hits(name), self.last(name)]
                 troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
         return troubles
+
+    def _stopped_after_end(self, hit: Hit | None) -> bool:
+        """Whether somebody stopped the program just after it had said that its run was over."""
+        if hit is None or not _STOPPED.search(hit.text):
+            return False
+        ends = [self.last("run-ended"), *self.hits("run-ended")]
+        return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
 
     def follows_failed_task(self, hit: Hit) -> bool:
         """Whether Slurm cancelled the step because srun had seen a task fail: then the cancelling is no cause."""
@@ -380,9 +393,21 @@ class Case:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
         step = self.last("progress")
         ends = [self.last(name) for name in _ENDS]
-        return any(end is not None and end.file == hit.file and end.line > hit.line for end in ends) or (
-            step is not None and step.file == hit.file and step.line >= hit.line + lines
+        return (
+            any(end is not None and end.file == hit.file and end.line > hit.line for end in ends)
+            or (step is not None and step.file == hit.file and step.line >= hit.line + lines)
+            or (lines <= _LINES_AFTER and self._stepped_on(hit))
         )
+
+    def _stepped_on(self, hit: Hit) -> bool:
+        """Whether the log's last lines hold two reports of one shape after this line: a rank went a whole step further."""
+        step = self.signatures["progress"]
+        shapes = [
+            _NUMBERS.sub("", item.text)
+            for item in self.summary.tails.get(hit.file, ())
+            if item.line > hit.line and step.match(item.text) is not None
+        ]
+        return len(set(shapes)) < len(shapes)
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""
@@ -400,10 +425,20 @@ class Case:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
         hit = item.hit
         spoke = self.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
-        if not self.outlived(hit) or (spoke is not None and spoke.line < hit.line + _LINES_AFTER):
+        if not self.outlived(hit) or (spoke is not None and spoke.line <= hit.line):
             return False
         symptoms = [self.last(name) for name, signature in self.signatures.items() if signature.role is Role.SYMPTOM]
         return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
+
+    @functools.cached_property
+    def caught(self) -> set[tuple[str, int]]:
+        """File and line of the exceptions that were caught, whatever they mean: they did no harm."""
+        return {
+            (hit.file, hit.line)
+            for item in self.summary.tracebacks
+            if item.type and self._only_logged(item)
+            for hit in (item.hit, *item.more)
+        }
 
     @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
@@ -426,8 +461,7 @@ class Case:
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
-
-
+_NUMBERS = re.compile(r"[\d.,:]+")
 _PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")

@@ -78,7 +78,11 @@ def collect(case: Case) -> list[Candidate]:
             continue
         if case.overcome(name):
             continue
-        hits = [hit for hit in case.hits(name) if not case.follows_failed_task(hit)]
+        hits = [
+            hit
+            for hit in case.hits(name)
+            if not case.follows_failed_task(hit) and (hit.file, hit.line) not in case.caught
+        ]
         if not hits:
             continue
         found.append(
@@ -182,13 +186,30 @@ def _survived(case: Case, item: Candidate) -> bool:
     on = case.last("progress")
     last = max(item.hits, key=lambda hit: (hit.file, hit.line))
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
-        on is not None and on.file == last.file and on.line >= last.line + (3 if _at_start(item) else 21)
+        on is not None
+        and on.file == last.file
+        and on.line >= last.line + (3 if _at_start(item) or _told(case, item) else 21)
     )
 
 
 def _at_start(item: Candidate) -> bool:
     """Whether all of it says that the program could not start: then any step of the program speaks against it."""
     return all(hit.signature in ("shell-missing", "argparse", "config-refused") for hit in item.hits)
+
+
+# What Python reports by an exception: nobody else prints these words.
+_RAISED = frozenset(("gpu.oom", "sys.disk-full", "sys.nofile", "app.bad-tensor", "app.pg-misuse"))
+
+
+def _told(case: Case, item: Candidate) -> bool:
+    """Whether the program itself told of its exception, in words of its own, and its rank spoke on: it was caught."""
+    raised = {(one.hit.file, one.hit.line) for one in case.summary.tracebacks}
+    spoke = [case.summary.last_of_rank.get(hit.rank, hit) for hit in item.hits if hit.rank is not None]
+    return (
+        item.id in _RAISED
+        and not any((hit.file, hit.line) in raised for hit in item.hits)
+        and all(last.line > max(hit.line for hit in item.hits) for last in spoke)
+    )
 
 
 def _place(item: Candidate) -> tuple[str, int]:

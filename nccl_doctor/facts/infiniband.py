@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import ClassVar
 
 import msgspec
@@ -35,9 +36,10 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 def _gbps(rate: str) -> float | None:
     """The first word of sysfs's ``400 Gb/sec (4X NDR)``; a fleet has a handful of rates, and asks for them often."""
     try:
-        return float(rate.split()[0])
+        value = float(rate.split()[0])
     except (IndexError, ValueError):
         return None
+    return value if math.isfinite(value) else None
 
 
 class Port(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from nccl_doctor.findings.model import Evidence, Fix
 from nccl_doctor.history.analyse import analyse
 from nccl_doctor.report import bench_console, comparison, history, terminal, topology
 from nccl_doctor.report import console as consoles
-from nccl_doctor.report.explanation import print_explanation
+from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import judge
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.probes import gpu, infiniband, topology
 from nccl_doctor.facts.gpu import GpuFact
-from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     Bundle,
@@ -94,6 +94,12 @@ def test_any_content_of_any_file(data: st.DataObject, tree: Path) -> None:
         )
     )
     assert [item.evidence for item in report.findings if item.id == "internal-error"] == []
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf Gb/sec", "", "fast"])
+def test_a_rate_that_is_no_number_is_not_told(rate: str) -> None:
+    """Found by drawing: a rule divided the ports into those that have a rate and those that have none."""
+    assert Port(1, rate=rate).gbps is None
 
 
 @pytest.mark.parametrize("content", NUMBERS, ids=range(len(NUMBERS)))

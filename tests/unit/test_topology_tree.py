@@ -115,7 +115,7 @@ def test_it_stands_in_for_nvidia_smi(tmp_path: Path) -> None:
     assert lost.evidence[0].source == "the PCI tree in sysfs and NVML"
     path = tmp_path / "b.ndb"
     bundles.write(bundle(facts), path)
-    done = CliRunner().invoke(cli.app, ["topo", "--from", str(path)])
+    done = CliRunner().invoke(cli.app, ["topo", "--from", str(path)], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "rebuilt from the PCI tree in sysfs and NVML; nvidia-smi topo -m: nvidia-smi: not found" in done.output
     done = CliRunner().invoke(cli.app, ["topo", "--from", str(path), "--format", "json"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from statistics import median
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
@@ -58,6 +60,23 @@ def _title(item: Traceback, ranks: set[int]) -> str:
     return f"{who}raised {item.type}{message}{where}"
 
 
+_OTHERS_SUFFER = (
+    "watchdog-timeout",
+    "peer-closed",
+    "gloo-closed",
+    "store-closed",
+    "monitored-barrier",
+    "socket-timeout",
+    "ib-retry",
+    "heartbeat",
+    "comm-aborted",
+    "connect-refused",
+    "unique-id",
+    "joined-partly",
+    "deadlock-detected",
+)
+
+
 @diagnosis
 def ordinary_exception(case: Case) -> Iterable[Candidate]:
     """An exception of the program itself that no signature knows.
@@ -72,49 +91,39 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     first = _deepest_first(items)
     same = [item for item in items if _kind(item) == _kind(first)]
     ranks = {item.hit.rank for item in same if item.hit.rank is not None}
-    hits = _evidence([*same, *(item for item in items if item not in same)])
-    others_suffer = case.has(
-        "watchdog-timeout",
-        "peer-closed",
-        "gloo-closed",
-        "store-closed",
-        "monitored-barrier",
-        "socket-timeout",
-        "ib-retry",
-        "heartbeat",
-        "comm-aborted",
-        "connect-refused",
-        "unique-id",
-        "joined-partly",
-    )
+    hosts = {item.hit.host for item in same if item.hit.host}
+    hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
+    title = _title(first, ranks)
+    for cause, strength, why in _whose_failure(case, first, ranks):
+        yield Candidate(cause, strength, title, hits, ranks, hosts, why)
+
+
+def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
+    """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
+    why = ordinary_exception.__doc__ or ""
+    others_suffer = case.has(*_OTHERS_SUFFER)
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
-    everyone = case.world > 1 and len(ranks) >= max(2, case.world)
-    half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
-    failed_ranks = set(case.exits)
-    others_died_too = len(failed_ranks) > 1 and bool(ranks) and not others_suffer
-    hosts = {item.hit.host for item in same if item.hit.host}
-    title = _title(first, ranks)
+    everyone = case.world > 1 and len(ranks) >= case.world
     if others_suffer and not everyone:
-        yield Candidate("app.rank-exception", 0.87, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
-        if setup:
-            yield Candidate("unrelated", 0.4, title, hits, ranks, hosts)
-        return
+        return [("app.rank-exception", 0.87, why), *([("unrelated", 0.4, "")] if setup else [])]
+    half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
+    others_died_too = len(case.exits) > 1 and bool(ranks) and not others_suffer
     if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
-        strength = 0.86 if setup or everyone else 0.72
-        yield Candidate(
-            "unrelated",
-            strength,
-            title,
-            hits,
-            ranks,
-            hosts,
-            "the same error on all ranks, or before anything distributed began",
-        )
-        yield Candidate("app.rank-exception", 0.45, title, hits, ranks, hosts)
-        return
-    yield Candidate("app.rank-exception", 0.7, title, hits, ranks, hosts, ordinary_exception.__doc__ or "")
-    yield Candidate("unrelated", 0.45, title, hits, ranks, hosts)
+        alike = "the same error on all ranks, or before anything distributed began"
+        return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
+    return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
+
+
+def _told_with(case: Case, first: Traceback) -> list[Traceback]:
+    """The further exceptions of the same process just behind: a worker's own, or those that the first one led to."""
+    return [
+        item
+        for item in case.summary.tracebacks
+        if item.type
+        and (item.hit.file, item.hit.rank, item.hit.host) == (first.hit.file, first.hit.rank, first.hit.host)
+        and 0 < item.hit.line - first.hit.line <= _NEAR
+    ][:4]
 
 
 _CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
@@ -132,6 +141,8 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
         if not item.frames or not _CHECKS.search(item.frames[-1]) or case.is_known(item):
             continue
         if item.type not in ("ValueError", "TypeError", "AssertionError", "KeyError", "NotImplementedError"):
+            continue
+        if "pickle" in item.message:  # of an object that the program wanted to send: the program's own exception
             continue
         tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
         same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
@@ -354,6 +365,22 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
+_GAVE_UP = re.compile(
+    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable",
+    re.IGNORECASE,
+)
+
+
+def gave_up(case: Case, ranks: set[int]) -> list[Hit]:
+    """Lines in which these ranks say, in words of their own, that they end."""
+    said = [hit for hit in topics.trouble(case) if hit.rank in ranks or _names_rank(hit.text, ranks)]
+    return [
+        hit
+        for hit in _in_order([*last_words(case, ranks), *said])
+        if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
+    ]
+
+
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -362,6 +389,11 @@ def _who(ranks: set[int]) -> str:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     who = _who(ranks)
     own = last_words(case, ranks)
+    gone = gave_up(case, ranks)
+    if gone:
+        title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
+        yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks, why=behind_or_ahead.__doc__ or "")
+        return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = _still_busy(
         [
@@ -378,6 +410,16 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             ranks,
             why=behind_or_ahead.__doc__ or "",
         )
+    elif slow := _slower(case, ranks):
+        yield Candidate(
+            "app.straggler-timeout",
+            0.8,
+            f"{who} slower than the others: {slow[0].text.strip()[-110:]}",
+            [*slow, *hits],
+            ranks,
+            why=behind_or_ahead.__doc__ or "",
+        )
+        return
     elif busy:
         last = busy[-1]
         yield Candidate(
@@ -407,6 +449,25 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate("app.straggler-timeout", 0.56, f"{who} did not come in time", [*own, *hits], ranks)
 
 
+_DURATION = re.compile(r"([A-Za-z][A-Za-z_ ]{2,29}?)\W{1,3}(\d{1,6}(?:\.\d{1,6})?) ?(ms|s/it|s|sec|seconds)\b")
+_SLOWER = 3.0  # times the others' median: more than steps of one kind of GPU differ by
+
+
+def _slower(case: Case, ranks: set[int]) -> list[Hit]:
+    """Lines in which all of these ranks tell a much longer duration than the others do for the same thing, theirs first."""
+    told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
+    for hit in (hit for hits in case.summary.before.values() for hit in hits):
+        for rank in [hit.rank] if hit.rank is not None else _ranks_named(hit.text)[:1]:
+            for label, number, unit in _DURATION.findall(hit.text):
+                told[label.lower(), unit][rank] = (float(number), hit)
+    for by_rank in told.values():
+        others = [value for rank, (value, _) in by_rank.items() if rank not in ranks]
+        own = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if others and len(own) == len(ranks) and min(value for value, _ in own) > _SLOWER * median(others) > 0:
+            return [hit for _, hit in own] + [hit for rank, (_, hit) in by_rank.items() if rank not in ranks][:2]
+    return []
+
+
 def _later(one: Hit, other: Hit) -> bool:
     return one.file == other.file and one.line > other.line
 
@@ -417,7 +478,7 @@ def _in_order(hits: Iterable[Hit]) -> list[Hit]:
 
 _BUSY = re.compile(
     r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
-    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|map:|filter|checkpoint|so far|flush|\bsync|"
+    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
@@ -460,7 +521,11 @@ def last_words(case: Case, ranks: set[int]) -> list[Hit]:
 def _names_rank(text: str, ranks: set[int]) -> bool:
     if "ank" not in text:
         return False
-    return any(int(number) in ranks for number in re.findall(r"\b[Rr]ank[ =_:]?(\d+)\b", text)[:4])
+    return any(rank in ranks for rank in _ranks_named(text))
+
+
+def _ranks_named(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\b[Rr]ank[ =_:]?(\d{1,6})\b", text)[:4]]
 
 
 _MISSING = re.compile(r"Ranks? (\d[\d, ]*) (?:failed to pass|timed out in) monitoredBarrier")
@@ -477,6 +542,7 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     own = last_words(case, ranks)
     title = f"{_who(ranks)} did not reach the barrier in time"
     why = missing_at_barrier.__doc__ or ""
+    hits = [*hits, *case.hits("barrier-wrapper")[:2]]
     yield Candidate("app.straggler-timeout", 0.48, title, [*hits, *own], ranks, why=why)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
 

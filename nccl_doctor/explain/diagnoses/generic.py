@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, speakers
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.application import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -294,7 +295,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     codes = {*case.exit_codes, *children, *map(int, tasks)}
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
-    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort")
+    hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
     own = codes - _KILLED
     ranks = {rank for rank, code in case.exits.items() if code in own}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
@@ -303,6 +304,13 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
+    said = gave_up(case, ranks)
+    if said:
+        title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
+        yield Candidate(
+            "app.rank-exception", 0.6, title, [*said, *hits], ranks, why=worker_exit_without_words.__doc__ or ""
+        )
+        return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
     yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
@@ -316,3 +324,33 @@ def ended_without_words(case: Case) -> Iterable[Candidate]:
     for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
         title = "the program ended with an error; what it said is not in these logs"
         yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")
+
+
+_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted")
+
+
+@diagnosis
+def only_consequences(case: Case) -> Iterable[Candidate]:
+    """All that is left is what follows from a failure elsewhere: an engine, actor or watchdog reports that a worker failed.
+
+    That worker's own log would say why; an exception of the program is the likeliest.
+    """
+    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn"):
+        hits = case.hits(*_WRAPPERS)[:4]
+        title = "a worker failed elsewhere; what it said is not in these logs"
+        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
+
+
+_WAITS = re.compile(
+    r"\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b", re.IGNORECASE
+)
+
+
+@diagnosis
+def last_line_waits(case: Case) -> Iterable[Candidate]:
+    """The log ends while the program says that it waits for other ranks: who does not come, only their logs can say."""
+    ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
+    if ends and not case.recovered:
+        for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
+            title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
+            yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends), why=last_line_waits.__doc__ or "")

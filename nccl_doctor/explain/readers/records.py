@@ -62,6 +62,9 @@ def _lead(text: str, start: int) -> str:
 MARK = "Traceback (most recent call last)"
 _VARIES = re.compile(r"(?P<level>\b(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\b\s*)|[0-9a-f]*\d[0-9a-f]*")
 _BOX = "╭┌─━+-= "
+_NOTEBOOK = re.compile(
+    r"[A-Za-z_][\w.]{0,80}?(?:Error|Exception|Interrupt|Exit|Warning)\s{4,}$"
+)  # IPython's headline names the exception
 MOST_LEADS = 16
 LONGEST_LEAD = 160
 
@@ -78,6 +81,8 @@ class Leads:
         Numbers and log levels of a prefix may differ in the lines that follow, the rest may not.
         """
         lead = body[: body.find(MARK)].removesuffix("Original ")  # a DataLoader's worker tells its own traceback
+        headline = _NOTEBOOK.search(lead)
+        lead = lead[: headline.start()] if headline else lead
         bare = lead.strip()
         if not bare:
             return "", lead

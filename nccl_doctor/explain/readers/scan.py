@@ -43,12 +43,13 @@ FRAME_LIMIT = 400  # lines of one traceback
 MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
-_FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _STANDALONE = re.compile(
     r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
 )
+_LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
 _SAME_DIGIT = str.maketrans("123456789", "000000000")
@@ -306,9 +307,14 @@ class Scanner:
         held = {anchors[index] for _, index in self._sampler.find(raw)}
         known = set()
         for text in records.unwrap(_decode(raw)) if held else ():
+            line = prefix.parse(text)
             for signature, groups in self._plan.sampled.matches(held, text):
-                self._add(signature, groups, number, prefix.parse(text), text)
+                self._add(signature, groups, number, line, text)
                 known.add(signature.name)
+            if known and line.rank is not None:
+                spoke = self.summary.last_of_rank.get(line.rank)
+                if spoke is None or spoke.line < number:
+                    self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         return known
 
     def finish(self, tail: bytes) -> Summary:
@@ -582,7 +588,7 @@ class Scanner:
 def _looks_like_exception(name: str, message: str | None) -> bool:
     last = name.rsplit(".", 1)[-1]
     if "." in name:
-        return last[:1].isupper()
+        return last[:1].isupper() or last in _LOWER_CASE
     return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
 
 

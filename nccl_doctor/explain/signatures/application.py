@@ -300,6 +300,7 @@ says(
     "indexing",
     "Indexing",
     "Map:",
+    "Map (",
     "Extracting",
     "extracting",
     "waiting for",
@@ -339,6 +340,16 @@ says(
     title="the command line is wrong",
     why="The program's own argument parser refused its arguments.",
     where=lambda groups, line: "usage: {" not in line and ("rror" in line or line.strip().startswith("usage:")),
+)
+says(
+    "tests-failed",
+    "FAILED (failures={count:int}",
+    "FAILED (errors={count:int}",
+    " failed, {passed:int} passed in ",
+    cause="unrelated",
+    strength=0.6,
+    title="tests failed",
+    why="The summary of unittest or pytest: what this log tells was a test's, whatever it sounds like.",
 )
 says(
     "config-refused",
@@ -385,6 +396,7 @@ says(
     "shape-dtype",
     "The size of tensor a (",
     "mat1 and mat2 must have the same dtype",
+    "mat1 and mat2 to have the same dtype",
     "mat1 and mat2 shapes cannot be multiplied",
     "expected scalar type {a} but found {b}",
     "expected m1 and m2 to have the same dtype",

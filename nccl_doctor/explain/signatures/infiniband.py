@@ -220,7 +220,10 @@ says(
     title="a network link went down (kernel log)",
     why="The adapter's driver reports that the link went down.",
     where=lambda groups, line: (
-        any(word in line for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond", "Cable"))
+        any(
+            word in line
+            for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond", "Cable")
+        )
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
 )

@@ -7,8 +7,11 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
+# "done" says it only alone on its line or in front: "done", "rank 3: done", "done: best batch size 12".
+_DONE = re.compile(r"\bdone\b", re.IGNORECASE)
+_ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
 _NUMBER_NEAR = re.compile(r"\d")
-_TROUBLE = re.compile(r"raceback|rror(?!\w*\s*[=:]\s*-?\d)")  # not the metric: "ctc_error=0.3"
+_TROUBLE = re.compile(r"raceback|(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
@@ -104,10 +107,17 @@ says(
     "Successful requests:",
     "Benchmark duration",
     "best acc",
+    "done",
+    "DONE",
+    " completed after ",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
-    where=lambda groups, line: "Deactivated" not in line and not _BADLY.search(line),
+    where=lambda groups, line: (
+        "Deactivated" not in line
+        and not _BADLY.search(line)
+        and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
+    ),
 )
 says(
     "run-ended",
@@ -120,7 +130,9 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
-    "run finished",
+    "un finished",
+    "un completed",
+    "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
     "Job completed",
@@ -130,6 +142,8 @@ says(
     "epochs completed",
     "All done",
     "all done",
+    " passed in ",
+    " passed, {others} in ",
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",

@@ -69,6 +69,7 @@ says(
     "Only one usage of each socket address",
     "Port {port:int} is already in use",
     "port {port:int} is already in use",
+    "but another process is utilizing it",
     cause="net.port-in-use",
     strength=0.96,
     title="the port is already in use on this host",

@@ -100,6 +100,9 @@ says(
     "has been destroyed or aborted",
     "NCCL communicator was aborted after a previous error",
     role=S,
+    cause="app.straggler-timeout",
+    strength=0.28,
+    title="the communicator was aborted after a time-out or an error that is not in these logs",
     fold="communicator aborted",
     why="A later call on a communicator that the watchdog had aborted.",
 )
@@ -298,6 +301,19 @@ says(
     fold="agents lost the rendezvous",
     title="the agents lost the rendezvous store",
     why="The store's host is gone: usually after the job had failed.",
+)
+says(
+    "deadlock-detected",
+    "DeadLock detected from rank",
+    role=S,
+    fold="Lightning: an exception of one rank",
+    why="Lightning (1.4 to 1.9) ends the other ranks when one raised: that rank's exception is in the message.",
+)
+says(
+    "signal-end",
+    "Signal {number:int} ({name:word}) received by PID {pid:int}",
+    role=Role.FACT,
+    why="torchrun's table: the signal that ended a process.",
 )
 says(
     "spawn-exit",

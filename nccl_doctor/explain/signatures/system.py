@@ -163,6 +163,17 @@ says(
     where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
 )
 
+says(
+    "shell-killed",
+    "Killed",
+    cause="sys.host-oom",
+    strength=0.28,
+    title="the shell says that the process was killed (SIGKILL): the memory limit, or somebody",
+    why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
+    where=lambda groups, line: bool(re.search(r"(?:^|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$", line)),
+    wake=("Killed",),
+)
+
 # --- disks and file systems
 says(
     "disk-full",

@@ -1,0 +1,42 @@
+"""What the stacks of several hanging processes say together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.model import Hit
+
+_FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
+_NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
+
+
+@diagnosis
+def different_stacks(case: Case) -> Iterable[Candidate]:
+    """Stacks of hanging processes (py-spy, faulthandler): one waits in another collective than the others.
+
+    Each process's innermost call of torch.distributed counts. Different calls at the same time mean that the ranks went
+    different ways through the code; one and the same call proves nothing.
+    """
+    calls: dict[tuple[str, str], tuple[str, Hit]] = {}
+    process = ""
+    for hit in case.hits("stack-process", "stack-frame"):
+        if hit.signature == "stack-process":
+            process = hit.groups["pid"]
+            continue
+        found = _FUNCTION.search(hit.text)
+        name = (found.group(1) or found.group(2)) if found else ""
+        if name and name not in _NOT_CALLS:
+            calls.setdefault((hit.file, process or str(hit.rank)), (name, hit))
+    names = sorted({name for name, _ in calls.values()})
+    if len(names) > 1:
+        hits = [hit for _, hit in calls.values()]
+        yield Candidate(
+            "app.collective-mismatch",
+            0.8,
+            f"the processes wait in different collectives: {' / '.join(names)[:160]}",
+            hits,
+            ranks_of(hits),
+            why=different_stacks.__doc__ or "",
+        )

@@ -1,0 +1,22 @@
+"""Stacks that somebody took of hanging processes: py-spy and Python's faulthandler."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.signatures import says
+
+_PROCESS = re.compile(r"\bProcess \d+: \S")
+
+says(
+    "stack-process",
+    "Process {pid:int}: {command}",
+    why="py-spy: the stacks of this process follow.",
+    where=lambda groups, line: _PROCESS.search(line) is not None,
+)
+says(
+    "stack-frame",
+    "(torch/distributed/distributed_c10d.py:{line:int})",
+    '/torch/distributed/distributed_c10d.py", line {line:int} in {function}',
+    why="A thread stands in a call of torch.distributed, innermost frame first.",
+)
