@@ -473,6 +473,16 @@ says(
     "is not ",
     "empty list",
     "hang",
+    "crash",
+    " dead",
+    " reset",
+    "inaccessible",
+    "ffline",
+    "ritical",
+    " stale",
+    "retirement",
+    "negotiated",
+    "downgraded",
     why="A line that sounds like trouble; its words tell the subject.",
 )
 
