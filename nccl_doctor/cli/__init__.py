@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -100,3 +101,5 @@ def main() -> None:
             raise
         _internal_error(error)
         sys.exit(ExitCode.INTERNAL_ERROR)
+    finally:
+        gc.freeze()  # the interpreter ends without a search for cycles in all that is left: a fifth of a short run's time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import enum
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +54,16 @@ History = Annotated[
     Path | None,
     typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),
 ]
+
+
+class Output(str, enum.Enum):
+    """What standard output gets."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+Format = Annotated[Output, typer.Option(metavar="console|json", help="What is printed on standard output.")]
 Thresholds = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")]
 PolicyFile = Annotated[
     Path | None,
@@ -152,6 +163,13 @@ def check_writable(path: Path, option: str) -> None:
         stop(f"{option} {path}: may not be written by this user")
 
 
+def check_master(master: str, inventory: Inventory) -> None:
+    """Stop where the job's master is none of its hosts."""
+    names = [entry.name for entry in inventory.entries]
+    if master and master not in names:
+        stop(f"--master {master}: not among the hosts ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})")
+
+
 def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
     """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
     from nccl_doctor.rules import thresholds
@@ -190,6 +208,20 @@ def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:
     from nccl_doctor.rules.policy import apply
 
     return apply(judge(bundle, rows), policy, datetime.date.today())
+
+
+def save_bundle(bundle: Bundle, path: Path | None) -> str:
+    """Where the bundle was written; empty if it was not, which is told: the result is, too."""
+    if path is None:
+        return ""
+    from nccl_doctor.facts import bundle as bundles
+
+    try:
+        bundles.write(bundle, path)
+    except OSError as error:
+        typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
+        return ""
+    return str(path)
 
 
 def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv", "nccl-tests")
 
 
-@app.command()
+@app.command(short_help="How fast are the collectives, over which path, and is that good?")
 def bench(
     collective: Annotated[
         str,
@@ -35,22 +35,31 @@ def bench(
         typer.Option(metavar="A:B[:xN|:+N]", help="Sizes in bytes; K, M, G, T are 1024-based; doubling by default."),
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
+        str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
     ] = "float32",
-    op: Annotated[str, typer.Option(help="Reduction: sum, prod, min, max, avg.")] = "sum",
+    op: Annotated[str, typer.Option(metavar="OP", help="Reduction: sum, prod, min, max, avg.")] = "sum",
     backend: Annotated[
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
     ] = "auto",
     gpus_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with nccl [default: slots, or all GPUs].")
+        int,
+        typer.Option(
+            metavar="N", show_default=False, min=0, help="Ranks per host with nccl [default: slots, or all GPUs]."
+        ),
     ] = 0,
     ranks_per_host: Annotated[
-        int, typer.Option(show_default=False, min=0, help="Ranks per host with gloo [default: slots, or 1; locally 2].")
+        int,
+        typer.Option(
+            metavar="N", show_default=False, min=0, help="Ranks per host with gloo [default: slots, or 1; locally 2]."
+        ),
     ] = 0,
     iters: Annotated[
-        int, typer.Option(show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget].")
+        int,
+        typer.Option(
+            metavar="N", show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget]."
+        ),
     ] = 0,
-    warmup: Annotated[int, typer.Option(min=1, max=10000, help="Calls before timing.")] = 3,
+    warmup: Annotated[int, typer.Option(metavar="N", min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time to aim at for all sizes.")
     ] = 30.0,
@@ -62,6 +71,7 @@ def bench(
     gemm_edge: Annotated[
         int,
         typer.Option(
+            metavar="N",
             show_default=False,
             min=0,
             max=65536,
@@ -79,7 +89,10 @@ def bench(
     ] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
     master_port: Annotated[
-        int, typer.Option(show_default=False, min=0, max=65535, help="Port of the store [default: a free one].")
+        int,
+        typer.Option(
+            metavar="PORT", show_default=False, min=0, max=65535, help="Port of the store [default: a free one]."
+        ),
     ] = 0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
     transport: _hosts.Transport = "ssh",

@@ -16,22 +16,25 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.judge import Report
     from nccl_doctor.rules.thresholds import Overrides
 
-FORMATS = ("console", "json")
 
-
-@app.command()
+@app.command(short_help="Would a job run on these hosts, and if not, which is to blame?")
 def check(
+    misplaced: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]")] = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage (several: repeat, or commas).")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this stage out (several: repeat, or commas).")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="Only this stage (several: repeat, or commas).")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="Leave this stage out (several: repeat, or commas).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[
         str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
     ] = "sparse",
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
     nccl_version: Annotated[
         str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
     ] = "",
@@ -42,9 +45,7 @@ def check(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
-    format: Annotated[
-        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
-    ] = "console",
+    format: _hosts.Format = _hosts.Output.CONSOLE,
     thresholds: _hosts.Thresholds = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
     history: _hosts.History = None,
@@ -58,8 +59,8 @@ def check(
 
     Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
     """
-    if format not in FORMATS:
-        _hosts.stop(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    if misplaced:
+        _hosts.stop(f"{misplaced[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
     rows = _hosts.load_thresholds(thresholds)
     _hosts.check_release(nccl_version, "--nccl-version")
     if save is not None:
@@ -81,14 +82,10 @@ def check(
         stages = _stages(stage or [], skip or [], quick)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         found = _hosts.load_inventory(hosts, host_list, slurm)
-        names = [entry.name for entry in found.entries]
-        if master and master not in names:
-            _hosts.stop(
-                f"--master {master}: not among the hosts ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"
-            )
+        _hosts.check_master(master, found)
         plan = Plan(
             stages=stages,
-            master=master or (names[0] if names else ""),
+            master=master or found.entries[0].name,
             master_port=master_port,
             mesh=mesh,
             quick=quick,
@@ -145,22 +142,15 @@ def _collect(entries: tuple[object, ...], options: object, rows: Overrides | Non
 def _tell(
     bundle: Bundle,
     rows: Overrides | None,
-    format: str,
+    format: _hosts.Output,
     save: Path | None,
     history: Path | None,
     strict: bool,
     verbose: bool,
 ) -> None:
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules.judge import judge, to_json
 
-    saved = ""
-    if save is not None:
-        try:
-            bundles.write(bundle, save)
-            saved = str(save)
-        except OSError as error:  # the result is still told
-            typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
+    saved = _hosts.save_bundle(bundle, save)
     report: Report = judge(bundle, rows)
     _hosts.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
@@ -169,7 +159,7 @@ def _tell(
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
-    if format == "json":
+    if format is _hosts.Output.JSON:
         sys.stdout.buffer.write(to_json(report) + b"\n")
     else:
         from nccl_doctor.report.console import render

@@ -10,7 +10,7 @@ import typer
 from nccl_doctor.cli import _hosts, app
 
 
-@app.command()
+@app.command(short_help="What changed between two saved runs, or between hosts of one?")
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
     b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,
@@ -19,9 +19,7 @@ def diff(
     ] = "",
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,
-    format: Annotated[
-        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
-    ] = "console",
+    format: _hosts.Format = _hosts.Output.CONSOLE,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All changes.")] = False,
 ) -> None:
     """Show what changed between two bundles (yesterday's good run and today's), most important first.
@@ -33,8 +31,6 @@ def diff(
     from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules import compare
 
-    if format not in ("console", "json"):
-        _hosts.stop(f"--format {format!r}: expected console or json")
     if (b is None) == (not hosts):
         _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
     judge = _hosts.site_judge(policy, thresholds)
@@ -48,7 +44,7 @@ def diff(
             found = compare.hosts(before, _names(hosts), judge)
     except compare.CompareError as error:
         _hosts.stop(f"{a}: {error}")
-    if format == "json":
+    if format is _hosts.Output.JSON:
         data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
     else:

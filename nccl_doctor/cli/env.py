@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 env = typer.Typer(
     name="env",
     help="NCCL and PyTorch environment variables: what each does, what is wrong with those set, which ones are needed.",
+    short_help="Which NCCL variables do nothing, do harm, or are needed?",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,12 +84,12 @@ def _facts(
         return collect(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline), progress)
 
 
-@env.command()
+@env.command(short_help="What does this variable do, in which versions?")
 def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more variables.")],
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
-    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
 ) -> None:
     """What a variable does: versions, values, default, when to set it, when never. Exit status 0 if it is known."""
     from nccl_doctor.env import knowledge
@@ -107,7 +108,7 @@ def show(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@env.command()
+@env.command(short_help="Which of the variables that are set do nothing, or harm?")
 def lint(
     file: Annotated[
         list[str] | None,
@@ -146,7 +147,7 @@ def lint(
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
-    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
 ) -> None:
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
     from nccl_doctor.env import examine
@@ -204,7 +205,7 @@ class AdviceFormat(str, enum.Enum):
     JSON = "json"
 
 
-@env.command()
+@env.command(short_help="Which variables do these hosts need?")
 def recommend(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -213,7 +214,10 @@ def recommend(
         Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
     ] = None,
     purpose: Annotated[
-        Purpose, typer.Option("--for", help="run: an ordinary job. hang: leave evidence behind when a job hangs.")
+        Purpose,
+        typer.Option(
+            "--for", metavar="run|hang", help="run: an ordinary job. hang: leave evidence behind when a job hangs."
+        ),
     ] = Purpose.RUN,
     format: Annotated[AdviceFormat, typer.Option("--format", help="How to print it.")] = AdviceFormat.TEXT,
     nccl_version: NcclVersion = "",
@@ -244,7 +248,7 @@ def recommend(
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-@env.command()
+@env.command(short_help="Does another setting make the collectives faster here?")
 def tune(
     collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, ...; several with commas.")],
     hosts: _hosts.HostsFile = None,
@@ -255,11 +259,11 @@ def tune(
         list[str] | None,
         typer.Option("--set", metavar="'NAME=VALUE ...'", help="A candidate: variables to set together. Repeatable."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, max=1000, help="Interleaved rounds.")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
     backend: Annotated[
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where all hosts have GPUs.")
     ] = "auto",
-    ranks_per_host: Annotated[int, typer.Option(min=0, help="Ranks per host [default: as bench].")] = 0,
+    ranks_per_host: Annotated[int, typer.Option(metavar="N", min=0, help="Ranks per host [default: as bench].")] = 0,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
@@ -270,7 +274,7 @@ def tune(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    format: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from nccl_doctor.cli import app
+from nccl_doctor.cli import _hosts, app
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -19,12 +18,7 @@ if TYPE_CHECKING:
     from nccl_doctor.explain.model import Explanation
 
 
-class _Format(str, enum.Enum):
-    console = "console"
-    json = "json"
-
-
-@app.command()
+@app.command(short_help="Why did this job fail, hang or crawl? From its logs.")
 def explain(
     logs: Annotated[
         list[str],
@@ -33,9 +27,9 @@ def explain(
             "check or bench saved."
         ),
     ],
-    format: Annotated[_Format, typer.Option(help="console, or json for programs.")] = _Format.console,
+    format: _hosts.Format = _hosts.Output.CONSOLE,
     workers: Annotated[
-        int, typer.Option(min=0, max=256, help="Processes that read files (default: one per core).")
+        int, typer.Option(metavar="N", min=0, max=256, help="Processes that read files (default: one per core).")
     ] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
@@ -46,7 +40,7 @@ def explain(
 
     started = time.monotonic()
     names, benches = _bench_runs(logs)
-    found = explain_paths(names, workers or None, meanwhile=_terminal if format is _Format.console else None)
+    found = explain_paths(names, workers or None, meanwhile=_terminal if format is _hosts.Output.CONSOLE else None)
     code = report.exit_code(found)
     if found.saved_runs or benches:
         found, code = _with_saved_runs(found, benches)
@@ -54,7 +48,7 @@ def explain(
     if code is ExitCode.NOTHING_CHECKED:
         why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
         found = msgspec.structs.replace(found, sentence=why, next=())
-    if format is _Format.json:
+    if format is _hosts.Output.JSON:
         typer.echo(report.to_json(found))
     elif not why:
         from nccl_doctor.report.terminal import stdout_console

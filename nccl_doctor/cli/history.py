@@ -11,15 +11,13 @@ from nccl_doctor.cli import _hosts, app
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
-@app.command()
+@app.command(short_help="What keeps failing, and where does bandwidth go?")
 def history(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="What --history of check or preflight named: a directory or a file.")
     ],
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="Only what concerns this host.")] = "",
-    format: Annotated[
-        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
-    ] = "console",
+    format: _hosts.Format = _hosts.Output.CONSOLE,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All runs and trends.")] = False,
 ) -> None:
     """Show what keeps failing, which runs passed because they avoided a bad host, and where bandwidth goes.
@@ -31,8 +29,6 @@ def history(
     from nccl_doctor.history import store
     from nccl_doctor.history.analyse import analyse
 
-    if format not in ("console", "json"):
-        _hosts.stop(f"--format {format!r}: expected console or json")
     try:
         runs = store.read(path)
     except store.HistoryError as error:
@@ -42,7 +38,7 @@ def history(
     if not runs:
         _hosts.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
     found = analyse(runs, host)
-    if format == "json":
+    if format is _hosts.Output.JSON:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         from nccl_doctor.report.history import render

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.policy import Policy
     from nccl_doctor.rules.thresholds import Overrides
 
-# Profile -> stages left out, and how the rest is run.
 PROFILES = ("quick", "standard", "full")
-# The files a run leaves behind, and how they are written.
-EXCLUDE = "exclude"
 
 
-@app.command(context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False})
+@app.command(
+    short_help="Go or no-go before a training job; on go, run it.",
+    context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
+)
 def preflight(
     command: Annotated[
         list[str] | None,
@@ -76,7 +77,7 @@ def preflight(
     ] = "console",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -95,7 +96,10 @@ def preflight(
     """
     rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [], format)
-    _writable([path for path in (good_hosts, bad_hosts, save, *outputs.values()) if path is not None])
+    for option, path in (("--good-hosts", good_hosts), ("--bad-hosts", bad_hosts), ("--save", save)):
+        if path is not None:
+            _hosts.check_writable(path, option)
+    _tell_unwritable(outputs.values())
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -122,16 +126,18 @@ def preflight(
     if bundle.interrupted:
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
-    _write_bundle(bundle, save)
+    saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
-    _write_hosts(inventory, gate, good_hosts, bad_hosts)
+    hosts_written = _write_hosts(inventory, gate, good_hosts, bad_hosts)
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, str(save or ""))
+    _print(format, judged, gate, bundle, verbose, saved)
     if bundle.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not gate.go:
         raise typer.Exit(_no_go(judged, gate))
+    if not hosts_written:  # the job would run on the hosts of an older file
+        raise typer.Exit(ExitCode.INTERNAL_ERROR)
     if command:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(ExitCode.HEALTHY)
@@ -153,8 +159,8 @@ def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
     return outputs
 
 
-def _writable(paths: list[Path]) -> None:
-    """Say at the start what cannot be written at the end; the run goes on, its result is printed all the same."""
+def _tell_unwritable(paths: Iterable[Path]) -> None:
+    """Say at the start which report cannot be written at the end; the run goes on, its result is printed all the same."""
     for path in paths:
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
@@ -192,12 +198,10 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 
     if profile not in PROFILES:
         _hosts.stop(f"--profile {profile!r}: expected one of {', '.join(PROFILES)}")
-    names = [entry.name for entry in inventory.entries]
-    if master and master not in names:
-        _hosts.stop(f"--master {master}: not among the hosts")
+    _hosts.check_master(master, inventory)
     return Plan(
         stages=tuple(stage for stage in STAGES if profile != "quick" or stage != "collectives"),
-        master=master or names[0],
+        master=master or inventory.entries[0].name,
         master_port=master_port,
         mesh="full" if profile == "full" else "sparse",
         quick=profile == "quick",
@@ -253,33 +257,28 @@ def _decide(
     return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> bool:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
+        return False
+    return True
 
 
-def _write_bundle(bundle: Bundle, path: Path | None) -> None:
-    from nccl_doctor.facts import bundle as bundles
-
-    if path is not None:
-        try:
-            bundles.write(bundle, path)
-        except OSError as error:
-            typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
-
-
-def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> None:
+def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> bool:
+    """Whether the files that were asked for are written."""
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.inventory import render
 
+    written = True
     if good is not None:
         text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
         comments = inventory.format not in ("nodeset", "slurm")  # a node set is read as a whole, by $(cat FILE)
-        _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares if comments))
+        written = _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares if comments))
     if bad is not None:
-        _write(bad, f"{fold(gate.not_good)}\n" if gate.not_good else "")
+        written = _write(bad, f"{fold(gate.not_good)}\n" if gate.not_good else "") and written
+    return written
 
 
 def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle: Bundle) -> None:

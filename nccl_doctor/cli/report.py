@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nccl_doctor.bench.outcome import Outcome
 
 
-@app.command()
+@app.command(short_help="A saved run as HTML, JUnit, JSON, SARIF, Prometheus, ...")
 def report(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that check or preflight --save wrote.")],
     output: Annotated[

@@ -21,21 +21,19 @@ READ_LIMIT = 2 << 20  # bytes of a FILE that are looked at
 Found = tuple[str, "Matrix", list[tuple[str, str]]]
 
 
-@app.command()
+@app.command(short_help="What can NCCL use between these GPUs and NICs?")
 def topo(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE]", help="Output of `nvidia-smi topo -m` (or -mp, -p2p), or - for standard input."
+            metavar="[FILE]",
+            help="A saved bundle, or the output of `nvidia-smi topo -m` (or -mp, -p2p), or - for standard input.",
         ),
     ] = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    from_: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="BUNDLE|FILE", help="Take it from a saved bundle, or a FILE as above."),
-    ] = None,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="The same FILE, as for check.")] = None,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -43,37 +41,43 @@ def topo(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
-    format: Annotated[
-        str, typer.Option(metavar="console|json", help="What is printed on standard output.")
-    ] = "console",
+    format: _hosts.Format = _hosts.Output.CONSOLE,
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
 
     Without FILE, hosts or bundle, this machine is asked.
     """
-    if format not in ("console", "json"):
-        _hosts.stop(f"--format {format!r}: expected console or json")
     named = hosts is not None or host_list is not None or slurm
     if sum((file is not None, from_ is not None, named)) > 1:
         _hosts.stop("give one of FILE, --from and hosts")
+    source = str(from_) if from_ is not None else file
     missing: dict[str, str] = {}
-    if from_ is not None and _is_text(from_):
-        file = str(from_)
-    if file is not None:
-        found = _from_file(file)
+    one_file = source is not None and not _is_bundle(source)
+    if source is not None and one_file:
+        found = _from_file(source)
     else:
         bundle = _bundle(
-            from_, hosts, host_list, slurm, transport, python, env_setup, connect_timeout, fan_out, deadline, ssh_config
+            source,
+            hosts,
+            host_list,
+            slurm,
+            transport,
+            python,
+            env_setup,
+            connect_timeout,
+            fan_out,
+            deadline,
+            ssh_config,
         )
         found, missing = _from_bundle(bundle)
-    _tell(found, missing, format, file is not None)
+    _tell(found, missing, format, one_file)
 
 
-def _is_text(path: Path) -> bool:
-    """Whether this is readable and no bundle (which is gzip): then it is taken for a pasted matrix."""
+def _is_bundle(source: str) -> bool:
+    """Whether this is no pasted matrix: a bundle is gzip. What cannot be read is taken for a matrix, which then says so."""
     try:
-        with path.open("rb") as stream:
-            return stream.read(2) != b"\x1f\x8b"
+        with Path(source).open("rb") as stream:
+            return stream.read(2) == b"\x1f\x8b"
     except OSError:
         return False
 
@@ -97,7 +101,7 @@ def _from_file(file: str) -> list[Found]:
 
 
 def _bundle(
-    from_: Path | None,
+    source: str | None,
     hosts: str | None,
     host_list: str | None,
     slurm: bool,
@@ -109,11 +113,11 @@ def _bundle(
     deadline: float,
     ssh_config: Path | None,
 ) -> Bundle:
-    if from_ is not None:
+    if source is not None:
         from nccl_doctor.facts import bundle as bundles
 
         with _hosts.bad_input_stops():
-            return bundles.read(from_)
+            return bundles.read(Path(source))
     from nccl_doctor.collect.check import CheckOptions, collect
     from nccl_doctor.facts.model import Plan
 
@@ -158,13 +162,13 @@ def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, 
     return groups
 
 
-def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
+def _tell(found: list[Found], missing: dict[str, str], format: _hosts.Output, one_file: bool) -> None:
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
     from nccl_doctor.report.safe_text import visible
     from nccl_doctor.report.terminal import stdout_console
 
-    if format == "json":
+    if format is _hosts.Output.JSON:
         documents = {title: topology.to_json(matrix) for title, matrix, _ in found}
         data: object = next(iter(documents.values())) if one_file else {"hosts": documents, "missing": missing}
         typer.echo(json.dumps(data, indent=2, sort_keys=True))
@@ -175,8 +179,9 @@ def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bo
                 console.print()
             title = titles[0] if one_file else fold(titles)
             topology.render(matrix, console, title=title, facts=facts)
-        for host, why in missing.items():
-            typer.echo(f"{visible(host)}: no topology: {visible(why)}", err=True)
+        for why in dict.fromkeys(missing.values()):
+            hosts = fold(host for host, reason in missing.items() if reason == why)
+            typer.echo(f"{visible(hosts)}: no topology: {visible(why)}", err=True)
     if not found:
         raise typer.Exit(ExitCode.NOTHING_CHECKED)
     if missing:

@@ -106,7 +106,7 @@ _WITHOUT_NCCL = ("app.", "launch.", "unrelated", "gpu.", "sys.")  # NCCL's lines
 def _closed_first(case: Case) -> str:
     """The hosts that others name as the peer that closed, and that say nothing themselves; empty if there are many."""
     named = [re.sub(r"<\d+>$", "", hit.groups.get("peer", "")) for hit in case.hits("peer-closed")]
-    hosts = sorted({name for name in named if re.fullmatch(r"[\w.:-]{2,100}", name)} - set(case.summary.hosts))
+    hosts = sorted({name for name in named if re.fullmatch(r"[\w.:-]{2,100}", name)} - case.summary.hosts)
     return ", ".join(hosts) if len(hosts) <= 3 else ""
 
 
@@ -162,7 +162,7 @@ def _record_again(torch: str) -> str:
 
 def _missing_ranks(case: Case) -> str:
     """The ranks that no line comes from, folded, if most others have lines."""
-    seen = set(case.summary.ranks)
+    seen = case.summary.ranks
     if case.world < 2 or len(seen) < case.world / 2 or len(seen) >= case.world:
         return ""
     absent = [rank for rank in range(case.world) if rank not in seen]

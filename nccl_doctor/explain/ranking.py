@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
@@ -148,11 +149,8 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if (
-            (item.vague or item.id not in _SLOWNESS)
-            and not case.has("nccl-corruption")
-            and (case.recovered or _survived(case, item))
-        ):
+        slow = item.id in _SLOWNESS and not item.vague and not _finite_again(case, item)
+        if not slow and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -189,13 +187,36 @@ def _survived(case: Case, item: Candidate) -> bool:
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
         on is not None
         and on.file == last.file
-        and on.line >= last.line + (3 if _at_start(item) or _told(case, item) else 21)
+        and (
+            on.line >= last.line + (3 if _at_start(item) or _told(case, item) or _retried(item) else 21)
+            or any(last.line < hit.line < on.line for hit in case.hits("resumed") if hit.file == last.file)
+        )
     )
 
 
 def _at_start(item: Candidate) -> bool:
     """Whether all of it says that the program could not start: then any step of the program speaks against it."""
     return all(hit.signature in ("shell-missing", "argparse", "config-refused") for hit in item.hits)
+
+
+_RETRY = re.compile(r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d", re.IGNORECASE)
+
+
+def _retried(item: Candidate) -> bool:
+    """Whether every line of it says that the program tries again."""
+    return all(_RETRY.search(hit.text) for hit in item.hits)
+
+
+_FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)
+
+
+def _finite_again(case: Case, item: Candidate) -> bool:
+    """Whether the numbers that went wrong are finite in the last step that the log tells."""
+    on = case.last("progress")
+    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    return bool(
+        item.id == "app.nan-or-data" and on and on.file == last.file and on.line > last.line and _FINITE.search(on.text)
+    )
 
 
 # What Python reports by an exception: nobody else prints these words.

@@ -18,12 +18,11 @@ KEEP_TRACEBACKS = 400
 
 
 class HitGroup(msgspec.Struct):
-    """All hits of one signature: ``count`` of them (``at_least`` if the scan gave it up), ``hits`` is a sample."""
+    """All hits of one signature: ``count`` of them (more, if the scan gave it up), ``hits`` is a sample."""
 
     count: int = 0
     hits: list[Hit] = msgspec.field(default_factory=list)
     last: Hit | None = None
-    at_least: bool = False
 
 
 class Skip(msgspec.Struct):
@@ -46,8 +45,8 @@ class Summary(msgspec.Struct):
     heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # probes (ping) among the first lines
     before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
-    ranks: dict[int, int] = msgspec.field(default_factory=dict)  # rank -> lines that named it
-    hosts: dict[str, int] = msgspec.field(default_factory=dict)
+    ranks: set[int] = msgspec.field(default_factory=set)  # that lines name as their speakers
+    hosts: set[str] = msgspec.field(default_factory=set)
     skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
@@ -62,7 +61,6 @@ class Summary(msgspec.Struct):
         for name, group in other.groups.items():
             mine = self.groups.setdefault(name, HitGroup())
             mine.count += group.count
-            mine.at_least |= group.at_least
             mine.hits.extend(group.hits[: max(0, KEEP_IN_ALL - len(mine.hits))])
             mine.last = group.last or mine.last
         self.tracebacks.extend(other.tracebacks)
@@ -70,10 +68,8 @@ class Summary(msgspec.Struct):
         self.heads.update(other.heads)
         self.before.update(other.before)
         self.last_of_rank.update(other.last_of_rank)
-        for rank, count in other.ranks.items():
-            self.ranks[rank] = self.ranks.get(rank, 0) + count
-        for host, count in other.hosts.items():
-            self.hosts[host] = self.hosts.get(host, 0) + count
+        self.ranks |= other.ranks
+        self.hosts |= other.hosts
         self.skipped.update(other.skipped)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)

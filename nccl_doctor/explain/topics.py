@@ -69,7 +69,7 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "app.dataloader-worker": r"dataloader|data loader worker",
         "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
         "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-        "env.bad-nccl-var": r"\bNCCL_[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+        "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
     }.items()
 }
 _NOISE = re.compile(

@@ -56,7 +56,8 @@ def table(
     share = ("of pair rate" if ceiling.measured else "of ceiling") if ceiling else "of best"
     names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
     dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
-    dropped |= {share, "p99"} if changed and width < 100 else set()
+    dropped |= {share} if width < (100 if changed else 80) else set()
+    dropped |= {"p99"} if changed and width < 100 else set()
     for name in names:
         if name not in dropped:
             grid.add_column(name, justify="left" if name.startswith("of") else "right", no_wrap=True)

@@ -18,7 +18,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.report.bench_console import microseconds
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import moment, visible
 
 # Okabe-Ito: told apart with every kind of colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -66,7 +66,7 @@ def html(runs: Sequence[Run]) -> str:
         svg(runs),
     ]
     for label, run in runs:
-        parts.append(f"<h2>{_text(label)}: {_text(run.created)}</h2>")
+        parts.append(f"<h2>{_text(label)}: {_text(moment(run.created))}</h2>")
         parts.append(f"<p>{_text(run.path.words)} ({'proved' if run.path.proved else 'not proved'})</p>")
         parts += [f"<p>{_text(item.kind.upper())}: {_text(item.text)}</p>" for item in run.verdicts]
         parts += list(_html_table(run))
@@ -180,12 +180,12 @@ def _panel(title: str, series: list[Series], unit: Callable[[float], str], ceili
         )
     for item in series:
         parts.append(_line(item, horizontal, vertical))
-    labelled = [item for item in series if item.label]
-    for number, item in enumerate(labelled[:8]):
-        y = TOP + 14 + 16 * number
+    labelled = [item for item in series if item.label][:8]
+    for number, item in enumerate(reversed(labelled)):  # at the lower right: bandwidth and time rise with size
+        x, y = WIDTH - RIGHT - 10, HEIGHT - BOTTOM - 10 - 16 * number
         parts.append(
-            f'<line x1="{LEFT + 10}" x2="{LEFT + 34}" y1="{y - 4}" y2="{y - 4}" stroke="{item.colour}" '
-            f'stroke-width="2" stroke-dasharray="{item.dash}"/><text x="{LEFT + 40}" y="{y}">{_text(item.label)}</text>'
+            f'<line x1="{x - 24}" x2="{x}" y1="{y - 4}" y2="{y - 4}" stroke="{item.colour}" stroke-width="2" '
+            f'stroke-dasharray="{item.dash}"/><text x="{x - 30}" y="{y}" text-anchor="end">{_text(item.label)}</text>'
         )
     return "".join(parts)
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 
 ITEMS_SHOWN = 4
@@ -26,8 +26,8 @@ _WORD = {"not-measured": "unmeasured", "first-looked": "first seen"}
 def render(found: Comparison, console: Console, *, verbose: bool = False) -> None:
     """Print the comparison; all text from hosts goes through ``visible``."""
     console.print(_verdict(found))
-    before = f"  before: {visible(found.a)} ({visible(found.created_a)})"
-    console.print(Text(f"{before}   after: {visible(found.b)} ({visible(found.created_b)})", "dim"))
+    before = f"  before: {visible(found.a)} ({moment(found.created_a)})"
+    console.print(Text(f"{before}   after: {visible(found.b)} ({moment(found.created_b)})", "dim"))
     for names, which in ((found.only_a, "before"), (found.only_b, "after")):
         if names:
             console.print(Text(f"  only {which}: {visible(fold(names))}", "yellow"))

@@ -31,8 +31,7 @@ def render(report: Report, console: Console, *, verbose: bool = False, saved: st
     """Print the report. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
     console.print(_verdict(report))
     _body(report, console, verbose)
-    for line in _closing(report, saved, exit_code, verbose):
-        _print(console, line, 2, hanging=13)
+    _close(report, console, saved, exit_code, verbose)
 
 
 def render_gate(
@@ -52,16 +51,17 @@ def render_gate(
             line = Text(f"  {state:<12} {visible(fold(hosts))}", style)
             console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
     _body(report, console, verbose)
-    for line in _closing(report, saved, exit_code, verbose):
-        _print(console, line, 2, hanging=13)
+    _close(report, console, saved, exit_code, verbose)
 
 
-def _print(console: Console, text: Text, indent: int, hanging: int = 0) -> None:
-    """Print indented; what does not fit goes on in further lines, ``hanging`` columns deeper, without blanks at ends."""
-    first, *rest = text.wrap(console, max(20, console.width - indent - hanging), tab_size=1) or [Text()]
-    for row, depth in ((first, indent), *((row, indent + hanging) for row in rest)):
+def _print(console: Console, text: Text, indent: int, label: int = 0) -> None:
+    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends."""
+    head, body = text.divide([label])
+    rows = body.wrap(console, max(20, console.width - indent - label), tab_size=1) or [Text()]
+    for number, row in enumerate(rows):
         row.rstrip()
-        console.print(Text(" " * depth).append_text(row), soft_wrap=True)
+        start = head if number == 0 else Text(" " * label)
+        console.print(Text(" " * indent).append_text(start).append_text(row), soft_wrap=True)
 
 
 def _body(report: Report, console: Console, verbose: bool) -> None:
@@ -114,8 +114,8 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     for row in _head(number, first, visible(fold(hosts)), sure, console.width):
         console.print(row)
 
-    def line(text: Text, indent: int = 5) -> None:
-        _print(console, text, indent)
+    def line(text: Text, indent: int = 5, label: int = 0) -> None:
+        _print(console, text, indent, label)
 
     for item in items if verbose else items[:TITLES_SHOWN]:
         line(Text(visible(item.title)))
@@ -132,12 +132,13 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     for index, fix in enumerate(merged_fixes(items)[:FIXES_SHOWN]):
         text = Text("fix now    " if index == 0 else "           ", "green")
         text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))
-        line(text)
-        if fix.command:
+        line(text, label=11)
+        if fix.command:  # whole, however long: it is there to be copied
             where = f"on {visible(fix.host)}: " if fix.host else ""
-            line(Text(f"           {where}").append(visible(fix.command), "bold"))
+            command = Text(" " * 16 + where).append(visible(fix.command), "bold")
+            console.print(command, soft_wrap=True)
     for advice in first.env:
-        line(Text("set        ", "green").append_text(_setting(advice)))
+        line(Text("set        ", "green").append_text(_setting(advice)), label=11)
     book = for_finding(first.id)
     if book:
         line(Text(f"playbook   nccl-doctor playbook {book}", "dim"))
@@ -193,42 +194,44 @@ def _evidence(proof: Evidence) -> Text:
     return text.append(visible(proof.text))
 
 
-def _closing(report: Report, saved: str, exit_code: int, verbose: bool) -> Iterator[Text]:
+def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:
+    for label, style, text in _closing(report, verbose):
+        _print(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
+    tail = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
+    told = f"   saved: {visible(saved)}" if saved else ""
+    console.print(Text(f"{tail}{told}   exit {exit_code}", "dim"), soft_wrap=True)
+
+
+def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
+    """Label, its style, and what there is to say: what passed, what to set, what is not known."""
     passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn")]
     if passed:
-        yield Text("passed       ", "green").append(", ".join(passed))
+        yield "passed", "green", Text(", ".join(passed))
+    skipped: dict[str, list[str]] = {}
     for stage in report.stages:
         if stage.state == "skipped":
-            yield Text("skipped      ", "dim").append(f"{stage.name} ({visible(_shortest(stage.reason))})", "dim")
-    if report.env:
-        for advice in report.env:
-            yield Text("environment  ", "green").append_text(_setting(advice))
-    else:
-        yield Text("environment  ", "green").append(no_setting(report))
-    infos = [item for item in report.causes if item.severity is Severity.INFO]
+            skipped.setdefault(_shortest(stage.reason), []).append(stage.name)
+    for reason, names in skipped.items():
+        yield "skipped", "dim", Text(f"{', '.join(names)} ({visible(reason)})", "dim")
+    for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
+        yield "environment", "green", setting
     if not verbose:
-        for item in infos:
-            yield Text("note         ", "cyan").append(visible(item.title))
+        for item in report.causes:
+            if item.severity is Severity.INFO:
+                yield "note", "cyan", Text(visible(item.title))
     shown = report.unknown if verbose else report.unknown[:GAPS_SHOWN]
     for gap in shown:
-        text = Text("not checked  ", "yellow").append(
-            f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
-        )
-        yield text.append(f" (try: {visible(gap.next)})" if gap.next else "")
+        told = f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
+        yield "not checked", "yellow", Text(told + (f" (try: {visible(gap.next)})" if gap.next else ""))
     if len(report.unknown) > len(shown):
-        yield Text(f"not checked  ... and {len(report.unknown) - len(shown)} more (--verbose shows all)", "yellow")
-    tail = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
-    yield Text(f"{tail}" + (f"   saved: {visible(saved)}" if saved else "") + f"   exit {exit_code}", "dim")
+        more = f"... and {len(report.unknown) - len(shown)} more (--verbose shows all)"
+        yield "not checked", "yellow", Text(more, "yellow")
 
 
 def _shortest(reasons: str) -> str:
-    """Reasons of skipped rules, without those that "on any host" says already."""
+    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     parts = reasons.split("; ")
-    return "; ".join(
-        part
-        for part in parts
-        if not part.endswith("on this host") or f"{part[: -len('this host')]}any host" not in parts
-    )
+    return "; ".join([part for part in parts if part.endswith("on any host")] or parts)
 
 
 def no_setting(report: Report) -> str:
@@ -244,5 +247,5 @@ def no_setting(report: Report) -> str:
             if names
             else "nothing needs setting"
         )
-    why = "the interfaces stage was not measured" if report.reached else "no host was reached"
+    why = "the interfaces stage was not measured on every host" if report.reached else "no host was reached"
     return f"not known: {why}"

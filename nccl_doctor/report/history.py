@@ -9,7 +9,7 @@ from rich.text import Text
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.history.analyse import LEAST_VALUES, Analysis, Avoided, Component, Trend
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import moment, visible
 
 MARKS_SHOWN = 40
 AVOIDED_SHOWN = 5
@@ -20,7 +20,7 @@ def render(found: Analysis, console: Console, *, host: str = "", verbose: bool =
     """Print the analysis; all text from hosts goes through ``visible``."""
     about = f" about {visible(host)}" if host else ""
     head = Text(f"{found.runs} run{'s' * (found.runs != 1)}{about}, {found.passed} passed", "bold")
-    console.print(head.append(f"   {_when(found.first)} to {_when(found.last)}", "not bold dim"))
+    console.print(head.append(f"   {moment(found.first)} to {moment(found.last)}", "not bold dim"))
     returning = [item for item in found.components if item.returns]
     others = [item for item in found.components if not item.returns]
     _section(console, "keeps returning: failed, passed, and failed again", [_component(item) for item in returning])
@@ -50,10 +50,6 @@ def _trends(console: Console, trends: Sequence[Trend], everything: bool) -> None
         console.print(Text(f"  ... and {rest} more{why} (--verbose or --host)", "dim"))
 
 
-def _when(created: str) -> str:
-    return visible(created).replace("T", " ").replace("+00:00", " UTC")
-
-
 def _section(console: Console, title: str, lines: list[Text]) -> None:
     if lines:
         console.print(Text(f"\n{title}", "bold"))
@@ -66,12 +62,12 @@ def _component(item: Component) -> Text:
     text.append(f"  failed in {item.failed} of {item.runs} runs", "not bold")
     marks = item.marks if len(item.marks) <= MARKS_SHOWN else "..." + item.marks[-MARKS_SHOWN:]
     text.append(f"   {marks}", "cyan")
-    return text.append(f"   {', '.join(item.ids)}   last {_when(item.last_failed)}", "not bold dim")
+    return text.append(f"   {', '.join(item.ids)}   last {moment(item.last_failed)}", "not bold dim")
 
 
 def _avoided(item: Avoided) -> Text:
     return Text(
-        f"  {_when(item.created)}  this run passed because it avoided {visible(fold(item.hosts))}: not repaired",
+        f"  {moment(item.created)}  this run passed because it avoided {visible(fold(item.hosts))}: not repaired",
         "yellow",
     )
 

@@ -67,10 +67,13 @@ class ConsoleProgress:
             return
         line = Text("  ")
         for stage, (done, total) in self._stages.items():
-            filled = round(6 * done / total) if total else 6
-            line.append(f"{stage} ", "bold" if done < total else "dim")
-            line.append("█" * filled, "green").append("░" * (6 - filled), "dim").append(f" {done}/{total}   ")
+            if done < total:
+                filled = round(6 * done / total)
+                line.append(f"{stage} ", "bold")
+                line.append("█" * filled, "green").append("░" * (6 - filled), "dim").append(f" {done}/{total}   ")
         line.append(f"{time.monotonic() - self._started:.1f} s", "dim")
+        if over := [stage for stage, (done, total) in self._stages.items() if done >= total]:
+            line.append(f"\n  done: {', '.join(over)}", "dim")
         for what, hosts in self._trouble.items():
             line.append(f"\n  {visible(what)} on {visible(fold(hosts))}", "yellow")
         self._live.update(line)

@@ -33,3 +33,8 @@ def visible(text: str) -> str:
     Markup of a renderer (rich, HTML, XML) is not its business: escape that in the renderer.
     """
     return _UNSAFE.sub(_spell, text.replace("\t", " "))
+
+
+def moment(created: str) -> str:
+    """A bundle's or run's time (ISO 8601) as people read it: ``2026-11-21 03:15:02 UTC``."""
+    return visible(created).replace("T", " ").replace("+00:00", " UTC")

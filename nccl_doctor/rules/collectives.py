@@ -50,6 +50,8 @@ QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
 _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
+# What the first rank that is ended does to the connections of the others.
+_ECHOES = ("net.peer-lost", "net.firewall")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
 _CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved")
 
@@ -245,7 +247,7 @@ def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
     if explanation.verdict is not Verdict.CAUSE_FOUND or not explanation.causes:
         return
     cause = explanation.causes[0]
-    if cause.confidence < LEAST_CONFIDENCE or not cause.id.startswith(_CAUSE_AREAS) or cause.id == "net.peer-lost":
+    if cause.confidence < LEAST_CONFIDENCE or not cause.id.startswith(_CAUSE_AREAS) or cause.id in _ECHOES:
         return
     hosts = {rank.host for rank in bad if rank.end.rank in cause.ranks} | (set(cause.hosts) & {r.host for r in bad})
     yield msgspec.structs.replace(cause.to_finding(), hosts=tuple(sorted(hosts)))

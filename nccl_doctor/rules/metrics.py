@@ -22,9 +22,12 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 def of_host(host: Host) -> Iterator[Metric]:
-    """Median round trip (ms) and TCP rate (GB/s) to its peers; what was not measured is not there."""
+    """Round trip (ms) and TCP rate (GB/s) to its peers, each the median of them; what was not measured is not there.
+
+    The fastest round trip to each peer counts: the others tell how busy the two hosts were.
+    """
     links = host.want(Links)
-    times = [link.rtt_p50_ms for link in links.links if link.rtt_p50_ms] if links else []
+    times = [link.rtt_min_ms for link in links.links if link.rtt_min_ms] if links else []
     if times:
         yield Metric("round-trip", statistics.median(times), "ms", False)
     flows = host.want(Throughput)

@@ -12,12 +12,13 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.nvlink_xid import Decoded, decode
 from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import card_words, with_hardware
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
 SHOWN = 3
+BOOT_S = 60.0  # the kernel's first lines are written in the first seconds
 
 _GPU_RESET = "sudo nvidia-smi --gpu-reset"
 
@@ -45,19 +46,31 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
     Each number has a meaning and an action in the catalogue (NVIDIA's, with date). Application errors (13, 31, 43, 45)
     are information: they name a job that failed, not a sick GPU. NVLink Xids (74 on Hopper, 144 to 150) are decoded from
     the registers in their line: link, cause, and whether a reset is needed. Events older than a day are warnings: the GPU may have
-    been repaired since without a reboot. Reading the kernel log may need root; then nothing is known.
+    been repaired since without a reboot. Reading the kernel log may need root; then nothing is known, as where it holds
+    no Xid and goes back less than that day, its beginning being overwritten.
     """
     fact = with_hardware(host)
     log = host.need(KernelLogFact)
     groups: dict[tuple[int, str, bool], list[XidEvent]] = {}
     for event in xid_events(log.lines):
         groups.setdefault((event.number, event.bus_id, event.switch), []).append(event)
+    if not groups:
+        _need_a_day(log)
     aborted = _aborted_job(groups)
     for (number, bus_id, switch), events in sorted(groups.items()):
         if switch:
             yield from _switch(host, log, number, bus_id, events, aborted)
         else:
             yield from _gpu(host, fact, log, number, bus_id, events, aborted)
+
+
+def _need_a_day(log: KernelLogFact) -> None:
+    """``MissingFact`` where the log begins long after the boot and less than a day ago: that it is silent says little."""
+    if log.first_s is None or log.uptime_s is None or log.first_s <= BOOT_S:
+        return
+    if (told := log.uptime_s - log.first_s) < value("gpu.xid.recent"):
+        why = f"it goes back {duration(told)}, the host has been up for {duration(log.uptime_s)}"
+        raise MissingFact("older lines of the kernel log", why)
 
 
 def _aborted_job(groups: dict[tuple[int, str, bool], list[XidEvent]]) -> bool:

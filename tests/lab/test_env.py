@@ -34,8 +34,9 @@ def test_tune_recommends_the_faster_link_and_nothing_else(lab: Lab) -> None:
     assert done.returncode in (0, 4), done.stderr
     found = json.loads(done.stdout)
     trials = {" ".join(trial["env"]): trial for trial in found["trials"]}
-    assert trials["GLOO_SOCKET_IFNAME"]["change"]["mean"] < -0.5
-    assert trials["OMP_NUM_THREADS"]["verdict"] != "better" and "eth0" in found["path"]
+    # A setting without effect comes out "better" once in eighty times, as the confidence says; never by half.
+    assert trials["GLOO_SOCKET_IFNAME"]["change"]["mean"] < -0.5 < trials["OMP_NUM_THREADS"]["change"]["mean"]
+    assert "eth0" in found["path"]
     assert any(name in note for note in found["notes"]), "that it took another path is told"
     if found["trusted"]:  # where the machine is too busy for the default to agree with itself, nothing is recommended
         assert found["recommended"] == {"GLOO_SOCKET_IFNAME": name}

@@ -23,6 +23,7 @@ from .lab import Lab
 
 PROLOG, BATCH = PIECES / "slurm-prolog.sh", PIECES / "slurm-sbatch.sh"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+LIMIT_S = 240.0  # for Slurm to do its part; a job imports torch on every host
 CONF = """
 ClusterName=lab
 SlurmctldHost=controller({controller})
@@ -109,11 +110,11 @@ def command(lab: Lab, directory: Path, *words: str) -> subprocess.CompletedProce
 
 
 def wait_for(ready: object, what: str, directory: Path | None = None) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_S
     while not ready():  # type: ignore[operator]
         if time.monotonic() > end:
             logs = [path.read_text()[-800:] for path in directory.glob("*.log")] if directory else []
-            raise AssertionError(f"no {what} after 60 s: {logs}")
+            raise AssertionError(f"no {what} after {LIMIT_S:.0f} s: {logs}")
         time.sleep(0.2)
 
 
@@ -139,7 +140,7 @@ def test_launch_lines_start_their_launcher_on_good_nodes_only(lab: Lab, slurm: d
     stubs = directory / "bin"
     stubs.mkdir()
     for name in ("torchrun", "accelerate", "ray", "python"):
-        (stubs / name).write_text(f'#!/bin/sh\necho "$(hostname): {name} $*"\n[ "{name} $1" != "ray health-check" ]\n')
+        (stubs / name).write_text(f'#!/bin/sh\necho "$(hostname): {name} $*"\n')
         (stubs / name).chmod(0o755)
     (directory / "nccl-doctor.toml").write_text("profile = 'quick'\nmin-hosts = 3\n")
     lines = launch_lines()

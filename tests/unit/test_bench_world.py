@@ -41,7 +41,8 @@ def run(ranks: int, on_event: Events = lambda event: None, **plan: Any) -> tuple
         collector.take(event)
         on_event(event)
 
-    own = {name: plan.pop(name) for name in ("master_port", "python", "limit_s_all", "env", "world") if name in plan}
+    names = ("master_port", "python", "limit_s_all", "env", "env_per_rank", "world")
+    own = {name: plan.pop(name) for name in names if name in plan}
     arguments = {
         "plan": {"limit_s": 30.0, "budget_s": 1.0, "iters": 3, "min_iters": 2, "warmup": 1, **plan},
         "world": own.get("world", ranks),
@@ -51,6 +52,7 @@ def run(ranks: int, on_event: Events = lambda event: None, **plan: Any) -> tuple
         "master_port": own.get("master_port") or launch.free_port(),
         "python": own.get("python", sys.executable),
         "env": own.get("env", {}),
+        "env_per_rank": own.get("env_per_rank", {}),
         "limit_s": own.get("limit_s_all", 120.0),
     }
     data = launch.launch(arguments, take)
@@ -239,10 +241,26 @@ def test_a_stopped_rank_is_named_within_the_limit() -> None:
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=3.0, world=2)
+    fact, _ = run(1, collectives=["allreduce"], sizes=[1024], limit_s=3.0, import_limit_s=8.0, world=2)
     found, *_ = failures({"here": fact})
     assert found.id == "collectives.stuck.store"
     assert "1 of 2 ranks never reached the store: [1]" in found.evidence[0].text
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_comes_late_is_waited_for(late: int, tmp_path: Path) -> None:
+    """A first import of torch over NFS is slow, and has a limit of its own: a step's limit of 2 s is not the others'."""
+    code = f"import os, time\ntime.sleep(6.0 if os.environ.get('OWN_RANK') == '{late}' else 0.0)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    fact, results = run(
+        2,
+        collectives=["allreduce"],
+        sizes=[1024],
+        limit_s=2.0,
+        env={"PYTHONPATH": str(tmp_path)},
+        env_per_rank={"OWN_RANK": "{rank}"},
+    )
+    assert finding_ids(fact) == [] and len(results.measurements) == 1
 
 
 def test_a_taken_port_is_named() -> None:
@@ -310,7 +328,7 @@ def torchrun(*arguments: str) -> Iterator[str]:
 
 
 def test_under_torchrun_there_is_one_world_and_one_table() -> None:
-    lines = list(torchrun("allreduce", "--sizes", "4K,1M", "--time-budget", "1", "--format", "nccl-tests"))
+    lines = list(torchrun("allreduce", "--sizes", "4K,1M", "--iters", "3", "--format", "nccl-tests"))
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     assert [int(row[0]) for row in rows] == [4096, 1 << 20]
     assert all(len(row) == 13 and row[8] == "0" and row[12] == "0" for row in rows)

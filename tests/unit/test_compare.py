@@ -18,7 +18,7 @@ from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact, NvLink, Witness
 from nccl_doctor.facts.gpu import System as NvmlSystem
 from nccl_doctor.facts.interfaces import Address, Device, Interfaces
 from nccl_doctor.facts.mesh import Link, Links
-from nccl_doctor.facts.model import Fact, Reach, ReachOutcome
+from nccl_doctor.facts.model import Fact, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.system import Processors, SharedMemory, System
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
@@ -125,6 +125,15 @@ def test_what_was_not_measured_again_is_not_gone() -> None:
     assert found.lost == ("names: not collected",)
     assert not any(item.subject == "resolution" for item in found.changes)
     assert found.exit_code is ExitCode.INCOMPLETE
+
+
+def test_how_a_probe_ended_is_told_in_its_own_word() -> None:
+    before, after = rich_fleet().bundle(), rich_fleet().bundle()
+    ended = {"names": ProbeResult(Outcome.TIMED_OUT), "links": ProbeResult(Outcome.OK, {"links": 7})}
+    host = after.hosts[0]
+    hosts = (msgspec.structs.replace(host, probes={**host.probes, **ended}), *after.hosts[1:])
+    found = compare.bundles(before, msgspec.structs.replace(after, hosts=hosts))
+    assert set(found.lost) == {"names: timed-out", "links: unreadable"}
 
 
 def test_what_the_first_run_did_not_look_for_may_be_older_and_fails_all_the_same() -> None:
@@ -277,7 +286,7 @@ def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch:
         (["{a}"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "{a}", "--hosts", "gpu01,gpu02"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "--hosts", "gpu01,gpu99"], "host 'gpu99' is not in the bundle"),
-        (["{a}", "{a}", "--format", "xml"], "expected console or json"),
+        (["{a}", "{a}", "--format", "xml"], "is not one of 'console', 'json'"),
         (["{a}", "{a}", "--policy", "{missing}"], "no.ndb: No such file"),
         (["{a}", "{a}", "--thresholds", "{text}"], "text"),
     ],
@@ -296,11 +305,11 @@ def test_a_round_trip_is_told_beyond_a_factor_of_two() -> None:
         builder = rich_fleet()
         for link in builder.probes["gpu01"]["links"]["links"]:
             if link["rtt_p50_ms"] is not None:
-                link["rtt_p50_ms"] = seconds
+                link["rtt_min_ms"] = seconds
         return builder
 
-    assert told(compare.bundles(rich_fleet().bundle(), with_time(0.19).bundle())) == []
-    assert told(compare.bundles(rich_fleet().bundle(), with_time(0.21).bundle())) == [
+    assert told(compare.bundles(with_time(0.1).bundle(), with_time(0.19).bundle())) == []
+    assert told(compare.bundles(with_time(0.1).bundle(), with_time(0.21).bundle())) == [
         ("metric.round-trip", ("gpu01",), "0.1 ms", "0.21 ms")
     ]
 

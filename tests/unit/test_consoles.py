@@ -16,17 +16,18 @@ from rich.console import Console
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
 
+from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.facts.topology_matrix import parse
-from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, comparison, history, terminal, topology
+from nccl_doctor.report import bench_console, comparison, history, progress, terminal, topology
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
-from nccl_doctor.rules.judge import judge
+from nccl_doctor.rules.judge import StageResult, judge
 
 BENCH = """\
 nccl (asked for), 8 ranks on 1 host: a
@@ -96,6 +97,37 @@ def test_a_check() -> None:
     ]
 
 
+def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:
+    fix = Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset; " * 4 + "true", "a")
+    item = finding("net.firewall.dropped", Severity.FAIL, "dropped", [LINE], hosts=["a"], fixes=[fix])
+    report = judge(Builder().bundle())
+    none = [
+        StageResult(name, "skipped", 0, 1, "no driver on this host; no GPU on any host") for name in ("gpu", "topology")
+    ]
+    report = msgspec.structs.replace(
+        report, findings=(item,), stages=(*none, StageResult("ports", "skipped", 0, 1, "alone"))
+    )
+    consoles.render(report, console := screen(60))
+    told = shown(console)
+    assert "\n     fix now    allow all TCP ports between the training\n                hosts, both ways\n" in told
+    assert f"\n                on a: {fix.command}\n" in told
+    assert "\n  skipped      gpu, topology (no GPU on any host)\n  skipped      ports (alone)\n" in told
+
+
+def test_progress_on_a_narrow_screen_is_one_line_for_what_runs_and_one_for_what_is_over() -> None:
+    drawn = progress.ConsoleProgress(screen(60, colours=True))
+    for stage, hosts in (("connect", 4), ("host facts", 4), ("collectives", 1)):
+        drawn.begin(stage, 4)
+        for host in range(hosts):
+            drawn.advance(stage, f"gpu{host}", "timed-out" if stage == "connect" and not host else "")
+    assert drawn._live is not None
+    lines = str(drawn._live.renderable).splitlines()
+    assert lines[0].startswith("  collectives ██░░░░ 1/4   ") and lines[1:] == [
+        "  done: connect, host facts",
+        "  connect: timed-out on gpu0",
+    ]
+
+
 def test_a_benchmark() -> None:
     found = results(
         measured(40.0, 1 << 20), measured(460.0, 1 << 30, cv=0.26), measured(300.0, 1 << 20, "alltoall", "out", wrong=2)
@@ -104,6 +136,16 @@ def test_a_benchmark() -> None:
     bench_console.render(outcome(results=found), console, exit_code=4)
     assert shown(console).startswith(BENCH)
     assert shown(console).endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_narrow_screen_gets_fewer_columns_and_no_cut_cell(width: int, compared: bool) -> None:
+    found = outcome()
+    changes = verdict.changes(found.results.measurements, found.results.measurements) if compared else ()
+    console = screen(width)
+    console.print(bench_console.table(found.results.measurements, (), None, changes, width - 2))
+    assert "…" not in shown(console) and "460 GB/s" in shown(console)
 
 
 def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
@@ -287,8 +329,8 @@ def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:
     told = explained(msgspec.structs.replace(FOUND, verdict=Verdict.HEALTHY, causes=(), read=InputCount(1, 20)))
     assert "  1 file, 20 B, 1.2 s\n" in told and "timeline" not in told
     assert "     console.log:15  KeyError: 'dgo'\n  harmless here      harmless\n" in told
-    for verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
-        other = explained(msgspec.structs.replace(FOUND, verdict=verdict, causes=()))
+    for kind in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED):
+        other = explained(msgspec.structs.replace(FOUND, verdict=kind, causes=()))
         assert "harmless" not in other and "console.log" not in other and "timeline" in other
 
 

@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.findings import playbooks
+from nccl_doctor.report.playbook import text
 
+cli._load_commands()
 TOP = Path(__file__).resolve().parents[2]
 
 
@@ -33,6 +37,32 @@ def test_playbook_format(id: str) -> None:
     assert book.severity in ("fail", "warn", "info")
     for heading in playbooks.HEADINGS:
         assert book.section(heading), f"{id}: {heading} is empty"
+
+
+@pytest.mark.parametrize("id", playbooks.names())
+def test_a_playbook_on_a_terminal_has_all_words_and_no_long_prose(id: str) -> None:
+    book = playbooks.load(id)
+    told = text(book, 72)
+    head, _, body = told.partition("\n\n")
+    assert head == f"# {book.title}  ({book.id}, {book.severity})" and body.split() == book.body.split()
+    prose, code = body.split("```")[::2], body.split("```")[1::2]
+    assert code == book.body.split("```")[1::2]
+    long = [line for part in prose for line in part.splitlines() if len(line) > 72]
+    assert not [line for line in long if " " in re.sub("`[^`]+`", "", line.strip().removeprefix("- "))], long
+
+
+def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
+    body = "## H\none two\nthree `a b` x\n- four five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
+    book = playbooks.Playbook("i", "t", "a", "fail", (), (), body)
+    assert text(book, 10).partition("\n\n")[2] == (
+        "## H\none two\nthree\n`a b` x\n- four\n  five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
+    )
+
+
+def test_the_beginning_of_ids_lists_those() -> None:
+    done = CliRunner().invoke(cli.app, ["playbook", "net"])
+    listed = [line.split()[0] for line in done.output.splitlines()]
+    assert listed == [name for name in playbooks.names() if name.startswith("net.")] and "net.mtu" in listed
 
 
 def test_links_between_pages_exist() -> None:

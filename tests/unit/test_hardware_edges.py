@@ -534,6 +534,32 @@ def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) ->
 
 
 @pytest.mark.parametrize(
+    ("first_s", "up_s", "known"),
+    [
+        (3.0, 1e6, True),  # from the boot on
+        (60.0, 61.0, True),
+        (1e6 - 86_400, 1e6, True),  # a day: what is older would only be a warning
+        (1e6 - 86_399, 1e6, False),
+        (61.0, 1000.0, False),
+        (None, 1e6, True),  # the source tells no times
+    ],
+)
+def test_a_log_that_was_overwritten_is_no_proof_of_silence(
+    first_s: float | None, up_s: float, known: bool, board: Facts
+) -> None:
+    changed = copy.deepcopy(board)
+    changed["kernel_log"]["data"].update(first_s=first_s, uptime_s=up_s, lines=[])
+    gaps = [gap for gap in report(changed).unknown if gap.what == "older lines of the kernel log"]
+    assert bool(gaps) is not known
+    if gaps:
+        assert "goes back" in gaps[0].why and "up for" in gaps[0].why
+        xid = {"text": XID.format(79, "GPU has fallen off the bus."), "at_s": up_s - 1}
+        changed["kernel_log"]["data"]["lines"] = [xid]
+        told = report(changed)
+        assert "gpu.fell-off-bus" in {item.id for item in told.findings}
+
+
+@pytest.mark.parametrize(
     ("action", "command", "risky"),
     [
         ("gpu-reset", "sudo nvidia-smi --gpu-reset -i 2", True),

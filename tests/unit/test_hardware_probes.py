@@ -131,6 +131,47 @@ def test_kernel_log_not_permitted_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert "root" in trouble.value.detail
 
 
+def test_a_flood_of_other_lines_pushes_no_xid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = [(float(n), f"pcieport AER: corrected {n}") for n in range(1, kernel_log.KEPT + 50)]
+    xid = (0.5, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: [(0.0, "Linux version 6.8"), xid, *flood, (1e6, xid[1])])
+    told = kernel_log.kernel_log({})
+    texts = [line["text"] for line in told["lines"]]
+    assert len(texts) == kernel_log.KEPT and texts[0] == texts[-1] == xid[1] and texts[1].endswith(" 52")
+    assert told["left_off"] == 51 and told["first_s"] == 0.0
+    only_xids = [(float(n), xid[1]) for n in range(kernel_log.KEPT + 1)]
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: [*flood, *only_xids])
+    assert {line["text"] for line in kernel_log.kernel_log({})["lines"]} == {xid[1]}
+
+
+JOURNAL = """[    0.000000] gpu01 kernel: Linux version 6.8
+[  100.250000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
+-- no time --
+[ 5000.000000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, told twice
+"""
+
+
+@pytest.mark.parametrize(
+    ("first_s", "outcome", "times"),
+    [
+        (5000.0, "ok", [100.25, 5000.0]),
+        (5000.0, "truncated", [100.25, 5000.0]),
+        (5000.0, "failed", [5000.0]),
+        (60.0, "ok", [60.0]),
+        (None, "ok", [None]),
+    ],
+)
+def test_what_the_ring_buffer_lost_is_read_from_the_journal(
+    first_s: float | None, outcome: str, times: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring: kernel_log.Entries = [(first_s, "NVRM: Xid (PCI:0000:3b:00): 79, told twice")]
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: ring)
+    monkeypatch.setattr(kernel_log, "run_command", lambda *_, **__: probing.CommandResult(outcome, 0, JOURNAL, "", 0.1))
+    told = kernel_log.kernel_log({})
+    assert [line["at_s"] for line in told["lines"]] == times
+    assert told["source"] == ("/dev/kmsg, journalctl -k" if len(times) > 1 else "/dev/kmsg")
+
+
 def test_missing_pynvml_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pynvml on a host with a GPU, the probe names the module, so that the controller sends its own."""
     import sys

@@ -15,6 +15,7 @@ from facts_builder import NAMES, Builder
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Reach, ReachOutcome
+from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.findings.playbooks import for_finding
@@ -320,3 +321,20 @@ def test_judging_leaves_the_garbage_collector_as_it_was() -> None:
             assert gc.isenabled() is running
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_what_env_recommend_knows_of_a_host() -> None:
+    """The NCCL that the plan names goes before the one found; of the plugins only the network's count."""
+    builder = Builder(stages=("connectivity", "ports", "software"))
+    plugins = (
+        Plugin("aws-ofi", "net", "/a/libnccl-net.so", "/a/libnccl-net.so"),
+        Plugin("t", "tuner", "/a/libnccl-tuner.so", "/a/libnccl-tuner.so"),
+    )
+    builder.probes[NAMES[0]]["software"] = msgspec.to_builtins(fleets.software(plugins=plugins))
+    bundle = builder.bundle()
+    known, _ = needs.of_bundle(bundle)
+    assert [host.nccl_version for host in known] == ["2.27.3", "", "", ""]
+    assert known[0].net_plugins == ("aws-ofi",) and known[1].net_plugins == ()
+    plan = msgspec.structs.replace(bundle.plan, nccl_version="2.18.5")
+    asked, _ = needs.of_bundle(msgspec.structs.replace(bundle, plan=plan))
+    assert {host.nccl_version for host in asked} == {"2.18.5"}

@@ -148,6 +148,16 @@ def test_a_report_that_cannot_be_written_is_said_first_and_the_result_stands(tmp
     assert first < done.stderr.index("nowhere/out.xml: No such file")
 
 
+@pytest.mark.parametrize("option", ["--good-hosts", "--bad-hosts"])
+def test_without_the_file_of_hosts_no_job_runs(tmp_path: Path, option: str) -> None:
+    job = ("--from", saved(tmp_path, "gpu02"), "--min-hosts", "3", "--", "touch", "ran")
+    before = preflight(tmp_path, option, "nowhere/hosts", *job)
+    assert before.returncode == 2 and f"{option} nowhere/hosts: there is no directory nowhere" in before.stderr
+    after = preflight(tmp_path, option, "/dev/full", *job)
+    assert after.returncode == 1 and "/dev/full: No space left on device" in after.stderr and "GO: 3 of" in after.stdout
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_policy_with_a_typo_stops_with_line_and_key(tmp_path: Path) -> None:
     (tmp_path / "nccl-doctor.toml").write_text("strict = true\nrequires = ['gpus=8']\n")
     done = preflight(tmp_path, "--from", saved(tmp_path))

@@ -197,7 +197,7 @@ def test_cgroup_version_1_of_a_recorded_host(tmp_path: Path) -> None:
     assert (group.pids_limit, group.cpu_limit) == (None, None)
 
 
-def test_a_file_system_that_hangs_costs_one_limit_and_is_named(tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_twice_is_named(tmp_path: Path) -> None:
     stub = tmp_path / "bin" / "stat"
     stub.parent.mkdir()
     stub.write_text(

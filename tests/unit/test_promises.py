@@ -360,6 +360,8 @@ MISTAKES = [
     (["check", "-H", "a", "--master", "b"], 2, "--master b"),
     (["check", "--from", __file__], 2, "not a bundle"),
     (["check", "--stage", "prots"], 2, "ports"),
+    (["check", "hostfile"], 2, "'hostfile': hosts are named by --hosts FILE or -H HOSTS"),
+    (["playbook", "net.mtuu"], 2, "did you mean: net.mtu?"),
     (["check", "-H", "a", "--ssh-config", "/nowhere"], 2, "--ssh-config /nowhere"),
     (["bench", "allreduc"], 2, "did you mean allreduce"),
     (["bench", "gemm", "--sizes", "1K"], 2, "--gemm-edge"),
@@ -563,7 +565,7 @@ def test_the_head_of_a_finding_does_not_wrap(width: int) -> None:
 
 def test_nothing_needs_setting_only_where_that_was_looked_at() -> None:
     assert "environment  not known: no host was reached" in printed(judge(unreached().bundle()), 120)
-    assert "the interfaces stage was not measured" in printed(judge(Builder().bundle()), 120)
+    assert "the interfaces stage was not measured on every host" in printed(judge(Builder().bundle()), 120)
 
 
 def test_an_unreachable_fleet_has_no_gap_without_a_host() -> None:

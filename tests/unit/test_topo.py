@@ -87,7 +87,7 @@ def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
     [
         (["/nonexistent"], 2, "No such file"),
         (["-"], 3, "no topology matrix"),
-        (["-", "--format", "yaml"], 2, "expected console or json"),
+        (["-", "--format", "yaml"], 2, "is not one of 'console', 'json'"),
         (["-", "--from", "x"], 2, "give one of"),
     ],
 )
@@ -108,14 +108,16 @@ def test_bundle_alike_hosts_are_shown_once(machine: Machine) -> None:
     probes = {name: msgspec.convert(result, ProbeResult) for name, result in facts.items()}
     reach = Reach(ReachOutcome.OK)
     hung = {"topology": ProbeResult(Outcome.TIMED_OUT, None, "no answer within 25 s")}
-    hosts = (HostFacts("gpu01", reach, probes), HostFacts("gpu02", reach, probes), HostFacts("gpu03", reach, hung))
+    told = {"gpu01": probes, "gpu02": probes, "gpu03": hung, "gpu04": hung}
+    hosts = tuple(HostFacts(name, reach, found) for name, found in told.items())
     path = machine.directory / "b.ndb"
     bundles.write(Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("topology",)), hosts), path)
-    done = runner.invoke(cli.app, ["topo", "--from", str(path)])
-    assert "gpu[01-02]   8 GPUs, 8 NICs" in done.output
-    assert "nvidia_peermem is loaded" in done.output
-    assert "gpu03: no topology: topology: timed-out" in done.output
-    assert done.exit_code == 4
+    for arguments in (["--from", str(path)], [str(path)]):
+        done = runner.invoke(cli.app, ["topo", *arguments])
+        assert "gpu[01-02]   8 GPUs, 8 NICs" in done.output
+        assert "nvidia_peermem is loaded" in done.output
+        assert "gpu[03-04]: no topology: topology: timed-out" in done.output
+        assert done.exit_code == 4
 
 
 def test_paths_of_nccl() -> None:

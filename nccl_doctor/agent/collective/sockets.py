@@ -56,6 +56,17 @@ def _own_inodes() -> Set[str]:
     return own
 
 
+def refuses(address: str, port: int, limit_s: float = 2.0) -> bool:
+    """Whether the host answers and nothing listens there. Not so where something does, or where no answer comes."""
+    try:
+        socket.create_connection((address, port), limit_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def connections(ignored_port: int) -> List[Dict[str, Any]]:
     """Established TCP connections of this process but those to or from ``ignored_port`` (the store's), counted by
     interface, local and remote address: ``{"interface", "local", "remote", "count"}``."""

@@ -75,7 +75,11 @@ class Board:
 
     def __init__(self, store: Any, me: Identity, limit_s: float) -> None:
         self.store, self.me = store, me
-        store.set_timeout(datetime.timedelta(seconds=limit_s))
+        self.limit(limit_s)
+
+    def limit(self, limit_s: float) -> None:
+        """How long every wait may take from now on, in seconds."""
+        self.store.set_timeout(datetime.timedelta(seconds=limit_s))
 
     def publish(self, key: str, value: Any) -> None:
         """Set a key for all."""
@@ -126,6 +130,7 @@ class Worker:
         self.identity = me
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
         self.limit_s = float(self.plan["limit_s"])
+        self.import_limit_s = float(self.plan["import_limit_s"])
         # Inside another launcher nobody ends a process whose interpreter hangs.
         backstop_s = 60.0 + 10 * float(self.plan["budget_s"]) if self.plan["log_file"] is not None else 0.0
         self.progress = Progress(me.rank, sink, backstop_s=backstop_s)
@@ -172,7 +177,7 @@ class Worker:
         self.progress.finish()
 
     def _import(self) -> None:
-        self.progress.stage("import", float(self.plan["import_limit_s"]))
+        self.progress.stage("import", self.import_limit_s)
         try:
             import torch
             import torch.distributed
@@ -219,24 +224,32 @@ class Worker:
         cuda.set_device(self.device)
 
     def _open_store(self) -> None:
+        """Rank 0 opens the store and the others connect; while rank 0 may still import torch, they try again."""
         me = self.identity
-        self.progress.stage("store", self.limit_s, "%s port %d" % (me.master_addr, me.master_port))
         serves = me.rank == 0 and not me.store_is_hosted
         limit = datetime.timedelta(seconds=max(1.0, self.limit_s - 1.0))
-        try:
-            store = self.dist.TCPStore(
-                me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
-            )
-        except Exception as error:  # torch raises RuntimeError, DistNetworkError or DistStoreError, by version
-            text = str(error)
-            taken = serves and ("EADDRINUSE" in text or "ddress already in use" in text)
-            raise PlannedError("port-in-use" if taken else "store", text) from error
+        detail, end = "%s port %d" % (me.master_addr, me.master_port), time.monotonic() + self.import_limit_s
+        while True:
+            self.progress.stage("store", self.limit_s, detail)
+            try:
+                store = self.dist.TCPStore(
+                    me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
+                )
+                break
+            except Exception as error:  # torch raises RuntimeError, DistNetworkError or DistStoreError, by version
+                text = str(error)
+                if not serves and time.monotonic() < end and sockets.refuses(me.master_addr, me.master_port):
+                    continue
+                taken = serves and ("EADDRINUSE" in text or "ddress already in use" in text)
+                raise PlannedError("port-in-use" if taken else "store", text) from error
         self.store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
         self.board = Board(self.store, me, max(1.0, self.limit_s - 1.0))
 
     def _gather_world(self) -> None:
-        self.progress.stage("store", self.limit_s, "waiting for all ranks")
         record = self._describe()
+        patience_s = self.import_limit_s + self.limit_s  # the last one may still import torch
+        self.progress.stage("store", patience_s, "waiting for all ranks")
+        self.board.limit(patience_s - 1.0)
         try:
             records = self.board.gather("world", record)
         except Exception as error:
@@ -253,6 +266,7 @@ class Worker:
         problem = self.board.read("world/verdict")
         if problem:
             raise PlannedError("world", problem)
+        self.board.limit(max(1.0, self.limit_s - 1.0))
 
     def _describe(self) -> Dict[str, Any]:
         torch = self.torch

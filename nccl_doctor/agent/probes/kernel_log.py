@@ -5,10 +5,11 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import ROOT, ProbeTrouble, path, probe, read_text, run_command
 
 LINE_LIMIT = 1024  # characters
 KEPT = 2000  # lines, the newest
+BOOT_S = 60.0  # a ring buffer that begins later than this after the boot has lost its beginning
 
 # A line is kept where one of these literals is in it; the rules read them with the Xid catalogue.
 NEEDLES = (
@@ -47,15 +48,16 @@ def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise ProbeTrouble(
             "not-permitted", "%s shows the sandbox's own log (gVisor), not the host's kernel log" % source
         )
-    kept = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
+    told = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
+    kept = _newest(told)
     uptime = (read_text("/proc/uptime", 256) or "").split()
     return {
         "source": source,
         "total": len(entries),
         "first_s": entries[0][0] if entries else None,
         "uptime_s": float(uptime[0]) if uptime else None,
-        "lines": [{"at_s": at, "text": text[:LINE_LIMIT]} for at, text in kept[-KEPT:]],
-        "left_off": max(0, len(kept) - KEPT),
+        "lines": [{"at_s": at, "text": text[:LINE_LIMIT]} for at, text in kept],
+        "left_off": len(told) - len(kept),
         "read_at": time.time(),
     }
 
@@ -63,15 +65,40 @@ def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
 Entries = List[Tuple[Optional[float], str]]
 
 
+def _newest(entries: Entries) -> Entries:
+    """The newest lines in their order; those with an Xid go first, so that a flood of others (AER) pushes none out."""
+    said = [number for number, (_, text) in enumerate(entries) if "Xid" in text][-KEPT:]
+    others = [number for number, (_, text) in enumerate(entries) if "Xid" not in text]
+    room = KEPT - len(said)
+    return [entries[number] for number in sorted(said + (others[-room:] if room else []))]
+
+
+JOURNAL = ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]
+
+
+def _earlier(entries: Entries) -> Entries:
+    """What the journal still has from before the ring buffer's first line, where that has lost its beginning."""
+    first = entries[0][0] if entries else None
+    if first is None or first <= BOOT_S:
+        return []
+    result = run_command(JOURNAL, limit_s=10.0, limit_bytes=16 << 20)
+    if result.outcome not in ("ok", "truncated"):
+        return []
+    read = map(_dmesg_line, result.stdout.splitlines())
+    return [(at, text) for at, text in read if at is not None and at < first]
+
+
 def _read() -> Tuple[Optional[str], Entries, str]:
     """The first source that answers: /dev/kmsg, dmesg, journalctl. Else (None, [], why the first was refused)."""
     refused = ""
     try:
-        return "/dev/kmsg", _kmsg(path("/dev/kmsg")), ""
+        entries = _kmsg(path("/dev/kmsg"))
+        earlier = [] if ROOT else _earlier(entries)
+        return "/dev/kmsg" + (", journalctl -k" if earlier else ""), earlier + entries, ""
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
             refused = "reading the kernel log needs root (or kernel.dmesg_restrict=0)"
-    for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]):
+    for argv in (["dmesg"], JOURNAL):
         result = run_command(argv, limit_s=10.0, limit_bytes=16 << 20)
         if result.outcome in ("ok", "truncated") and result.stdout.strip():
             return " ".join(argv), [_dmesg_line(line) for line in result.stdout.splitlines()], ""

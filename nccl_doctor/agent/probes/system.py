@@ -126,8 +126,12 @@ def _directories() -> List[Tuple[str, str]]:
 
 
 def _statfs(absolute: str, limit_s: float) -> Dict[str, Any]:
-    """Sizes of the file system of a path or of its nearest existing parent; in a child, because it may hang."""
+    """Sizes of the file system of a path or of its nearest existing parent; in a child, because it may hang.
+
+    What hangs is asked a second time: a mount hangs again, and a host that was busy for a moment answers.
+    """
     place = os.path.normpath(absolute)
+    hung = 0
     while True:
         answer = run_command(["stat", "-f", "-c", "%S %b %a %c %d", path(place)], limit_s=limit_s)
         words = answer.stdout.split()
@@ -144,9 +148,13 @@ def _statfs(absolute: str, limit_s: float) -> Dict[str, Any]:
         if answer.outcome == "failed" and "No such file" in answer.stderr and place != "/":
             place = os.path.dirname(place)
             continue
-        if answer.outcome == "timed-out" and _is_busy(limit_s):
-            detail = "no answer within %.0f s, but this host is so busy that /proc is slow as well" % limit_s
-            return {"outcome": "failed", "looked_at": place, "detail": detail}
+        if answer.outcome == "timed-out":
+            if _is_busy(limit_s):
+                detail = "no answer within %.0f s, but this host is so busy that /proc is slow as well" % limit_s
+                return {"outcome": "failed", "looked_at": place, "detail": detail}
+            hung += 1
+            if hung < 2:
+                continue
         outcome = "not-permitted" if "Permission denied" in answer.stderr else answer.outcome
         return {"outcome": "failed" if outcome == "ok" else outcome, "looked_at": place, "detail": answer.detail}
 
@@ -158,7 +166,7 @@ def _is_busy(limit_s: float) -> bool:
 
 
 def filesystems() -> List[Dict[str, Any]]:
-    """Free space and inodes where a job writes. All are asked at once: hung mounts cost 3 s, not 3 s each."""
+    """Free space and inodes where a job writes. All are asked at once: hung mounts cost twice 3 s, not 3 s each."""
     table = mounts()
     found = [{"role": role, "path": place} for role, place in _directories()]  # type: List[Dict[str, Any]]
 
@@ -169,7 +177,7 @@ def filesystems() -> List[Dict[str, Any]]:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(2 * FILESYSTEM_LIMIT_S + 3.0)
+        worker.join(4 * FILESYSTEM_LIMIT_S + 3.0)
     for entry in found:
         entry.setdefault("outcome", "timed-out")
         mount = mount_of(os.path.normpath(entry["path"]), table) or {}

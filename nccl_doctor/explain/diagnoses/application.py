@@ -357,7 +357,7 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     waited = {item.rank for item in case.work if item.hit is not None}
     absent = set(range(case.world)) - waited
     # A rank without any line may only be missing from the collection of logs, unless many others are there.
-    if not absent <= set(case.summary.ranks) and len(waited) < 3:
+    if not absent <= case.summary.ranks and len(waited) < 3:
         return
     if not waited or not absent or len(absent) > max(1, case.world // 4) or len(waited) < case.world / 2:
         return
@@ -366,17 +366,18 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 
 
 _GAVE_UP = re.compile(
-    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable",
+    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
+    r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
     re.IGNORECASE,
 )
 
 
-def gave_up(case: Case, ranks: set[int]) -> list[Hit]:
-    """Lines in which these ranks say, in words of their own, that they end."""
-    said = [hit for hit in topics.trouble(case) if hit.rank in ranks or _names_rank(hit.text, ranks)]
+def gave_up(case: Case, ranks: set[int] | None) -> list[Hit]:
+    """Lines in which these ranks (None: anybody) say, in words of their own, that they end."""
+    said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
     return [
         hit
-        for hit in _in_order([*last_words(case, ranks), *said])
+        for hit in _in_order(hit for hit in said if ranks is None or hit.rank in ranks or _names_rank(hit.text, ranks))
         if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
     ]
 
@@ -650,6 +651,19 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
                 {int(hit.groups["rank"]) for hit in stale},
                 why=second_communicator.__doc__ or "",
             )
+
+
+@diagnosis
+def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it a line that says that a worker gave up: the others wait for it in vain."""
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    if first is None:
+        return
+    gone = [hit for hit in gave_up(case, None) if hit.file == first.file and first.line - _NEAR < hit.line < first.line]
+    if gone:
+        title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
+        why = gave_up_before_timeout.__doc__ or ""
+        yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone), why=why)
 
 
 @diagnosis

@@ -278,6 +278,7 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
 
 
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+_MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _RANK = re.compile(r"\b[Rr]ank[ :=]{1,2}(\d+)\b")
 _KILLED = frozenset((-15, -9, -7, -2, 130, 135, 137, 143))  # by signals that other diagnoses weigh
 
@@ -292,24 +293,25 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
         return
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
-    codes = {*case.exit_codes, *children, *map(int, tasks)}
+    aborted = [int(rank) for hit in case.hits("mpi-abort") for rank in _MPI_ABORT.findall(hit.text)]
+    codes = {*case.exit_codes, *children, *map(int, tasks), *([1] if aborted else [])}
     if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
     own = codes - _KILLED
-    ranks = {rank for rank, code in case.exits.items() if code in own}
+    ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
     spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
-    said = gave_up(case, ranks)
+    own_words = gave_up(case, ranks)
+    said = own_words or gave_up(case, None)
     if said:
         title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
-        yield Candidate(
-            "app.rank-exception", 0.6, title, [*said, *hits], ranks, why=worker_exit_without_words.__doc__ or ""
-        )
+        why = worker_exit_without_words.__doc__ or ""
+        yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks, why=why)
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
@@ -317,16 +319,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
 
 
-@diagnosis
-def ended_without_words(case: Case) -> Iterable[Candidate]:
-    """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
-    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
-    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
-        title = "the program ended with an error; what it said is not in these logs"
-        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")
-
-
-_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted", "sigabrt-exit")
 
 
 @diagnosis
@@ -335,14 +328,33 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn"):
+    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
 
 
+_BY_SIGNAL = {
+    -7: ("sys.shm", 0.6, "a bus error: /dev/shm ran full under it, usually"),
+    -9: ("sys.host-oom", 0.48, "SIGKILL: the memory limit, usually"),
+    -11: ("sw.library-conflict", 0.3, "a segmentation fault"),
+}
+
+
+@diagnosis
+def ended_by_signal(case: Case) -> Iterable[Candidate]:
+    """A launcher's exit code names the signal that ended a worker: negative, or 128 above it."""
+    for hit in case.hits("child-terminated"):
+        code = int(hit.groups.get("code", 0))
+        cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
+        if cause and not case.overcome("child-terminated"):
+            title = f"a worker ended by {phrase}"
+            yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
+
+
 _WAITS = re.compile(
-    r"\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b", re.IGNORECASE
+    r"\b(?:hang(?:s|ing)?|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b",
+    re.IGNORECASE,
 )
 
 
@@ -354,3 +366,12 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
         for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
             yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends), why=last_line_waits.__doc__ or "")
+
+
+@diagnosis
+def ended_without_words(case: Case) -> Iterable[Candidate]:
+    """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
+    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
+    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
+        title = "the program ended with an error; what it said is not in these logs"
+        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")

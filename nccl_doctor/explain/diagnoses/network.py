@@ -351,7 +351,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         return
     closed_by = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
     world = case.world
-    present = set(case.summary.ranks)
+    present = case.summary.ranks
     if case.nodes == 1 and not _several_hosts(case):
         return
     both_sides = world > 1 and present >= set(range(world))

@@ -40,6 +40,8 @@ QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # that was, after ten times as many.
 BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
+CHANNELS = 4000  # so many things that processes say of several channels are told apart
+CHANNEL_LINE = 400  # bytes
 MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
@@ -56,6 +58,7 @@ _SAME_DIGIT = str.maketrans("123456789", "000000000")
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_CHANNEL = b" NCCL INFO Channel "
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
 
 
@@ -69,10 +72,6 @@ class _Wakes:
                 for anchor in signature.wake or (template.anchor,):
                     self._by_anchor.setdefault(anchor.encode(), []).append((signature, index))
         self.anchors = tuple(sorted(self._by_anchor))
-
-    def signatures(self, anchor: bytes) -> list[Signature]:
-        """The signatures that lose a wording if this anchor is given up."""
-        return [signature for signature, _ in self._by_anchor.get(anchor, ())]
 
     def matches(self, held: Iterable[bytes], text: str) -> list[tuple[Signature, dict[str, str]]]:
         """The signatures that recognise a line holding these anchors, each once, by name."""
@@ -139,6 +138,15 @@ class _Open:
         self.chained = chained
 
 
+class _Repeated(msgspec.Struct):
+    """A line that is said again and again; ``times`` counts the lines that were not looked at, the last of them is kept."""
+
+    anchors: set[bytes]
+    times: int = 0
+    raw: bytes = b""
+    number: int = 0
+
+
 class Scanner:
     """Reads one source; :meth:`summary` holds what was found."""
 
@@ -163,6 +171,7 @@ class Scanner:
         self._sampled = 0
         self._unsampled = 0
         self._partly_sampled = False
+        self._channels: dict[bytes, _Repeated] = {}
         self._pending: dict[str, bool] = {}  # "During handling..." was said
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
@@ -321,6 +330,9 @@ class Scanner:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
         for key in list(self._open):
             self._close(key, None)
+        for item in self._channels.values():
+            if item.times:
+                self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
         lines = tail.rstrip(b"\r\n\x00 ").split(b"\n")[-TAIL_LINES:]
         last = max(self.summary.lines, 1)
         if tail and not tail.endswith(b"\n"):
@@ -354,7 +366,8 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        if not live and not self._open and not self._pending and not self._rows_left:
+        reading = self._open or self._pending or self._rows_left
+        if not reading and (not live or self._repeats(raw, number, live)):
             return False
         trouble = False
         for text in records.unwrap(_decode(raw)):
@@ -363,7 +376,23 @@ class Scanner:
             trouble |= self._look_at(text, number, live)
         return trouble
 
-    def _look_at(self, text: str, number: int, live: set[bytes]) -> bool:
+    def _repeats(self, raw: bytes, number: int, live: set[bytes]) -> bool:
+        """Whether a process says of one more channel what it said of another. NCCL says it thousands of times."""
+        start = raw.find(_CHANNEL, 0, CHANNEL_LINE)
+        if start < 0 or len(raw) > CHANNEL_LINE:
+            return False
+        via = raw.find(b" via ", start)
+        shape = raw[:start] + raw[start:via].translate(None, _DIGIT_BYTES) + raw[via:]
+        known = self._channels.get(shape)
+        if known is None:
+            if len(self._channels) < CHANNELS:
+                self._channels[shape] = _Repeated(live)
+            return False
+        known.times += 1
+        known.raw, known.number = raw, number
+        return True
+
+    def _look_at(self, text: str, number: int, live: set[bytes], times: int = 1) -> bool:
         reading = bool(self._open or self._pending)
         trouble = False
         matches = self._plan.searched.matches(live, text)
@@ -377,7 +406,7 @@ class Scanner:
             line.host = self.source.host
         known: list[str] = []
         for signature, groups in matches:
-            self._add(signature, groups, number, line, text)
+            self._add(signature, groups, number, line, text, times)
             known.append(signature.name)
             trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
             if signature.rows:
@@ -385,10 +414,12 @@ class Scanner:
         if live:
             self._count_busy(live, trouble)
         if line.rank is not None:
-            self.summary.ranks[line.rank] = self.summary.ranks.get(line.rank, 0) + 1
-            self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
+            self.summary.ranks.add(line.rank)
+            last = self.summary.last_of_rank.get(line.rank)
+            if last is None or last.line <= number:
+                self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         if line.host:
-            self.summary.hosts[line.host] = self.summary.hosts.get(line.host, 0) + 1
+            self.summary.hosts.add(line.host)
         self._tracebacks(line, text, number, known)
         return trouble
 
@@ -423,7 +454,7 @@ class Scanner:
         self.summary.before[self.source.name] = kept
         for hit in kept:
             if hit.rank is not None:
-                self.summary.ranks.setdefault(hit.rank, 1)
+                self.summary.ranks.add(hit.rank)
                 self.summary.last_of_rank.setdefault(hit.rank, hit)
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
@@ -433,8 +464,6 @@ class Scanner:
             self._busy[anchor] = count
             if count >= BUSY and anchor not in self._dropped and anchor not in _GENERIC:
                 self._dropped.add(anchor)
-                for signature in self._plan.searched.signatures(anchor):
-                    self.summary.groups.setdefault(signature.name, HitGroup()).at_least = True
                 self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
                 self._engine = matcher.engine(self._anchors, self._fast)
 
@@ -454,9 +483,11 @@ class Scanner:
             line.seconds,
         )
 
-    def _add(self, signature: Signature, groups: dict[str, str], number: int, line: prefix.Line, text: str) -> None:
+    def _add(
+        self, signature: Signature, groups: dict[str, str], number: int, line: prefix.Line, text: str, times: int = 1
+    ) -> None:
         group = self.summary.groups.setdefault(signature.name, HitGroup())
-        group.count += 1
+        group.count += times
         hit = self._hit(signature.name, number, line, text, groups)
         if group.last is None or group.last.line <= number:
             group.last = hit

@@ -135,6 +135,7 @@ says(
     "NCCL INFO {name:word} set to {value}",
     why="NCCL read this variable in this process.",
     where=lambda groups, line: groups["name"].startswith("NCCL_"),
+    wake=(" set to ", " set by environment to "),
 )
 says(
     "env-set",
@@ -221,6 +222,7 @@ says(
     "NCCL error in: {place}, {text}, NCCL version",
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
+    "NCCL error: unhandled {text} (run with",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -238,6 +240,7 @@ says(
     fold="NCCL's return trail",
     why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
     where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
+    wake=(".cc:", ".cpp:", ".cu:", ".h:", ".c:"),
 )
 says(
     "nccl-abort",
@@ -408,7 +411,7 @@ says(
     "clocks.current.sm",
     "clocks.current.gr",
     why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
-    where=lambda groups, line: " pclk" in line if "# gpu" in line else "," in line or "  " in line,
+    where=lambda groups, line: " pclk" in line or " tviol" in line if "# gpu" in line else "," in line or "  " in line,
     rows=24,
 )
 says(

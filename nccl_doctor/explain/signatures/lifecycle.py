@@ -150,6 +150,14 @@ says(
     where=lambda groups, line: not _BADLY.search(line),
 )
 says(
+    "resumed",
+    "esumed from ",
+    "esuming from ",
+    "estored from ",
+    "esuming training from ",
+    why="The program goes on from a checkpoint: what stopped it before this line was overcome, if steps follow.",
+)
+says(
     "status-good",
     "Recovery Action {}: None",
     "Remapping Failure Occurred {}: No",

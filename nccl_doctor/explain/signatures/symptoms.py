@@ -9,6 +9,7 @@ from nccl_doctor.explain.signatures import says
 
 S = Role.SYMPTOM
 # A process of the job, not a helper command ("git describe: exit status 128").
+_SAYS_EXIT = re.compile(r"(?<=exited) with status")  # a shell's wording: who ended stands before it
 _ITS_PROCESS = re.compile(
     r"rank|work|process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code", re.IGNORECASE
 )
@@ -186,6 +187,7 @@ says(
     "terminated with exit code {code:int}",
     "exited with code {code:int}",
     "exited with exit code: {code:int}",
+    "crashed with exit code {code:int}",
     "exited with exit code {code:int}",
     "exit status {code:int}",
     "exited with status {code:int}",
@@ -196,11 +198,12 @@ says(
     role=S,
     fold="the launcher reports a failed process",
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
-    where=lambda groups, line: groups.get("code") != "0" and bool(_ITS_PROCESS.search(line)),
+    where=lambda groups, line: groups.get("code") != "0" and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0])),
 )
 says(
     "sigabrt-exit",
     "Signal 6 (SIGABRT) received by PID",
+    "Aborted (core dumped)",
     "exitcode  : -6",
     role=S,
     fold="aborted (SIGABRT)",

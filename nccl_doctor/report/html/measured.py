@@ -20,6 +20,7 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
+from nccl_doctor.report.safe_text import moment
 from nccl_doctor.rules.collectives import pair_rates
 from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached
@@ -294,7 +295,7 @@ def curves(runs: Sequence[tuple[str, Outcome]]) -> list[Curves]:
 
 def _curves(label: str, run: Outcome) -> Curves:
     ceiling = f"; ceiling {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
-    told = f"{run.created}, {run.world.size} ranks, {run.world.backend}, {run.path.words}{ceiling}"
+    told = f"{moment(run.created)}, {run.world.size} ranks, {run.world.backend}, {run.path.words}{ceiling}"
     changes = tuple(
         (item.collective, format_size(item.size), rate(item.now_gbs), rate(item.before_gbs), item.words)
         for item in run.changes

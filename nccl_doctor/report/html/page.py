@@ -21,7 +21,7 @@ from nccl_doctor.report.bench_plot import svg
 from nccl_doctor.report.console import alike, confidence_word, merged_fixes, no_setting, setting_reason
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.rules.gate import Gate, decide_hosts
 from nccl_doctor.rules.judge import Report
 
@@ -70,7 +70,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         keep_trailing_newline=True,
         finalize=_printable,
     )
-    environment.filters |= {"fold": fold, "reason": setting_reason}
+    environment.filters |= {"fold": fold, "moment": moment, "reason": setting_reason}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     topologies, other_topologies = measured.topologies(bundle)
     text: str = environment.get_template("page.html.j2").render(
@@ -112,7 +112,8 @@ def _headline(report: Report, gate: Gate | None) -> tuple[str, str]:
         )
     if report.verdict == "incomplete":
         return "unknown", "INCOMPLETE: nothing wrong was found, but not everything could be measured."
-    return "good", f"HEALTHY: all {len(report.hosts)} hosts passed every check that was asked for."
+    every = f"all {len(report.hosts)} hosts" if len(report.hosts) != 1 else "this host"
+    return "good", f"HEALTHY: {every} passed every check that was asked for."
 
 
 def matrix(report: Report) -> list[Row]:

@@ -202,6 +202,36 @@ def test_names_that_say_rank_and_host(name: str, rank: int | None, host: str) ->
     assert inputs.identity(name) == (rank, host)
 
 
+def test_what_a_process_says_of_many_channels_is_counted_and_the_last_is_known() -> None:
+    lines = [
+        f"n{process}:{process}:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 8[0] [send] via NET/IB/{channel % 2}"
+        for channel in range(600)
+        for process in (1, 2)
+    ]
+    summary = scan.scan(LogSource("log", "\n".join(["n1:1:9 [0] NCCL INFO NCCL version 2.27.5", *lines, "bye"]), 3))
+    group = summary.groups["channel-net"]
+    assert group.count == len(lines)
+    assert [(hit.host, hit.groups["device"]) for hit in group.hits] == [
+        ("n1", "0"),
+        ("n2", "0"),
+        ("n1", "1"),
+        ("n2", "1"),
+    ]
+    assert group.last is not None and group.last.line == len(lines) + 1 and group.last.text == lines[-1]
+    assert summary.last_of_rank[3].line == len(lines) + 1
+
+
+def test_a_thousand_lines_of_talk_hide_neither_settings_nor_the_trail_of_an_error() -> None:
+    talk = [f"n1:7:7 [0] NCCL INFO Ring {number:02d} : 0 -> 1 -> 2" for number in range(scan.BUSY + 200)]
+    end = [
+        "n1:7:9 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_1.",
+        "n1:7:9 [0] NCCL INFO include/net.h:9 -> 2",
+    ]
+    groups = scan.scan(LogSource("log", "\n".join([*talk, *end]))).groups
+    assert [hit.line for hit in groups["env-echo"].hits] == [len(talk) + 1]
+    assert groups["nccl-trail"].hits[0].groups == {"place": "include/net.h:9", "code": "2"}
+
+
 def test_processes_give_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nccl_doctor.explain import files as explain_files
 
