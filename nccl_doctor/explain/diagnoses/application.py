@@ -372,9 +372,11 @@ _GAVE_UP = re.compile(
 )
 
 
-def gave_up(case: Case, ranks: set[int] | None) -> list[Hit]:
-    """Lines in which these ranks (None: anybody) say, in words of their own, that they end."""
+def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> list[Hit]:
+    """Lines (just before another) in which these ranks (None: anybody) say, in words of their own, that they end."""
     said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
+    if before is not None:
+        said = [hit for hit in said if hit.file == before.file and before.line - _NEAR < hit.line < before.line]
     return [
         hit
         for hit in _in_order(hit for hit in said if ranks is None or hit.rank in ranks or _names_rank(hit.text, ranks))
@@ -657,7 +659,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
     if first is None:
         return
-    gone = [hit for hit in gave_up(case, None) if hit.file == first.file and first.line - _NEAR < hit.line < first.line]
+    gone = gave_up(case, None, before=first)
     if gone:
         title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
         why = gave_up_before_timeout.__doc__ or ""
