@@ -71,7 +71,8 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
 
     def cost(piece: bytes) -> float:
         alike = sum(piece[at : at + 2] in pairs for at in range(len(piece) - 1))
-        return 1.0 + weight * alike + (1000 if piece in ordinary else 0)
+        number = not piece.strip(b"0123456789. ")  # any log holds it by chance
+        return 1.0 + weight * alike + (1000 if piece in ordinary or number else 0)
 
     costs = {piece: cost(piece) for piece in holders}
     heap = [(-len(held) / costs[piece], -len(piece), piece) for piece, held in holders.items()]

@@ -172,7 +172,7 @@ def _only_status(case: Case) -> bool:
     """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
     if case.has("ras-report"):
         return not case.summary.proofs
-    return not topics.vote(case) and not case.distributed
+    return not case.distributed and not topics.vote(case)
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
-from nccl_doctor.explain.diagnoses.words import gave_up, last_words, later, names_rank, slower, still_busy
+from nccl_doctor.explain.diagnoses.words import NEAR, gave_up, last_words, later, names_rank, slower, still_busy
 from nccl_doctor.explain.model import Hit
 
 
@@ -94,9 +94,8 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
         waiting = [
             item for item in items if item.hit and item.operation not in _ONE_SIDED and item.sequence is not None
         ]
-        for item in sorted(waiting, key=lambda one: one.sequence or 0)[
-            :1
-        ]:  # who completed a later one completed the first
+        waiting.sort(key=lambda one: one.sequence or 0)
+        for item in waiting[:1]:  # whoever completed the work of another has completed this one
             ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
             if not ahead:
                 continue
@@ -274,7 +273,6 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
-_NEAR = 60  # lines: a traceback and what follows it
 
 
 @diagnosis
@@ -292,7 +290,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     before = case.summary.before.get(first.file, [])
     busy = still_busy(hit for hit in before if hit.line < first.line)
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
-        near = range(first.line - _NEAR, first.line)
+        near = range(first.line - NEAR, first.line)
         busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
@@ -382,7 +380,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
     if first is None:
         return
-    gone = [hit for hit in gave_up(case, None) if hit.file == first.file and first.line - _NEAR < hit.line < first.line]
+    gone = gave_up(case, None, before=first)
     if gone:
         title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
         why = gave_up_before_timeout.__doc__ or ""

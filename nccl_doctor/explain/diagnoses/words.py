@@ -17,11 +17,14 @@ _GAVE_UP = re.compile(
     r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
     re.IGNORECASE,
 )
+NEAR = 60  # lines: a traceback and what follows it
 
 
-def gave_up(case: Case, ranks: set[int] | None) -> list[Hit]:
-    """Lines in which these ranks (None: anybody) say, in words of their own, that they end."""
+def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> list[Hit]:
+    """Lines (just before another) in which these ranks (None: anybody) say, in words of their own, that they end."""
     said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
+    if before is not None:
+        said = [hit for hit in said if hit.file == before.file and before.line - NEAR < hit.line < before.line]
     return [
         hit
         for hit in in_order(hit for hit in said if ranks is None or hit.rank in ranks or names_rank(hit.text, ranks))
