@@ -112,6 +112,10 @@ def _last_resort(case: Case) -> list[Candidate]:
         strength = (0.36, 0.32, 0.29, 0.26)[place]
         title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
         found.append(Candidate(cause, strength, title, hits, ranks_of(hits), vague=True))
+    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
+    if last and not found:
+        title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
+        found.append(Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True))
     return found
 
 

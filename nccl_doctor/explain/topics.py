@@ -78,6 +78,25 @@ _NOISE = re.compile(
 )
 
 
+_FAILURE_WORDS = re.compile(
+    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
+    r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
+    r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
+    r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
+    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT|"
+    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
+)
+_COUNTED_NONE = re.compile(
+    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*| )0(?:\.0+)?\b",
+    re.IGNORECASE,
+)
+
+
+def says_failure(text: str) -> bool:
+    """Whether a line says that something failed, and does not merely count that nothing did."""
+    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
+
+
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""

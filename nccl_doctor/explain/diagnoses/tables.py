@@ -10,8 +10,6 @@ import msgspec
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.inventory import nodesets
-from nccl_doctor.inventory.names import BadName
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
 _LOAD = re.compile(r"sm|utilization\.gpu\b")
@@ -195,9 +193,11 @@ _SINFO = re.compile(
 
 def _ours(case: Case, nodes: str) -> bool:
     """Whether a list of nodes names one of the job; yes where NCCL's lines name none."""
+    from nccl_doctor.inventory import names, nodesets  # few logs hold such a table
+
     try:
         named = set(nodesets.expand(nodes))
-    except BadName:
+    except names.BadName:
         named = {nodes}
     known = {host.partition(".")[0] for host in case.nccl_hosts}
     return not known or bool(known & named)
