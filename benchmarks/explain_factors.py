@@ -4,7 +4,8 @@
 
 Each anchor of a signature is stood for by one of its own pieces (a *factor*): where no factor is, no anchor can be. A few
 hundred factors that are rare in ordinary output are found three times as fast as all anchors (docs/decisions/0023).
-Run it after adding signatures; an anchor without a factor is looked for itself, so a stale file costs speed and nothing
+Several ways to choose are tried and the fastest is taken: the engine's speed varies between sets that look alike by a
+fifth (docs/decisions/0026). Run it after adding signatures, on a quiet machine; an anchor without a factor is looked for itself, so a stale file costs speed and nothing
 else. ``--check`` writes nothing and says how many anchors have no factor.
 """
 
@@ -12,18 +13,23 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import json
 import sys
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from nccl_doctor.explain.matcher import FACTORS, factors  # noqa: E402
+from nccl_doctor.explain.matcher import FACTORS, STRIDE, HyperscanEngine, _database, factors  # noqa: E402
 from nccl_doctor.explain.readers.scan import all_anchors  # noqa: E402
 
-SHORTEST, LONGEST = 6, 7  # measured, as the cost below: docs/decisions/0026
+SIZES = ((5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
+WEIGHTS = (0.3, 1.0, 3.0)  # of a pair of letters that ordinary output has, too
+ROUNDS = 8
+PIECE = 256 << 10
 # What most lines of a large log look like. A factor should share as few pairs of letters with them as can be.
 ORDINARY = """
 [2026-11-20 03:14:07] iteration     1234/ 500000 | consumed samples:      2527232 | elapsed time per iteration (ms): 3188.1 | \
@@ -50,22 +56,22 @@ datatype 9 op 0 root 0 comm 0x55d00000 [nranks=512] stream 0x55d11111
 """
 
 
-def choose(anchors: tuple[bytes, ...]) -> dict[bytes, bytes]:
+def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: float) -> dict[bytes, bytes]:
     """A factor for each anchor: greedy, most anchors for the least likeness to ordinary output first."""
     ordinary = ORDINARY.encode()
     pairs = {ordinary[at : at + 2] for at in range(len(ordinary) - 1)}
     holders: dict[bytes, set[bytes]] = defaultdict(set)
-    whole = [anchor for anchor in anchors if len(anchor) < SHORTEST]
+    whole = [anchor for anchor in anchors if len(anchor) < shortest]
     chosen = {anchor: next(short for short in whole if short in anchor) for anchor in anchors if _holds(anchor, whole)}
     for anchor in anchors:
         if anchor not in chosen:
-            for size in range(SHORTEST, LONGEST + 1):
+            for size in range(shortest, longest + 1):
                 for at in range(len(anchor) - size + 1):
                     holders[anchor[at : at + size]].add(anchor)
 
     def cost(piece: bytes) -> float:
         alike = sum(piece[at : at + 2] in pairs for at in range(len(piece) - 1))
-        return 1.0 + alike + (1000 if piece in ordinary else 0)
+        return 1.0 + weight * alike + (1000 if piece in ordinary else 0)
 
     costs = {piece: cost(piece) for piece in holders}
     heap = [(-len(held) / costs[piece], -len(piece), piece) for piece, held in holders.items()]
@@ -85,6 +91,24 @@ def _holds(anchor: bytes, shorts: list[bytes]) -> bool:
     return any(short in anchor for short in shorts)
 
 
+def fastest(anchors: tuple[bytes, ...]) -> tuple[dict[bytes, bytes], float]:
+    """The choice whose factors are found fastest in ordinary output that holds no anchor, and its speed in GB/s."""
+    engine = HyperscanEngine(anchors)
+    plain = b"".join(line for line in ORDINARY.encode().splitlines(keepends=True) if not engine.find(line))
+    text = plain * (PIECE // len(plain))
+    choices = [choose(anchors, *size, weight) for size, weight in itertools.product(SIZES, WEIGHTS)]
+    databases = [_database((*sorted(set(chosen.values())), STRIDE)) for chosen in choices]
+    seconds = [float("inf")] * len(choices)
+    for _ in range(ROUNDS):
+        for index, database in enumerate(databases):
+            started = time.process_time()
+            for _ in range(16):
+                database.scan(text, match_event_handler=lambda *_: None)
+            seconds[index] = min(seconds[index], time.process_time() - started)
+    best = seconds.index(min(seconds))
+    return choices[best], 16 * len(text) / seconds[best] / 1e9
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,14 +119,15 @@ def main() -> None:
         missing = [anchor for anchor in anchors if anchor not in factors()]
         print(f"{len(anchors)} anchors, {len(missing)} without a factor")
         return
-    chosen = choose(anchors)
+    chosen, speed = fastest(anchors)
     by_factor: dict[str, list[str]] = defaultdict(list)
     for anchor, factor in sorted(chosen.items()):
         by_factor[factor.decode("latin-1")].append(anchor.decode("latin-1"))
     document = {"generated by": "benchmarks/explain_factors.py", "factors": dict(sorted(by_factor.items()))}
     FACTORS.write_text(json.dumps(document, indent=0, ensure_ascii=True) + "\n", encoding="utf-8")
     sizes = Counter(len(factor) for factor in by_factor)
-    print(f"{len(anchors)} anchors, {len(by_factor)} factors, by length {dict(sorted(sizes.items()))}")
+    lengths = dict(sorted(sizes.items()))
+    print(f"{len(anchors)} anchors, {len(by_factor)} factors, by length {lengths}: {speed:.2f} GB/s")
 
 
 if __name__ == "__main__":

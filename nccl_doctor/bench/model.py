@@ -9,8 +9,6 @@ import msgspec
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.statistics import Spread, spread
 
-RUN_SCHEMA = 1
-
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 OPS = ("sum", "prod", "min", "max", "avg")
 

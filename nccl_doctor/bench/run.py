@@ -80,7 +80,6 @@ class Prepared(msgspec.Struct, frozen=True):
     nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says
     pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
     peermem: bool = False
-    memory_free: int = 0
     processors: int = 1
     addresses: dict[str, str] = {}
     name_addresses: tuple[str, ...] = ()

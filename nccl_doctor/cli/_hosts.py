@@ -6,8 +6,9 @@ import contextlib
 import datetime
 import enum
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,8 +17,9 @@ import typer
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Bundle
-    from nccl_doctor.inventory import Inventory
+    from nccl_doctor.inventory import HostEntry, Inventory
     from nccl_doctor.rules.gate import Gate
     from nccl_doctor.rules.judge import Report
     from nccl_doctor.rules.policy import Policy
@@ -89,6 +91,11 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
+def columns(most: int) -> int:
+    """How wide prose may be: as the terminal, where there is one."""
+    return min(most, shutil.get_terminal_size((most, 24)).columns)
+
+
 def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -> Inventory:
     """The inventory these options name; notices go to stderr."""
     from nccl_doctor import inventory
@@ -140,6 +147,18 @@ def connect_options(
         fan_out=fan_out,
         ssh_config=str(ssh_config.resolve()) if ssh_config else "",
     )
+
+
+def collect_facts(
+    entries: Sequence[HostEntry], options: CheckOptions, choose: Callable[[Bundle], Collection[str]] | None = None
+) -> Bundle:
+    """What the hosts tell, with progress on stderr; ``choose``: see :func:`nccl_doctor.collect.check.collect`."""
+    from nccl_doctor.collect.check import collect
+    from nccl_doctor.report.progress import ConsoleProgress
+    from nccl_doctor.report.terminal import stderr_console
+
+    with ConsoleProgress(stderr_console()) as progress:
+        return collect(entries, options, progress, choose)
 
 
 def check_release(text: str, option: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from nccl_doctor.findings.exit_codes import ExitCode
 if TYPE_CHECKING:
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.outcome import Outcome
+    from nccl_doctor.inventory import HostEntry
+    from nccl_doctor.transport.base import ConnectOptions
 
 FORMATS = ("table", "json", "csv", "nccl-tests")
 
@@ -221,7 +224,7 @@ def _command() -> str:
 
 
 def _over_sessions(
-    entries: object, connect: object, plan: BenchPlan, master: str, local: bool, allow_busy: bool,
+    entries: Sequence[HostEntry], connect: ConnectOptions, plan: BenchPlan, master: str, local: bool, allow_busy: bool,
     min_busbw: float, before: Outcome | None,
 ) -> Outcome:  # fmt: skip
     from nccl_doctor.bench.fleet import Refused, run_fleet
@@ -231,8 +234,8 @@ def _over_sessions(
     console = stderr_console()
     try:
         return run_fleet(
-            entries,  # type: ignore[arg-type]
-            connect,  # type: ignore[arg-type]
+            entries,
+            connect,
             plan,
             master=master,
             local=local,
@@ -241,7 +244,7 @@ def _over_sessions(
             baseline=before,
             command=_command(),
             progress=lambda world, collector, total: BenchProgress(console, world, collector, total),
-            notice=lambda text: console.print(text),
+            notice=console.print,
         )
     except Refused as refusal:
         _hosts.stop(str(refusal), refusal.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +92,8 @@ def check(
             quick=quick,
             nccl_version=nccl_version,
         )
-        bundle = _collect(found.entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline), rows)
+        options = CheckOptions(plan=plan, connect=connect, deadline_s=deadline)
+        bundle = _hosts.collect_facts(found.entries, options, _fit(rows))
     _tell(bundle, rows, format, save, history, strict, verbose)
 
 
@@ -122,21 +124,17 @@ def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]
     return stages
 
 
-def _collect(entries: tuple[object, ...], options: object, rows: Overrides | None) -> Bundle:
-    from nccl_doctor.collect.check import collect
-    from nccl_doctor.report.progress import ConsoleProgress
-    from nccl_doctor.report.terminal import stderr_console
+def _fit(rows: Overrides | None) -> Callable[[Bundle], list[str]]:
+    """Which hosts the collectives run on: one that is known to break the job would only keep all others waiting."""
     from nccl_doctor.rules.gate import BAD, decide_hosts
     from nccl_doctor.rules.judge import judge
 
     def fit(so_far: Bundle) -> list[str]:
-        # A host that is known to break the job would only keep the collectives of all others waiting.
         if not so_far.plan.stages:
             return [facts.name for facts in so_far.hosts]
         return [item.host for item in decide_hosts(judge(so_far, rows)) if item.state != BAD]
 
-    with ConsoleProgress(stderr_console()) as progress:
-        return collect(entries, options, progress, fit)  # type: ignore[arg-type]
+    return fit
 
 
 def _tell(

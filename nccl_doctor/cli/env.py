@@ -71,17 +71,14 @@ def _facts(
             saved = bundles.read(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
-    from nccl_doctor.collect.check import CheckOptions, collect
-    from nccl_doctor.report.progress import ConsoleProgress
-    from nccl_doctor.report.terminal import stderr_console
+    from nccl_doctor.collect.check import CheckOptions
 
     options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm), ssh_config)
     found = _hosts.load_inventory(hosts, host_list, slurm)
     plan = Plan(
         stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
     )
-    with ConsoleProgress(stderr_console()) as progress:
-        return collect(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline), progress)
+    return _hosts.collect_facts(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline))
 
 
 @env.command(short_help="What does this variable do, in which versions?")
@@ -103,7 +100,7 @@ def show(
         pages = [report.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
     else:
-        typer.echo("\n".join(report.answer_text(answer) for answer in answers), nl=False)
+        typer.echo("\n".join(report.answer_text(answer, _hosts.columns(report.WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -180,7 +177,7 @@ def lint(
     elif format is Format.JSON:
         typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
     else:
-        typer.echo(report.lint_text(result, show_info), nl=False)
+        typer.echo(report.lint_text(result, show_info, _hosts.columns(report.WIDTH)), nl=False)
     code = result.exit_code(strict)
     if code is not ExitCode.HEALTHY:
         raise typer.Exit(code)
@@ -241,7 +238,10 @@ def recommend(
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
-    typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
+    if format is AdviceFormat.TEXT:
+        typer.echo(report.advice_text(advice, _hosts.columns(report.WIDTH)), nl=False)
+    else:
+        typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
     for note in report.not_shown(advice, format.value):
         typer.echo(f"note: {note}", err=True)
     if advice.unknown:

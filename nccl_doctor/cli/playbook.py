@@ -35,10 +35,9 @@ def playbook(
         _hosts.stop(f"no playbook {id!r}" + (f"; did you mean: {', '.join(near)}?" if near else ""))
     if name != id:
         typer.echo(f"{id} has no page of its own; this is {name}", err=True)
-    from nccl_doctor.report.playbook import text
-    from nccl_doctor.report.terminal import stdout_console
+    from nccl_doctor.report.playbook import WIDTH, text
 
-    typer.echo(text(playbooks.load(name), stdout_console().width), nl=False)
+    typer.echo(text(playbooks.load(name), _hosts.columns(WIDTH)), nl=False)
 
 
 def _list(names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.judge import Report
     from nccl_doctor.rules.policy import Policy
     from nccl_doctor.rules.thresholds import Overrides
+    from nccl_doctor.transport.base import ConnectOptions
 
 PROFILES = ("quick", "standard", "full")
 
@@ -128,19 +129,17 @@ def preflight(
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
-    hosts_written = _write_hosts(inventory, gate, good_hosts, bad_hosts)
+    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
+    if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
+        code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, saved)
+    _print(format, judged, gate, bundle, verbose, saved, code)
     if bundle.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if not gate.go:
-        raise typer.Exit(_no_go(judged, gate))
-    if not hosts_written:  # the job would run on the hosts of an older file
-        raise typer.Exit(ExitCode.INTERNAL_ERROR)
-    if command:
+    if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
-    raise typer.Exit(ExitCode.HEALTHY)
+    raise typer.Exit(code)
 
 
 def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
@@ -210,13 +209,11 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 
 
 def _collect(
-    inventory: Inventory, plan: Plan, connect: object, budget_s: float, rules: Policy, rows: Overrides | None
+    inventory: Inventory, plan: Plan, connect: ConnectOptions, budget_s: float, rules: Policy, rows: Overrides | None
 ) -> Bundle:
     import msgspec
 
-    from nccl_doctor.collect.check import CheckOptions, collect
-    from nccl_doctor.report.progress import ConsoleProgress
-    from nccl_doctor.report.terminal import stderr_console
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
     from nccl_doctor.rules.requirements import stage_of
 
@@ -227,9 +224,8 @@ def _collect(
         judged = _hosts.judged(so_far, rules, rows)
         return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
 
-    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)  # type: ignore[arg-type]
-    with ConsoleProgress(stderr_console()) as progress:
-        return collect(inventory.entries, options, progress, fit)
+    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
+    return _hosts.collect_facts(inventory.entries, options, fit)
 
 
 def _with_requirements(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
@@ -288,7 +284,7 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
         _write(path, formats.render(name, judged, gate, bundle))
 
 
-def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str) -> None:
+def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str, code: ExitCode) -> None:
     from nccl_doctor.report import formats
 
     if format != "console":
@@ -297,9 +293,7 @@ def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: boo
     from nccl_doctor.report.console import render_gate
     from nccl_doctor.report.terminal import stdout_console
 
-    render_gate(
-        judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=0 if gate.go else _no_go(judged, gate)
-    )
+    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def _no_go(judged: Report, gate: Gate) -> ExitCode:

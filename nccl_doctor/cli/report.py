@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nccl_doctor.cli import _hosts, app
+from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from nccl_doctor.bench.outcome import Outcome
@@ -41,6 +42,8 @@ def report(
     name = format or endings.get(output.suffix if output else ".html", "html")
     if name not in formats.names():
         _hosts.stop(f"--format {name!r}: expected one of {', '.join(formats.names())}")
+    if output is not None:
+        _hosts.check_writable(output, "--output")
     judge = _hosts.site_judge(policy, thresholds)
     with _hosts.bad_input_stops():
         facts = bundles.read(bundle)
@@ -57,7 +60,7 @@ def report(
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        _hosts.stop(f"{output}: {error.strerror or error}")
+        _hosts.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
 
 
 def _runs(paths: list[Path]) -> list[tuple[str, Outcome]]:

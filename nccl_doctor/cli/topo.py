@@ -118,14 +118,14 @@ def _bundle(
 
         with _hosts.bad_input_stops():
             return bundles.read(Path(source))
-    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Plan
 
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
-    return collect(entries, options)
+    return _hosts.collect_facts(entries, options)
 
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:

@@ -231,7 +231,7 @@ def recommend_interface(
     tunnelled = any(trap(address, everyone[host]) for host, addresses in chosen.items() for address in addresses)
     works = fleet.all_good(chosen)
     if works and not tunnelled:
-        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(attempts)}")
     for way in _ways(fleet):
         value = "=" + ",".join(sorted(set(way.values())))
         tried = {
@@ -242,10 +242,10 @@ def recommend_interface(
             continue
         if works and any(trap(address, everyone[host]) for host, addresses in tried.items() for address in addresses):
             break  # nothing but tunnels: what NCCL takes by itself is as good
-        reason = f"on all hosts it is an interface of one network, {_proof(fleet)}"
+        reason = f"on all hosts it is an interface of one network, {_proof(attempts)}"
         return Recommendation(True, reason, EnvAdvice("NCCL_SOCKET_IFNAME", value, reason, versions=">=2.5.6"))
     if works:
-        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(fleet)}")
+        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(attempts)}")
     return Recommendation(False, "no setting of NCCL_SOCKET_IFNAME is known to work: no network is common to all hosts")
 
 
@@ -279,5 +279,7 @@ def decide(stations: Mapping[str, Station], attempts: Sequence[Attempt] = ()) ->
     return msgspec.structs.replace(now, bare=bare)
 
 
-def _proof(fleet: Fleet) -> str:
-    return "and peers reached it" if fleet.reached else "not yet proved by connections"
+def _proof(attempts: Sequence[Attempt]) -> str:
+    if unproved := half_reached(attempts):
+        return f"not proved by connections to {', '.join(unproved[:4])}{' and others' if len(unproved) > 4 else ''}"
+    return "and peers reached it" if attempts else "not yet proved by connections"

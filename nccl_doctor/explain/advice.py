@@ -110,6 +110,9 @@ def _closed_first(case: Case) -> str:
     return ", ".join(hosts) if len(hosts) <= 3 else ""
 
 
+_SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
+
+
 def _info_was_on(case: Case) -> bool:
     """Whether any line kept is one of NCCL's INFO lines: then what is missing was cut away, not switched off."""
     summary = case.summary
@@ -131,6 +134,8 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         elif causes and causes[0].id == "app.rank-exception":
             who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
+        if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
+            steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
         if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
             causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):

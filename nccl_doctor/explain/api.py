@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, ranking, snapshots, topics
+from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
@@ -40,6 +40,8 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     for source in sources:
         found = scan(source)
         if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+            from nccl_doctor.explain import snapshots  # few logs need it
+
             found.proofs += snapshots.of_log(source.name, source.lines)
         summary.merge(found)
     return explain(summary)
@@ -84,19 +86,6 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 # --- verdict ---------------------------------------------------------------------------------------------------------
 
-_FAILURE_WORDS = re.compile(
-    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
-    r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
-    r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
-    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT|"
-    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
-)
-_COUNTED_NONE = re.compile(
-    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*| )0(?:\.0+)?\b",
-    re.IGNORECASE,
-)
-
 _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
 
@@ -136,10 +125,10 @@ def _failure_seen(case: Case) -> bool:
         if signature.role in (Role.HARMLESS, Role.PROGRESS, Role.END)
         for hit in case.hits(signature.name)
     }
-    ends = case.signatures["ended-well"]
+    ends = case.signatures["run-ended"]
     ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
     return any(
-        _FAILURE_WORDS.search(_COUNTED_NONE.sub("", hit.text)) and not _TALK.search(hit.text) and not case.outlived(hit)
+        topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
         if (hit.file, hit.line) not in calm
         and hit.file not in ended

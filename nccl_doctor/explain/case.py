@@ -416,8 +416,8 @@ class Case:
             return False
         if name in _RETRIES:
             return self.outlived(last)
-        if name in _RESTARTED:
-            return self.outlived(last, _MANY_LINES)
+        if name in _RESTARTED and self.outlived(last, _MANY_LINES):
+            return True
         ends = (*_ENDS, "ended-well") if name == "nccl-abort" else _ENDS  # destroying a group aborts communicators, too
         return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
 
@@ -480,7 +480,9 @@ _RETRIES = frozenset(
         "ended-with-error",
     )
 )
-_RESTARTED = frozenset(("child-terminated", "torchrun-exit", "sigterm-workers"))  # ended, and perhaps started again
+_RESTARTED = frozenset(
+    ("child-terminated", "torchrun-exit", "sigterm-workers", "proxy-failed")
+)  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
 )

@@ -82,16 +82,12 @@ def reasoning() -> Callable[[Summary], Explanation]:
 
 
 def _encoded(file: inputs.LogFile) -> bytes:
-    return msgspec.msgpack.encode(_without_surrogates(read_file(file)))
-
-
-def _without_surrogates(summary: Summary) -> Summary:
-    """Undecodable bytes travel as escapes: msgpack text must be UTF-8."""
+    """One file's summary, to be sent. Bytes that are no text travel as escapes: msgpack's text must be UTF-8."""
+    summary = read_file(file)
     try:
-        msgspec.msgpack.encode(summary)
+        return msgspec.msgpack.encode(summary)
     except UnicodeEncodeError:
-        return msgspec.convert(_clean(msgspec.to_builtins(summary)), Summary)
-    return summary
+        return msgspec.msgpack.encode(_clean(msgspec.to_builtins(summary)))
 
 
 def _clean(value: object) -> object:

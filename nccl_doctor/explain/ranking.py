@@ -67,6 +67,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }.items()
 }
 _PLAUSIBLE = 0.6
+_TOPIC = {cause: place for place, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 _EXTRA = 0.012  # each further signature that agrees
 
 
@@ -105,12 +106,16 @@ def collect(case: Case) -> list[Candidate]:
 
 def _last_resort(case: Case) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, when no signature is convincing."""
-    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
     found = []
     for place, (cause, hits) in enumerate(votes[:4]):
         strength = (0.36, 0.32, 0.29, 0.26)[place]
         title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
         found.append(Candidate(cause, strength, title, hits, ranks_of(hits), vague=True))
+    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
+    if last and not found:
+        title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
+        found.append(Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True))
     return found
 
 

@@ -26,7 +26,7 @@ class ExitCode(enum.IntEnum):
 
 _MEANING = {
     ExitCode.HEALTHY: "everything that was asked for was measured, and nothing is wrong (warnings allowed)",
-    ExitCode.INTERNAL_ERROR: "nccl-doctor itself failed, or standard output took nothing (closed, disk full); the message says which",
+    ExitCode.INTERNAL_ERROR: "nccl-doctor itself failed, or could not write what it should (closed, disk full); the message says which",
     ExitCode.USAGE: "bad option, hostfile or input; nothing was done",
     ExitCode.NOTHING_CHECKED: "no host could be reached, or no input could be read, or it is empty: there is no verdict",
     ExitCode.INCOMPLETE: "nothing wrong was found, but something that was asked for could not be measured",

@@ -8,6 +8,7 @@ from rich.text import Text
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.safe_text import moment, visible
+from nccl_doctor.report.terminal import print_hanging
 from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 
 ITEMS_SHOWN = 4
@@ -27,19 +28,21 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     """Print the comparison; all text from hosts goes through ``visible``."""
     console.print(_verdict(found))
     before = f"  before: {visible(found.a)} ({moment(found.created_a)})"
-    console.print(Text(f"{before}   after: {visible(found.b)} ({moment(found.created_b)})", "dim"))
+    after = f"after: {visible(found.b)} ({moment(found.created_b)})"
+    fits = len(before) + 3 + len(after) <= console.width
+    console.print(Text(f"{before}   {after}" if fits else f"{before}\n  {after}", "dim"))
     for names, which in ((found.only_a, "before"), (found.only_b, "after")):
         if names:
-            console.print(Text(f"  only {which}: {visible(fold(names))}", "yellow"))
+            print_hanging(console, Text(f"  only {which}: {visible(fold(names))}", "yellow"), 0, 4)
     if found.findings:
         console.print(Text("\nfindings", "bold"))
     for item in found.findings:
-        console.print(_finding(item))
+        _finding(item, console)
     if found.changes:
         console.print(Text("\nfacts, the likeliest to matter first", "bold"))
     shown = found.changes if verbose else found.changes[:CHANGES_SHOWN]
     for change in shown:
-        console.print(_change(change))
+        print_hanging(console, _change(change), 0, 24)
     if len(found.changes) > len(shown):
         console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
     count = f"{len(found.compared)} host{'' if len(found.compared) == 1 else 's'}"
@@ -64,15 +67,17 @@ def _verdict(found: Comparison) -> Text:
     return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {count}.", "bold")
 
 
-def _finding(item: FindingChange) -> Text:
+def _finding(item: FindingChange, console: Console) -> None:
+    id_width, hosts_width = (34, 20) if console.width >= 90 else (0, 0)  # in columns where they fit
     text = Text(f"  {_WORD.get(item.change, item.change):<11}", _STYLE[item.change])
-    text.append(f"{item.id:<34}", "bold").append(f"  {visible(fold(item.hosts)):<20}")
+    text.append(f"{item.id:<{id_width}}", "bold").append(f"  {visible(fold(item.hosts)):<{hosts_width}}")
     text.append(f"  {item.severity.value}", "dim")
     if item.where:
         text.append(f"  {visible(_few(item.where))}")
     if item.change == "first-looked":
         text.append("  the run before did not look for it: it may be older", "dim")
-    return text.append(f"\n             {visible(item.title)}", "not bold")
+    print_hanging(console, text, 0, 13)
+    print_hanging(console, Text(visible(item.title)), 13)
 
 
 def _change(item: FactChange) -> Text:

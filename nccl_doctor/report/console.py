@@ -12,6 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -54,16 +55,6 @@ def render_gate(
     _close(report, console, saved, exit_code, verbose)
 
 
-def _print(console: Console, text: Text, indent: int, label: int = 0) -> None:
-    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends."""
-    head, body = text.divide([label])
-    rows = body.wrap(console, max(20, console.width - indent - label), tab_size=1) or [Text()]
-    for number, row in enumerate(rows):
-        row.rstrip()
-        start = head if number == 0 else Text(" " * label)
-        console.print(Text(" " * indent).append_text(start).append_text(row), soft_wrap=True)
-
-
 def _body(report: Report, console: Console, verbose: bool) -> None:
     causes = [item for item in report.causes if verbose or item.severity is not Severity.INFO]
     for number, items in enumerate(alike(causes), 1):
@@ -81,28 +72,27 @@ def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _verdict(report: Report) -> Text:
-    failing = [item for item in report.causes if item.severity is Severity.FAIL]
-    warnings = sum(item.severity is Severity.WARN for item in report.causes)
-    count = len(report.hosts)
+def headline(report: Report) -> tuple[str, str]:
+    """The verdict in one word, and the sentence that the reader must know first."""
+    hosts = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}"
     if report.verdict == "faulty":
-        guilty = {host for item in failing for host in item.hosts}
-        first = alike(failing)[0]
-        where = fold(host for item in first for host in item.hosts)
-        text = Text("✗ FAULTY", style="bold red")
-        number = len(alike(failing))
-        problems = f"{number} problem{'s' if number > 1 else ''}"
-        text.append(
-            f": {problems} on {len(guilty)} of {count} host{'s' if count > 1 else ''} would break this job. ", "bold"
-        )
-        return text.append(f"First to fix: {first[0].id}" + (f" on {visible(where)}." if where else "."), "bold")
+        failing = alike([item for item in report.causes if item.severity is Severity.FAIL])
+        guilty = {host for group in failing for item in group for host in item.hosts}
+        where = fold(host for item in failing[0] for host in item.hosts)
+        problems = f"{len(failing)} problem{'s' if len(failing) > 1 else ''}"
+        first = failing[0][0].id + (f" on {where}" if where else "")
+        return "FAULTY", f"{problems} on {len(guilty)} of {hosts} would break this job. First to fix: {first}."
     if report.verdict == "incomplete":
-        text = Text("? INCOMPLETE", style="bold yellow")
-        text.append(": nothing wrong was found, but not everything could be measured (see below).", "bold")
-    else:
-        text = Text("✓ HEALTHY", style="bold green")
-        text.append(f": {count} host{'s' if count > 1 else ''} passed every check that was asked for.", "bold")
-    if warnings:
+        return "INCOMPLETE", "nothing wrong was found, but not everything could be measured (see below)."
+    return "HEALTHY", f"{hosts} passed every check that was asked for."
+
+
+def _verdict(report: Report) -> Text:
+    word, sentence = headline(report)
+    mark, style = {"FAULTY": ("✗", "red"), "INCOMPLETE": ("?", "yellow")}.get(word, ("✓", "green"))
+    text = Text(f"{mark} {word}", f"bold {style}").append(f": {visible(sentence)}", "bold")
+    warnings = sum(item.severity is Severity.WARN for item in report.causes)
+    if warnings and word != "FAULTY":
         text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow")
     return text
 
@@ -115,7 +105,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
         console.print(row)
 
     def line(text: Text, indent: int = 5, label: int = 0) -> None:
-        _print(console, text, indent, label)
+        print_hanging(console, text, indent, label)
 
     for item in items if verbose else items[:TITLES_SHOWN]:
         line(Text(visible(item.title)))
@@ -196,7 +186,7 @@ def _evidence(proof: Evidence) -> Text:
 
 def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:
     for label, style, text in _closing(report, verbose):
-        _print(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
+        print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
     tail = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     told = f"   saved: {visible(saved)}" if saved else ""
     console.print(Text(f"{tail}{told}   exit {exit_code}", "dim"), soft_wrap=True)
@@ -247,5 +237,6 @@ def no_setting(report: Report) -> str:
             if names
             else "nothing needs setting"
         )
-    why = "the interfaces stage was not measured on every host" if report.reached else "no host was reached"
+    why = "left out" if states.get("interfaces") is None else "not measured on every host"
+    why = f"the interfaces stage was {why}" if report.reached else "no host was reached"
     return f"not known: {why}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.report.html.measured import drift
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_hanging
 
 
 def render(bundle: Bundle, console: Console) -> None:
@@ -26,8 +26,8 @@ def render(bundle: Bundle, console: Console) -> None:
             line.append(visible(value), "bold yellow" if is_odd else "not bold default").append(
                 f"  on {visible(hosts)}", "dim"
             )
-            console.print(Padding(line, (0, 0, 0, 4), expand=False))
+            print_hanging(console, line, 4, width + 2)
     equal = [row.subject for row in rows if len(row.values) == 1]
     if equal:
         words = Text("equal  ", "cyan").append(", ".join(map(visible, equal)), "not bold dim")
-        console.print(Padding(words, (0, 0, 0, 4), expand=False))
+        print_hanging(console, words, 4, 7)

@@ -27,6 +27,8 @@ _RISK = {
     Risk.DANGEROUS: "dangerous: can corrupt data, hang or break a job",
 }
 
+WIDTH = 100  # columns at most
+QUOTE_WIDTH = 110  # characters of a quoted line
 CODE_TIMEOUT = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 
@@ -143,7 +145,7 @@ def _variable_rows(answer: Answer, variable: Variable) -> Iterator[tuple[str, st
     yield "source", variable.source
 
 
-def answer_text(answer: Answer, width: int = 100) -> str:
+def answer_text(answer: Answer, width: int = WIDTH) -> str:
     """The page of one name for a terminal."""
     lines = [answer.name]
     for label, said in _rows(answer):
@@ -193,9 +195,10 @@ def lint_json(result: Examination) -> dict[str, Any]:
     }
 
 
-def lint_text(result: Examination, show_info: bool = True, width: int = 110) -> str:
+def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -> str:
     """The result of a lint run for a terminal: verdict first, then file by file."""
-    lines = [_verdict(result), f"judged for {result.judged_for}", ""]
+    head = (_verdict(result), f"judged for {result.judged_for}")
+    lines = [*(row for line in head for row in textwrap.wrap(line, width, subsequent_indent="  ")), ""]
     place = None
     hidden = 0
     for item in result.remarks:
@@ -238,10 +241,10 @@ def _finding_lines(item: Remark, width: int) -> list[str]:
     head = f"  {where:<5}{_MARK[found.severity]} "
     lines = _wrapped(visible(found.title), width, head)
     indent = " " * 9
-    lines.append(f"{indent}{visible(found.evidence[0].text)[:width]}")
+    lines.append(f"{indent}{visible(found.evidence[0].text)[:QUOTE_WIDTH]}")
     for other in found.evidence[1:4]:
         place = f"{other.host or other.source}{f':{other.line}' if other.line else ''}"
-        lines.append(f"{indent}{visible(other.text)[:width]}   ({visible(place)})")
+        lines.append(f"{indent}{visible(other.text)[:QUOTE_WIDTH]}   ({visible(place)})")
     for fix in found.fixes:
         lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
         if fix.command:
@@ -294,11 +297,12 @@ def advice_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def advice_text(advice: Advice, width: int = 110) -> str:
+def advice_text(advice: Advice, width: int = WIDTH) -> str:
     """The recommendation for a terminal: what to set and why, what else is needed, what was left alone."""
     count = len(advice.lines)
     what = "nothing needs setting" if not count else f"change {count} variable{'s' * (count != 1)}"
-    lines = [f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}", ""]
+    head = (f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}")
+    lines = [*(row for line in head for row in textwrap.wrap(line, width, subsequent_indent="  ")), ""]
     for line in advice.lines:
         risk = "risky" if line.advice.risky else "safe"
         name = visible(line.advice.name)

@@ -10,6 +10,7 @@ from rich.text import Text
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.history.analyse import LEAST_VALUES, Analysis, Avoided, Component, Trend
 from nccl_doctor.report.safe_text import moment, visible
+from nccl_doctor.report.terminal import print_hanging
 
 MARKS_SHOWN = 40
 AVOIDED_SHOWN = 5
@@ -54,7 +55,7 @@ def _section(console: Console, title: str, lines: list[Text]) -> None:
     if lines:
         console.print(Text(f"\n{title}", "bold"))
     for line in lines:
-        console.print(line)
+        print_hanging(console, line, 0, 4)
 
 
 def _component(item: Component) -> Text:

@@ -12,7 +12,7 @@ WIDTH = 100  # columns at most
 
 def text(book: Playbook, width: int = WIDTH) -> str:
     """The page."""
-    return f"# {book.title}  ({book.id}, {book.severity})\n\n{_wrapped(book.body, min(width, WIDTH))}"
+    return f"# {book.title}  ({book.id}, {book.severity})\n\n{_wrapped(book.body, width)}"
 
 
 def _wrapped(body: str, width: int) -> str:

@@ -8,6 +8,7 @@ import sys
 from typing import IO, Any, Literal, cast
 
 from rich.console import Console
+from rich.text import Text
 
 PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
 _BLANKS_AT_ENDS = re.compile(r"(?: |\x1b\[[0-9;]*m)+(?=\n)")  # and the colours among them
@@ -53,3 +54,13 @@ def _console(stream: IO[str], plain: bool = False) -> Console:
         return console
     width = None if os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)
+
+
+def print_hanging(console: Console, text: Text, indent: int = 0, label: int = 0) -> None:
+    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends."""
+    head, body = text.divide([label])
+    rows = body.wrap(console, max(20, console.width - indent - label), tab_size=1) or [Text()]
+    for number, row in enumerate(rows):
+        row.rstrip()
+        start = head if number == 0 else Text(" " * label)
+        console.print(Text(" " * indent).append_text(start).append_text(row), soft_wrap=True)

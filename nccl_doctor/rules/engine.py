@@ -203,19 +203,21 @@ def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult
     gaps: dict[tuple[str, str], list[str]] = {}
     skipped: dict[str, str] = {}
     for host in hosts:
+        found: list[Finding] = []  # what a rule told before it met a gap holds all the same
         try:
-            found = tuple(rule.per_host(host, plan))
+            for item in rule.per_host(host, plan):
+                found.append(item)
         except MissingFact as gap:
             gaps.setdefault((gap.what, gap.why), []).append(host.name)
         except SkipRule as reason:
             skipped[host.name] = str(reason)
         except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-            findings.append(internal_error(rule.name, error, (host.name,)))
+            found.append(internal_error(rule.name, error, (host.name,)))
             gaps.setdefault((rule.name, "internal error"), []).append(host.name)
         else:
-            findings.extend(found)
-            if not found or all(item.severity is Severity.INFO for item in found):
+            if all(item.severity is Severity.INFO for item in found):
                 passed.append(host.name)
+        findings += found
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
 
@@ -223,22 +225,23 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dic
     assert rule.per_fleet is not None
     fleet = Fleet(hosts, plan, derived)
     names = tuple(host.name for host in hosts)
-    findings: tuple[Finding, ...] = ()
+    findings: list[Finding] = []
     skipped: dict[str, str] = {}
     try:
-        findings = tuple(rule.per_fleet(fleet))
+        for item in rule.per_fleet(fleet):
+            findings.append(item)
     except MissingFact as gap:
         fleet.missing.setdefault((gap.what, gap.why), []).extend(names)
     except SkipRule as reason:
         skipped = dict.fromkeys(names, str(reason))
     except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-        findings = (internal_error(rule.name, error, names),)
+        findings.append(internal_error(rule.name, error, names))
         fleet.missing.setdefault((rule.name, "internal error"), []).extend(names)
     blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
     absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
     not_passed = blamed | absent | set(skipped)
     passed = tuple(name for name in names if name not in not_passed)
-    return RuleResult(rule.name, rule.stage, findings, passed, _unknowns(fleet.missing), skipped)
+    return RuleResult(rule.name, rule.stage, tuple(findings), passed, _unknowns(fleet.missing), skipped)
 
 
 def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:

@@ -178,28 +178,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact(
             f"GPU {', '.join(map(str, barred))}", "not permitted: the device's cgroup or file is closed to us"
         )
-    lost = [gpu for gpu in fact.gpus if "handle" in gpu.errors or any("GPU is lost" in e for e in gpu.errors.values())]
-    for gpu in lost:
-        text = next(iter(gpu.errors.values()))
-        if refusal := next((words for words in _REFUSALS if words in gpu.errors.get("handle", "")), None):
-            yield _refused(host, gpu, refusal, text)
-            continue
-        yield finding(
-            "gpu.fell-off-bus.lost",
-            Severity.FAIL,
-            f"GPU {gpu.label} does not answer the driver",
-            [proof(host, gpu, text), *_smi_complaints(host, fact)],
-            places=[place(host, gpu)],
-            fixes=[
-                Fix(
-                    "power-cycle the host; if it comes back, reseat and test the GPU",
-                    "sudo ipmitool power cycle",
-                    host.name,
-                    True,
-                )
-            ],
-            explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
-        )
+    yield from _lost(host, fact)
     listed = {gpu.bus_id: gpu.slot for gpu in fact.pci_gpus if gpu.driver != "vfio-pci"}
     for entry in fact.proc_gpus:
         listed.setdefault(str(entry.get("bus_id")), None)
@@ -242,6 +221,33 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         confidence=0.95,
         explains=("gpu.not-visible.fewer-than-peers", "topology", "gpu.nvlink", "collectives"),
     )
+
+
+def _lost(host: Host, fact: GpuFact) -> Iterator[Finding]:
+    """The GPUs that NVML counts and cannot open, or finds lost."""
+    for gpu in fact.gpus:
+        if "handle" not in gpu.errors and not any("GPU is lost" in text for text in gpu.errors.values()):
+            continue
+        text = next(iter(gpu.errors.values()))
+        if refusal := next((words for words in _REFUSALS if words in gpu.errors.get("handle", "")), None):
+            yield _refused(host, gpu, refusal, text)
+            continue
+        yield finding(
+            "gpu.fell-off-bus.lost",
+            Severity.FAIL,
+            f"GPU {gpu.label} does not answer the driver",
+            [proof(host, gpu, text), *_smi_complaints(host, fact)],
+            places=[place(host, gpu)],
+            fixes=[
+                Fix(
+                    "power-cycle the host; if it comes back, reseat and test the GPU",
+                    "sudo ipmitool power cycle",
+                    host.name,
+                    True,
+                )
+            ],
+            explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
+        )
 
 
 def _refused(host: Host, gpu: GpuDevice, words: str, text: str) -> Finding:

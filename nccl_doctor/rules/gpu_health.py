@@ -31,57 +31,16 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     that the faulty row is still in use until the GPU is reset; a failed remap that no spare row is left.
     """
     gpus = devices(answered(host))
-    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
-    need_field(gpus, "remap_pending", "row-remap state")
     for gpu in gpus:
-        count = gpu.ecc_uncorrected_volatile or 0
-        if count:
-            total = gpu.ecc_uncorrected_aggregate
-            lifetime = f", lifetime {total}" if total is not None else ""
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.uncorrectable",
-                f"uncorrectable ECC errors on GPU {gpu.label}",
-                f"uncorrected volatile ECC errors: {count}{lifetime}",
-                _RESET,
-            )
-        if gpu.remap_failure:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.row-remap-failure",
-                f"row remapping failed on GPU {gpu.label}: replace it",
-                "remapping failure occurred: Yes",
-                "take the host out and replace the GPU (RMA)",
-            )
-        if gpu.sram_threshold_exceeded:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.sram-threshold",
-                f"GPU {gpu.label} has had more SRAM errors than it may: replace it",
-                "SRAM threshold exceeded: Yes",
-                "take the host out, run the field diagnostic and replace the GPU (RMA)",
-            )
-        if gpu.remap_pending:
-            rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.row-remap-pending",
-                f"a row remap of GPU {gpu.label} waits for a reset",
-                f"row remap pending: Yes (remapped rows: {rows})",
-                _RESET,
-            )
-        if gpu.retired_pages_pending:
-            yield _sick(
-                host,
-                gpu,
-                "gpu.ecc.retirement-pending",
-                f"a page retirement of GPU {gpu.label} waits",
-                "pending page retirement: Yes",
-                "drain the host and reload the driver or reboot",
+        for id, title, quote, remedy in _faults(gpu):
+            yield finding(
+                id,
+                Severity.FAIL,
+                title,
+                proof(host, gpu, quote),
+                places=[place(host, gpu)],
+                fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
+                explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
             )
         corrected = gpu.ecc_corrected_volatile or 0
         if corrected >= value("gpu.ecc.corrected.warn"):
@@ -105,18 +64,32 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                 Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1", host.name)
             ],
         )
+    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
+    need_field(gpus, "remap_pending", "row-remap state")
 
 
-def _sick(host: Host, gpu: GpuDevice, id: str, title: str, quote: str, remedy: str) -> Finding:
-    return finding(
-        id,
-        Severity.FAIL,
-        title,
-        proof(host, gpu, quote),
-        places=[place(host, gpu)],
-        fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
-        explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
-    )
+def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
+    """(finding id, title, what NVML says, what to do) of every fault of a GPU's memory."""
+    if count := gpu.ecc_uncorrected_volatile:
+        total = gpu.ecc_uncorrected_aggregate
+        quote = f"uncorrected volatile ECC errors: {count}" + (f", lifetime {total}" if total is not None else "")
+        yield "gpu.ecc.uncorrectable", f"uncorrectable ECC errors on GPU {gpu.label}", quote, _RESET
+    if gpu.remap_failure:
+        title = f"row remapping failed on GPU {gpu.label}: replace it"
+        remedy = "take the host out and replace the GPU (RMA)"
+        yield "gpu.ecc.row-remap-failure", title, "remapping failure occurred: Yes", remedy
+    if gpu.sram_threshold_exceeded:
+        title = f"GPU {gpu.label} has had more SRAM errors than it may: replace it"
+        remedy = "take the host out, run the field diagnostic and replace the GPU (RMA)"
+        yield "gpu.ecc.sram-threshold", title, "SRAM threshold exceeded: Yes", remedy
+    if gpu.remap_pending:
+        rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
+        title = f"a row remap of GPU {gpu.label} waits for a reset"
+        yield "gpu.ecc.row-remap-pending", title, f"row remap pending: Yes (remapped rows: {rows})", _RESET
+    if gpu.retired_pages_pending:
+        title = f"a page retirement of GPU {gpu.label} waits"
+        remedy = "drain the host and reload the driver or reboot"
+        yield "gpu.ecc.retirement-pending", title, "pending page retirement: Yes", remedy
 
 
 @host_rule("gpu", "gpu.needs-reset")
@@ -172,7 +145,6 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     and no finding; an idle GPU's low clocks are none either.
     """
     gpus = devices(answered(host))
-    need_field(gpus, "throttle_reasons", "throttle reasons")
     for bit, id, words in _THROTTLES:
         hit = [gpu for gpu in gpus if (gpu.throttle_reasons or 0) & bit]
         if bit == 0x08:  # the general bit: told only where no special one is
@@ -182,6 +154,7 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     for gpu in gpus:
         yield from _hot(host, gpu)
     yield from _capped(host, gpus)
+    need_field(gpus, "throttle_reasons", "throttle reasons")
 
 
 def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str) -> Finding:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.facts.gpu import Fabric, GpuDevice
+from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof
+from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof, superchip
 from nccl_doctor.rules.thresholds import value
 
 
@@ -22,8 +22,6 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     (GH200, GB200) reach their CPU over NVLink-C2C: of them only the replays are judged.
     """
     gpus = devices(answered(host))
-    for field in ("pcie_width", "pcie_gen"):
-        need_field(gpus, field, "PCIe link state")
     alike: dict[str | None, list[GpuDevice]] = {}
     for gpu in gpus:
         alike.setdefault(gpu.name, []).append(gpu)
@@ -44,6 +42,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"PCIe of GPU {gpu.label} repeats transfers",
                 f"PCIe replay counter: {replays}",
             )
+    for field in ("pcie_width", "pcie_gen"):
+        need_field(gpus, field, "PCIe link state")
 
 
 def _width(host: Host, gpu: GpuDevice, best: int) -> Iterator[Finding]:
@@ -129,13 +129,12 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     if alone := _alone(gpus):
         yield _inactive(host, alone)
         return
-    for gpu in gpus:  # before any finding: a rule that does not know gives none
-        model = find(gpu.name)
-        if not gpu.nvlinks and model and model.nvlinks:
-            why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
-            raise MissingFact(f"NVLink state of GPU {gpu.label}", gpu.errors.get("nvlinks", why))
+    untold = None
     for gpu in gpus:
         model = find(gpu.name)
+        if not gpu.nvlinks and model and model.nvlinks:
+            untold = untold or gpu
+            continue
         if gpu.nvlinks is None:
             continue
         active = sum(link.active for link in gpu.nvlinks)
@@ -145,6 +144,9 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
+    if untold:
+        why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
+        raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
 
 
 def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
@@ -250,50 +252,73 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     """On NVSwitch machines, the fabric manager runs, and every GPU is registered with the fabric.
 
     From Hopper on each GPU tells its state; before, the fabric manager's process is the only witness, and it cannot be
-    seen from a container. Without it CUDA fails with error 802, "system not yet initialized".
+    seen from a container. Without it CUDA fails with error 802, "system not yet initialized". In racks of superchips
+    (GB200 NVL72) it runs on the NVLink switches, and the GPUs' word is the only one.
     """
     fact = answered(host)
     gpus = devices(fact)
+    registered = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed"]
     waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
-    failed = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.status]
-    done = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and not gpu.fabric.status]
-    manager = fact.fabric_manager
-    restart = Fix(
+    yield from _waiting(host, fact, waiting)
+    for gpu in registered:
+        if gpu.fabric and gpu.fabric.status:
+            yield finding(
+                "gpu.fabric-manager.failed",
+                Severity.FAIL,
+                f"registering GPU {gpu.label} with the NVLink fabric failed",
+                proof(host, gpu, f"fabric status: NVML error {gpu.fabric.status}"),
+                places=[place(host, gpu)],
+                fixes=[_manager_fix(host, fact)],
+            )
+    yield from _manager(host, fact, registered or waiting)
+    bad = [(gpu, words) for gpu in gpus if gpu.fabric and (words := _unhealthy(gpu.fabric))]
+    if bad:
+        yield finding(
+            "gpu.fabric-manager.degraded",
+            Severity.FAIL,
+            f"the NVLink fabric is degraded for {len(bad)} of {len(gpus)} GPUs",
+            [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
+            places=[place(host, gpu) for gpu, _ in bad],
+        )
+
+
+def _manager_fix(host: Host, fact: GpuFact) -> Fix:
+    if superchip(fact):  # GB200 NVL72
+        text = "look at the fabric manager (NMX) on the rack's NVLink switches, and at this tray's link to them"
+        return Fix(text, "nvidia-smi -q | grep -A8 Fabric", host.name)
+    return Fix(
         "start it, in the driver's version",
         "sudo systemctl restart nvidia-fabricmanager; systemctl status nvidia-fabricmanager; "
         "sudo tail -30 /var/log/fabricmanager.log",
         host.name,
         True,
     )
-    if waiting:
-        known = not manager.running and not fact.container
-        yield finding(
-            "gpu.fabric-manager.not-running" if known else "gpu.fabric-manager.not-completed",
-            Severity.FAIL,
-            "the fabric manager does not run: GPUs wait for the NVLink fabric"
-            if known
-            else f"{len(waiting)} GPUs are not registered with the NVLink fabric",
-            [
-                *(proof(host, gpu, f"fabric state: {gpu.fabric.state}") for gpu in waiting[:3] if gpu.fabric),
-                Evidence(
-                    f"process nv-fabricmanager: {'runs' if manager.running else 'not found'}", "/proc", host=host.name
-                ),
-            ],
-            places=[place(host, gpu) for gpu in waiting],
-            fixes=[restart],
-            explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
-        )
-    for gpu in failed:
-        assert gpu.fabric is not None
-        yield finding(
-            "gpu.fabric-manager.failed",
-            Severity.FAIL,
-            f"registering GPU {gpu.label} with the NVLink fabric failed",
-            proof(host, gpu, f"fabric status: NVML error {gpu.fabric.status}"),
-            places=[place(host, gpu)],
-            fixes=[restart],
-        )
-    if fact.nvswitches and not (waiting or failed or done or manager.running or fact.container):
+
+
+def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Finding]:
+    if not waiting:
+        return
+    process = f"process nv-fabricmanager: {'runs' if fact.fabric_manager.running else 'not found'}"
+    known = not (fact.fabric_manager.running or fact.container or superchip(fact))
+    yield finding(
+        "gpu.fabric-manager.not-running" if known else "gpu.fabric-manager.not-completed",
+        Severity.FAIL,
+        "the fabric manager does not run: GPUs wait for the NVLink fabric"
+        if known
+        else f"{len(waiting)} GPUs are not registered with the NVLink fabric",
+        [
+            *(proof(host, gpu, f"fabric state: {gpu.fabric.state}") for gpu in waiting[:3] if gpu.fabric),
+            Evidence(process, "/proc", host=host.name),
+        ],
+        places=[place(host, gpu) for gpu in waiting],
+        fixes=[_manager_fix(host, fact)],
+        explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
+    )
+
+
+def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[Finding]:
+    manager = fact.fabric_manager
+    if fact.nvswitches and not (in_fabric or manager.running or fact.container):
         yield finding(
             "gpu.fabric-manager.not-running",
             Severity.FAIL,
@@ -303,11 +328,13 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
                 Evidence("no process nv-fabricmanager", "/proc", host=host.name),
             ],
             hosts=(host.name,),
-            fixes=[restart],
+            fixes=[_manager_fix(host, fact)],
             confidence=0.9,
             explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
         )
-    if manager.version and fact.system.driver and manager.version != fact.system.driver and fact.nvswitches:
+    # The NVSwitches of HGX B200 are no devices on the PCI bus; in a virtual machine neither they nor the manager are.
+    used = fact.nvswitches or (in_fabric and manager.running)
+    if manager.version and fact.system.driver and manager.version != fact.system.driver and used:
         yield finding(
             "gpu.fabric-manager.version-mismatch",
             Severity.FAIL,
@@ -319,13 +346,4 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=[Fix("install the fabric manager of exactly the driver's version", "", host.name)],
             confidence=0.9,
-        )
-    bad = [(gpu, words) for gpu in gpus if gpu.fabric and (words := _unhealthy(gpu.fabric))]
-    if bad:
-        yield finding(
-            "gpu.fabric-manager.degraded",
-            Severity.FAIL,
-            f"the NVLink fabric is degraded for {len(bad)} of {len(gpus)} GPUs",
-            [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
-            places=[place(host, gpu) for gpu, _ in bad],
         )

@@ -26,11 +26,16 @@ def peermem(topology: TopologyFact) -> str | None:
 
 
 def dmabuf_possible(topology: TopologyFact, gpu: GpuFact | None) -> bool | None:
-    """Whether DMA-BUF can stand in for it: Linux 5.12 or later and the open kernel modules; None if untold."""
+    """Whether DMA-BUF can stand in for it: Linux 5.12 or later and the open kernel modules; None if untold.
+
+    The number of an older Enterprise Linux kernel does not tell: Red Hat takes the RDMA core of later ones into it.
+    """
     version = kernel_version(topology.kernel)
     if version is None or gpu is None or gpu.module_flavor is None:
         return None
-    return version >= DMABUF_KERNEL and gpu.module_flavor == "open"
+    if gpu.module_flavor != "open" or version >= DMABUF_KERNEL:
+        return gpu.module_flavor == "open"
+    return None if ".el8" in topology.kernel else False
 
 
 def translating(topology: TopologyFact) -> dict[str, str]:

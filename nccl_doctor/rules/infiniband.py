@@ -75,7 +75,8 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every rail's port is ACTIVE: NCCL leaves out a port that is not, without a word at the default log level.
 
     Down ports of another kind of card than the rails (Ethernet management NICs) are not called rails. INIT with a
-    physical link means that no subnet manager has configured the port.
+    physical link means that no subnet manager has configured the port. Where every card with two ports has one of them
+    up, the others may be spare ports without a cable: a warning, unless NCCL_IB_HCA of the job names them.
     """
     with_devices(host)
     ports = host.once(own_rails, plan)
@@ -92,7 +93,21 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("ib.device-not-found", "ib.gid-index", "collectives"),
         )
         return
-    for rail in down:
+    spare = [] if plan.env.get("NCCL_IB_HCA") else _spare(ports)
+    if spare:
+        yield finding(
+            "ib.port-down",
+            Severity.WARN,
+            f"{len(spare)} ports are down, each beside an active one of its card: spare ports, or a whole rail is missing",
+            [sysfs(host, rail, f"state {rail.port.state}, phys_state {rail.port.phys_state}") for rail in spare[:4]],
+            places=[place(host, rail) for rail in spare],
+            fixes=[
+                Fix("if they have no cable, name the rails for the job: NCCL_IB_HCA", "ibstat | grep -E 'CA |State'"),
+                *_port_fixes(host, spare[0]),
+            ],
+            confidence=0.6,
+        )
+    for rail in (rail for rail in down if rail not in spare):
         state, physical = rail.port.state or "", rail.port.phys_state or ""
         if "INIT" in state and "LinkUp" in physical.replace("Link Up", "LinkUp"):
             id, words = "ib.port-down.no-subnet-manager", "waits for a subnet manager (INIT)"
@@ -113,6 +128,17 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
             fixes=_port_fixes(host, rail),
             explains=("ib.rate", "ib.rails-differ", "ib.gid-index", "collectives"),
         )
+
+
+def _spare(ports: list[Rail]) -> list[Rail]:
+    """The ports that are down beside an active one, where that is so on every card with several ports."""
+    cards: dict[str, list[Rail]] = {}
+    for rail in ports:
+        card = (rail.device.bus_id or "").rpartition(".")[0]  # its ports may be functions of one PCI device
+        cards.setdefault(card or rail.device.name, []).append(rail)
+    several = [card for card in cards.values() if len(card) > 1]
+    even = all({rail.port.active for rail in card} == {True, False} for card in several)
+    return [rail for card in several for rail in card if not rail.port.active] if even else []
 
 
 def _far_end(host: Host, rail: Rail) -> list[Fix]:
@@ -151,12 +177,9 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
     active = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not active:
         raise SkipRule("no active rail")
-    unread = [rail for rail in active if rail.port.gbps is None]
-    if unread:
-        raise MissingFact("port rate", f"{unread[0].label}: {unread[0].port.rate or 'not told'}")
     best = max(rail.port.gbps or 0.0 for rail in active)
     for rail in active:
-        if (rail.port.gbps or 0.0) < best:
+        if rail.port.gbps is not None and rail.port.gbps < best:
             yield finding(
                 "ib.rate.degraded",
                 Severity.FAIL,
@@ -177,6 +200,9 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 ],
                 explains=("ib.rails-differ",),
             )
+    unread = [rail for rail in active if rail.port.gbps is None]
+    if unread:
+        raise MissingFact("port rate", f"{unread[0].label}: {unread[0].port.rate or 'not told'}")
 
 
 def entries(port: Port) -> list[gids.GidEntry]:
@@ -197,17 +223,19 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("no active RoCE port")
     version, _ = nccl_version(host, plan)
     given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
-    for rail in ports:
-        table = entries(rail.port)
-        if not table and rail.device.source != SYSFS:
-            raise MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
-        if any(entry.version is None for entry in table):
-            raise MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
+    untold: MissingFact | None = None
     for rail in ports:
         by_index = {entry.index: entry for entry in entries(rail.port)}
-        chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
-        yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
+        if not by_index and rail.device.source != SYSFS:
+            untold = MissingFact("GID table", f"{rail.label}: sysfs shows no RDMA device, and show_gids does not tell")
+        elif any(entry.version is None for entry in by_index.values()):
+            untold = MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
+        else:
+            chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
+            yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
+    if untold:
+        raise untold
 
 
 def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:

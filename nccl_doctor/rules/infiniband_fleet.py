@@ -134,6 +134,9 @@ def _differs(drift: DriftRow, id: str, severity: Severity, places: list[Place]) 
     )
 
 
+_DMABUF = {True: "DMA-BUF", False: "none", None: "not known"}
+
+
 @fleet_rule("infiniband", "ib.gdr.differs")
 def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
     """GPUDirect RDMA works the same way everywhere: nvidia_peermem on all hosts or on none."""
@@ -141,7 +144,7 @@ def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
     topology = fleet.every(TopologyFact)
     gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
     told = {
-        host: peermem(topology[host]) or ("DMA-BUF" if dmabuf_possible(topology[host], gpus[host]) else "none")
+        host: peermem(topology[host]) or _DMABUF[dmabuf_possible(topology[host], gpus[host])]
         for host in found
         if host in topology and host in gpus
     }

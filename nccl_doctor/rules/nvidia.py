@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.findings.model import Evidence, Place
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
 
@@ -44,6 +45,11 @@ def devices(fact: GpuFact) -> list[GpuDevice]:
     return list(fact.answering)
 
 
+def superchip(fact: GpuFact) -> bool:
+    """Its GPUs are joined to their CPU by NVLink-C2C (GH200, GB200, DGX Spark)."""
+    return any((model := find(gpu.name)) and model.c2c for gpu in fact.gpus)
+
+
 def place(host: Host, gpu: GpuDevice) -> Place:
     """Where a finding about one GPU points."""
     return Place(host=host.name, gpu=gpu.label)
@@ -63,7 +69,7 @@ def card_words(fact: GpuFact, bus_id: str | None, serial: str | None) -> str:
 
 
 def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:
-    """``MissingFact`` if a GPU did not tell ``field`` although the driver supports it."""
+    """``MissingFact`` if a GPU did not tell ``field`` although the driver supports it; for the end of a rule."""
     for gpu in gpus:
         if getattr(gpu, field) is None and field not in gpu.not_supported and field in gpu.errors:
             raise MissingFact(what, gpu.errors[field])

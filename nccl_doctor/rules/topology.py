@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
-from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
@@ -26,9 +25,9 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.drift import row
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.gpudirect import translating
+from nccl_doctor.rules.nvidia import NO_GPU, superchip
 
 SOURCE = "nvidia-smi topo -m"
-NO_GPU = "no NVIDIA GPU on this host"
 
 
 def matrix_of(host: Host) -> Matrix:
@@ -177,7 +176,8 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             any(nvlinks(kinds.get((gpu, peer), "")) and nic.kind in NEAR for peer, nic in near.items())
             for gpu in far.names
         )
-        given = not some and (_superchip(host) or host.need(TopologyFact).hypervisor)
+        gpus = host.want(GpuFact)
+        given = not some and ((gpus and superchip(gpus)) or host.need(TopologyFact).hypervisor)
         yield finding(
             "topology.nic-far",
             Severity.INFO if linked or given else Severity.WARN,
@@ -203,12 +203,6 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             [_row_quoted(host, matrix, name) for name in share.names[:3]],
             hosts=(host.name,),
         )
-
-
-def _superchip(host: Host) -> bool:
-    """Its GPUs are joined to their CPU by NVLink-C2C."""
-    gpus = host.want(GpuFact)
-    return gpus is not None and any((model := find(gpu.name)) and model.c2c for gpu in gpus.gpus)
 
 
 def _bare_metal(host: Host) -> TopologyFact:
@@ -263,7 +257,8 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
     Superchips (GH200, GB200) are left out: their GPUs work with the CPU's page tables, through its SMMU (ATS).
     """
     fact = _bare_metal(host)
-    if _superchip(host):
+    gpus = host.want(GpuFact)
+    if gpus and superchip(gpus):
         raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:

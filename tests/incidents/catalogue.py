@@ -29,6 +29,7 @@ class Incident:
     setup: tuple[str, ...] = ()  # shell commands in a private network and mount namespace, before the launcher
     cgroup: Environment = dataclasses.field(default_factory=dict)  # "memory/memory.limit_in_bytes": "600M"
     send: signal.Signals | None = None  # to the launcher, once it trains
+    restarts: int = 0  # torchrun's --max-restarts
     per_rank: bool = False  # one file per rank instead of one console
     quick: bool = False  # part of `make test`
     recorded: bool = True  # what it printed is kept in tests/cases/explain
@@ -99,6 +100,12 @@ INCIDENTS: tuple[Incident, ...] = (
     # Ranks that end in ways of their own.
     Incident("exit-without-words", "app.rank-exception", ("unrelated",), "exitcode  : 3", undecidable=True),
     Incident("prefetch-thread-died", "app.rank-exception", evidence="sample 8123 has 0 tokens", ranks=3),
+    Incident("gave-up-in-words", "app.rank-exception", evidence="32064 embedding rows"),
+    Incident("hook-raises", "app.rank-exception", evidence="KeyError: 'norm'"),
+    Incident("backward-raises", "app.rank-exception", evidence="scale of zero"),
+    Incident("task-group-raises", "app.rank-exception", evidence="shard 2 is not in the manifest"),
+    Incident("exhausted-restarts", "app.rank-exception", evidence="batch 17 has no labels", restarts=1),
+    Incident("stacks-of-a-mismatch", MISMATCH, evidence="in all_gather"),
     Incident("worker-raises", "app.rank-exception", evidence="caption"),
     Incident("unpicklable-object", "app.rank-exception", evidence="pickle"),
     Incident("key-never-set", STRAGGLER, evidence="tokenizing shard"),
@@ -158,6 +165,7 @@ INCIDENTS: tuple[Incident, ...] = (
     ),
     Incident("sighup", "launch.killed", evidence="got signal: 1", worker="endless", send=signal.SIGHUP),
     Incident("interrupt", "launch.killed", evidence="got signal: 2", worker="endless", send=signal.SIGINT),
+    Incident("preempted", "launch.killed", evidence="SIGTERM", send=signal.SIGTERM),
     Incident(
         "kill-own-rank",
         "launch.killed",
@@ -297,6 +305,8 @@ INCIDENTS: tuple[Incident, ...] = (
     # Healthy.
     Incident("healthy", "healthy", quick=True),
     Incident("healthy-with-warnings", "healthy"),
+    Incident("healthy-after-logged-exception", "healthy"),
+    Incident("healthy-after-restart", "healthy", restarts=1),
 )
 
 BY_NAME = {incident.name: incident for incident in INCIDENTS}

@@ -110,6 +110,8 @@ class _Place:
             how = ["--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-id=job", "--rdzv-conf=join_timeout=8"]
         elif self.incident.how == "port-in-use-torchrun":
             how = ["--nnodes=1", "--master-addr=127.0.0.1", f"--master-port={self.port}"]
+        if self.incident.restarts:
+            how.append(f"--max-restarts={self.incident.restarts}")
         if self.incident.per_rank:
             how += ["--redirects=3", f"--log-dir={self.log_directory}"]
         program = [sys.executable, "-m", "torch.distributed.run", *how, f"--nproc-per-node={self.incident.ranks}"]

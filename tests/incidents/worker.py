@@ -400,6 +400,73 @@ def exit_without_words() -> None:
 
 
 @incident
+def gave_up_in_words() -> None:
+    """Rank 1 says why it goes, in words that no library knows, and its exit handlers have no say."""
+    if rank() == 1:
+        say("FATAL: vocabulary of 32000 does not fit 32064 embedding rows, aborting")
+        os._exit(4)
+    trainer.steps(2)
+
+
+@incident
+def hook_raises() -> None:
+    """A gradient hook of rank 1 raises in the autograd engine's thread."""
+    if rank() == 1:
+        weight = trainer.model.module.first.weight
+        weight.register_hook(lambda grad: {"mean": grad.mean()}["norm"])
+    trainer.steps(2)
+
+
+@incident
+def backward_raises() -> None:
+    """The backward pass of an own autograd function raises on rank 1."""
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
+            return value * 2
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+            if rank() == 1:
+                raise ArithmeticError("scale of zero in the backward pass")
+            return grad * 2
+
+    Scale.apply(trainer.model(torch.randn(8, 16))).mean().backward()
+
+
+@incident
+def task_group_raises() -> None:
+    """Rank 1 reads its shards in an asyncio task group, and one task fails."""
+    import asyncio
+
+    async def fetch(number: int) -> None:
+        if (rank(), number) == (1, 2):
+            raise LookupError("shard 2 is not in the manifest")
+
+    async def fetch_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(fetch(number))
+
+    asyncio.run(fetch_all())
+    trainer.steps(2)
+
+
+@incident
+def stacks_of_a_mismatch() -> None:
+    """The ranks hang in different calls, and faulthandler shows where each one stands before the time-outs come."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(2)
+    if rank() == 1:
+        dist.broadcast(torch.ones(4), 1)
+        dist.broadcast(torch.ones(4), 0)
+    dist.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2))
+    dist.barrier()
+
+
+@incident
 def prefetch_thread_died() -> None:
     """An exception in a thread ends that thread only; the main thread waits for its batches for ever."""
     import queue
@@ -602,6 +669,18 @@ def endless() -> None:
 
 
 @incident
+def preempted() -> None:
+    """Trains until SIGTERM comes; its own handler says so, and the rank goes of itself."""
+
+    def leave(number: int, _: object) -> None:
+        say(f"received SIGTERM (signal {number}): the allocation is withdrawn, leaving after this step")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    endless()
+
+
+@incident
 def kill_own_rank() -> None:
     """SIGKILL without any other trace, as a scheduler or an unseen out-of-memory killer sends it."""
     if rank() == 1:
@@ -704,6 +783,38 @@ def healthy_with_warnings() -> None:
     say("retry 1/3: connection to the metrics server timed out; metrics are kept locally")
     trainer.steps(3)
     say("validation error 0.131, best so far; training finished")
+
+
+@incident
+def healthy_after_logged_exception() -> None:
+    """An exception of something unimportant is logged with its traceback, and the training goes on to its end."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        {}["axes"]
+    except KeyError:
+        logging.exception("plotting failed, no figure for this epoch")
+    healthy()
+
+
+@before_init
+def healthy_after_restart() -> None:
+    """Rank 1 raises in the first attempt; torchrun starts the workers again, and they come to the end."""
+    if (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]) == ("0", "1"):
+        raise RuntimeError("the licence server did not answer")
+    time.sleep(1)
+    warm_up(with_model=True)
+    healthy()
+
+
+@incident
+def exhausted_restarts() -> None:
+    """Rank 1 raises in every attempt."""
+    trainer.steps(1)
+    if rank() == 1:
+        raise RuntimeError("batch 17 has no labels")
+    trainer.steps(2)
 
 
 def warm_up(*, with_model: bool) -> None:

@@ -18,6 +18,8 @@ import pytest
 from .lab import Lab, Process, missing_requirements
 from .test_check import FAULTY, causes, check, text_of
 
+# An agent that is told the end goes within 5 s, given CPU time. One that is not told stays for 45 s.
+SOON_S = 20.0
 CHECK = ["nccl-doctor", "check", "--format", "json", "--skip", "collectives", "--quick"]
 
 
@@ -70,9 +72,9 @@ def test_nothing_survives_the_end_of_the_controller(
     lab: Lab, running: subprocess.Popen[bytes], how: signal.Signals
 ) -> None:
     running.send_signal(how)
-    assert running.wait(10) != 0
-    wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
-    wait_until(lambda: not lab.processes("controller"), 5, f"left here: {lab.processes('controller')}")
+    assert running.wait(30) != 0
+    wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
+    wait_until(lambda: not lab.processes("controller"), SOON_S, f"left here: {lab.processes('controller')}")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
@@ -86,11 +88,11 @@ def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signal
         try:
             wait_until(lambda: all(ranks(lab, name) for name in lab.hostnames), 60, "no ranks on the hosts")
             process.send_signal(how)
-            assert process.wait(10) != 0
+            assert process.wait(30) != 0
         finally:
             process.kill()
             process.wait()
-        wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+        wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
 
 
 def ranks(lab: Lab, host: str) -> list[Process]:
@@ -107,7 +109,7 @@ def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.P
     for process in lab.processes("gpu03"):
         if process.arguments and process.arguments[0].startswith("sshd"):
             os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not agents(lab, "gpu03"), 5, "the agent outlives its session")
+    wait_until(lambda: not agents(lab, "gpu03"), SOON_S, "the agent outlives its session")
     assert running.wait(30) != 0
 
 
@@ -122,7 +124,7 @@ def test_a_silent_cut_ends_the_agents_within_a_minute(lab: Lab, running: subproc
 
 def test_a_run_that_ends_by_itself_leaves_nothing(lab: Lab) -> None:
     check(lab)
-    wait_until(lambda: not left_on_hosts(lab), 5, f"left on hosts: {left_on_hosts(lab)}")
+    wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
 
 
 # -- promise 9: partial failure is reported completely
@@ -237,7 +239,7 @@ def test_no_agent_and_no_display_reach_the_hosts(lab: Lab) -> None:
     socket_path = lab.home / "agent.sock"
     agent = lab.popen(["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL)
     try:
-        wait_until(socket_path.exists, 5, "no ssh-agent")
+        wait_until(socket_path.exists, SOON_S, "no ssh-agent")
         lab.ssh_config.write_text(f"ForwardAgent yes\nForwardX11 yes\nForwardX11Trusted yes\n{config}")
         with lab.fault("port-dropped", "gpu04"):
             process = lab.popen(
@@ -323,7 +325,9 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
     holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
     pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
     try:
-        wait_until(lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, 5, "the port is not taken")
+        wait_until(
+            lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, SOON_S, "the port is not taken"
+        )
         done = lab.run([*CHECK, "--hosts", str(lab.hostfile), "--save", str(bundle), "--verbose"])
         console = lab.run(["nccl-doctor", "check", "--from", str(bundle), "--verbose"])
     finally:

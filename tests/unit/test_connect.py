@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nccl_doctor.agent.collective import sockets
 from nccl_doctor.agent.probes import mesh
 
 
@@ -60,3 +61,13 @@ def test_a_peer_that_is_connected_and_silent_is_busy_and_not_behind_a_firewall(m
         target = {"peer": "gpu02", "address": address, "port": port, "purpose": "ephemeral"}
         link = mesh._connect(target, "token", timeout=3.0, messages=0)
     assert link["outcome"] == "failed" and "connected, and then no answer" in link["detail"]
+
+
+def test_a_knock_tells_an_open_door_from_a_closed_one_and_from_silence(
+    full: tuple[socket.socket, socket.socket],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+        assert sockets.knock(*place) == "open"
+    assert sockets.knock(*place) == "refused"
+    assert sockets.knock(*full[0].getsockname(), limit_s=0.1) == ""

@@ -15,7 +15,9 @@ from facts_builder import Builder
 from rich.console import Console
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
@@ -29,6 +31,7 @@ from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import StageResult, judge
 
+cli._load_commands()
 BENCH = """\
 nccl (asked for), 8 ranks on 1 host: a
 torch ?; path: NCCL of unknown version  not proved
@@ -233,13 +236,23 @@ def test_a_dumb_terminal_gets_lines_of_progress() -> None:
 def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width: str, tmp_path: Path) -> None:
     log = tmp_path / "console.log"
     log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
-    for words in (["explain", str(log)], ["check", "--from", FAULTY], ["diff", FAULTY, FAULTY]):
-        told = subprocess.run(
-            [sys.executable, "-m", "nccl_doctor", *words],
-            env={**os.environ, "COLUMNS": width}, capture_output=True, text=True, check=False, timeout=60,
-        ).stdout.splitlines()  # fmt: skip
-        assert told and all(line == line.rstrip() for line in told)
-        assert max(map(len, told)) <= (60 if width == "60" else terminal.PIPE_WIDTH), words
+    script = tmp_path / "train.sh"
+    script.write_text("export NCCL_SOCKET_IFNAME=^eth0 NCCL_TIMEOUT=1\n")
+    runner = CliRunner(env={"COLUMNS": width})
+    for words in (
+        ["explain", str(log)],
+        ["check", "--from", FAULTY, "--history", str(tmp_path)],
+        ["history", str(tmp_path)],
+        ["diff", FAULTY, "--hosts", "gpu01,gpu02"],
+        ["env", "lint", "--file", str(script)],
+        ["env", "recommend", "--from", FAULTY],
+        ["env", "show", "NCCL_IB_HCA"],
+    ):
+        told = runner.invoke(cli.app, words).stdout.splitlines()
+        assert len(told) > 2 and all(line == line.rstrip() for line in told)
+        limit = 60 if width else terminal.PIPE_WIDTH
+        whole = (str(tmp_path), "init_process_group(")  # paths and commands are there to be copied
+        assert not [line for line in told if len(line) > limit and not any(part in line for part in whole)], words
 
 
 def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:

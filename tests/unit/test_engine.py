@@ -71,6 +71,25 @@ def test_a_raising_rule_is_a_finding_and_unknown_not_a_pass() -> None:
     assert second.findings[0].id == "sys.disk-full"
 
 
+@pytest.mark.parametrize("stop", [engine.MissingFact("links", "not collected"), ZeroDivisionError("oops")])
+def test_what_a_rule_told_before_it_met_a_gap_is_kept(stop: Exception) -> None:
+    def per_host(host: engine.Host, plan: Plan) -> Iterator[Finding]:
+        yield from low_disk(host, plan)
+        raise stop
+
+    def per_fleet(fleet: engine.Fleet) -> Iterator[Finding]:
+        yield from low_disk(fleet.hosts[0], fleet.plan)
+        raise stop
+
+    for rule in (
+        engine.Rule("test.host", "system", (), "One.", per_host=per_host),
+        engine.Rule("test.fleet", "system", (), "All.", per_fleet=per_fleet),
+    ):
+        (result,) = engine.run(bundle(a=ok(5), b=ok(50)), (rule,))
+        assert [item.hosts for item in result.findings if item.id == "sys.disk-full"] == [("a",)]
+        assert not result.passed and {host for gap in result.unknown for host in gap.hosts} == {"a", "b"}
+
+
 def test_a_finding_without_evidence_is_refused() -> None:
     with pytest.raises(ValueError, match="no evidence"):
         finding("x", Severity.FAIL, "t", [])

@@ -199,11 +199,19 @@ def test_an_answer_that_failed_is_unknown(field: str, board: Facts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "switches", "wanted"),
-    [("550.90.07", 4, False), ("550.90.12", 4, True), ("550.90.12", 0, False), (None, 4, False)],
+    ("version", "switches", "running", "wanted"),
+    [
+        ("550.90.07", 4, True, False),
+        ("550.90.12", 4, True, True),
+        ("550.90.12", 0, True, True),  # HGX B200 has no NVSwitch on its PCI bus
+        ("550.90.12", 0, False, False),  # a virtual machine: left over in its image
+        (None, 4, True, False),
+    ],
 )
-def test_the_fabric_managers_version(version: str | None, switches: int, wanted: bool, board: Facts) -> None:
-    manager = {"running": True, "installed": True, "version": version}
+def test_the_fabric_managers_version(
+    version: str | None, switches: int, running: bool, wanted: bool, board: Facts
+) -> None:
+    manager = {"running": running, "installed": True, "version": version}
     seen = found(of_host(board, fabric_manager=manager, nvswitches=switches))
     assert set(seen) == ({"gpu.fabric-manager.version-mismatch"} if wanted else set())
 
@@ -225,6 +233,14 @@ def test_the_fabric_manager(
     facts = every_gpu(board, fabric={"state": states} if states else None)
     seen = found(of_host(facts, fabric_manager={"running": running}, container=container))
     assert set(seen) == ({wanted} if wanted else set())
+
+
+def test_in_a_rack_of_superchips_the_fabric_manager_is_elsewhere(board: Facts) -> None:
+    waiting = every_gpu(board, name="NVIDIA GB200", fabric={"state": "in-progress"})
+    seen = found(of_host(waiting, fabric_manager={"running": False}, nvswitches=0))
+    item = seen["gpu.fabric-manager.not-completed"]
+    assert "gpu.fabric-manager.not-running" not in seen and "NVLink switches" in item.fixes[0].text
+    assert "systemctl" not in item.fixes[0].command
 
 
 # ---- ports ----
@@ -277,6 +293,42 @@ def test_an_uptime_of_less_than_a_day_counts_as_one(board: Facts) -> None:
 def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, board: Facts) -> None:
     seen = found(port(board, 3, state=state, phys_state=physical))
     assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
+
+
+def dual(facts: Facts) -> Facts:
+    """The eight devices as the two functions each of four cards."""
+    changed = copy.deepcopy(facts)
+    for number, device in enumerate(changed["infiniband"]["data"]["devices"]):
+        device["bus_id"] = f"0000:{number // 2:02x}:00.{number % 2}"
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("down", "wanted", "titles"),
+    [
+        ((1, 3, 5, 7), {"ib.port-down": "warn"}, ["4 ports are down, each beside an active one"]),
+        ((0, 3, 5, 7), {"ib.port-down": "warn"}, ["4 ports are down, each beside an active one"]),
+        ((1, 3, 5), {"ib.port-down": "fail"}, [f"mlx5_{n}:1 is down" for n in (1, 3, 5)]),  # one card has both
+        ((1, 3, 4, 5, 7), {"ib.port-down": "fail"}, [f"mlx5_{n}:1 is down" for n in (1, 3, 4, 5, 7)]),  # one has none
+    ],
+)
+def test_the_second_ports_of_cards_may_be_spare(
+    down: tuple[int, ...], wanted: dict[str, str], titles: list[str], board: Facts
+) -> None:
+    facts = dual(board)
+    for index in down:
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    assert grades(found(facts)) == wanted
+    told = [item.title for item in report(facts).findings if item.id == "ib.port-down"]
+    assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
+
+
+def test_a_port_that_the_job_names_is_no_spare_one(board: Facts) -> None:
+    facts = dual(board)
+    for index in (1, 3, 5, 7):
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    seen = report(facts, env={"NCCL_IB_HCA": "mlx5"})
+    assert {item.severity.value for item in seen.findings if item.id == "ib.port-down"} == {"fail"}
 
 
 def test_all_ports_down_is_one_finding(board: Facts, roce: Facts) -> None:
@@ -332,6 +384,8 @@ def test_locked_memory(soft: int | None, wanted: bool, board: Facts) -> None:
         ({}, "proprietary", "6.8.0", "ib.gdr.off"),
         ({}, None, "6.8.0", "ib.gdr.unknown"),
         ({}, "open", "?", "ib.gdr.unknown"),
+        ({}, "open", "4.18.0-553.el8_10.x86_64", "ib.gdr.unknown"),  # with a later kernel's RDMA core
+        ({}, "proprietary", "4.18.0-553.el8_10.x86_64", "ib.gdr.off"),
     ],
 )
 def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, board: Facts) -> None:
@@ -608,6 +662,9 @@ def test_gpudirect_that_one_host_lacks(board: Facts) -> None:
     closed = of_host(no_module, module_flavor="proprietary")
     item = found(board, board, closed)["ib.gdr.differs"]
     assert (item.severity, item.hosts) == (Severity.FAIL, ("gpu03",))
+    untold = of_host(no_module, module_flavor=None)
+    seen = found(board, board, untold)
+    assert "ib.gdr.differs" not in seen and seen["ib.gdr.unknown"].hosts == ("gpu03",)
 
 
 def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
@@ -697,3 +754,26 @@ def test_titles_count_links_and_events(board: Facts) -> None:
     (single,) = found(logged(board, SXID.format(20034, "Fatal,"))).values()
     (double,) = found(logged(board, *[SXID.format(20034, "Fatal,")] * 2)).values()
     assert "times" not in single.title and ", 2 times:" in double.title
+
+
+def test_what_is_unknown_of_one_hides_no_fault_of_another(board: Facts) -> None:
+    """A GPU without any word on its NVLinks, a rail without a rate: the others are judged all the same."""
+    down = copy.deepcopy(gpu(board, 5, nvlinks=None, errors={"nvlinks": "nvmlDeviceGetNvLinkState: Timeout"}))
+    down["gpu"]["data"]["gpus"][2]["nvlinks"][0]["active"] = False
+    seen = report(down)
+    assert "gpu.nvlink.link-down" in {item.id for item in seen.findings}
+    assert any("NVLink state of GPU 5" in gap.what for gap in seen.unknown)
+    mixed = gpu(board, 5, ecc_uncorrected_volatile=None, errors={"ecc_uncorrected_volatile": "nvmlX: Timeout"})
+    mixed = gpu(mixed, 2, ecc_uncorrected_volatile=3, throttle_reasons=0x40, pcie_width=8)
+    told = {item.id for item in report(mixed).findings}
+    assert told >= {"gpu.ecc.uncorrectable", "gpu.thermal-power.hw-thermal", "gpu.pcie.width"}
+    assert "ECC counters" in {gap.what for gap in report(mixed).unknown}
+    slow = report(port(port(board, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
+    assert [item.places[0].nic for item in slow.findings if item.id == "ib.rate.degraded"] == ["mlx5_0:1"]
+    assert any(gap.what == "port rate" and "mlx5_3:1" in gap.why for gap in slow.unknown)
+
+
+def test_of_an_unknown_model_the_neighbours_tell_how_many_links_there_are(board: Facts) -> None:
+    strange = every_gpu(board, name="NVIDIA X900")
+    assert "gpu.nvlink.link-down" in found(gpu(strange, 2, nvlinks=[]))
+    assert "gpu.nvlink.link-down" not in found(gpu(strange, 2, nvlinks=None))

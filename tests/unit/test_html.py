@@ -76,7 +76,7 @@ def test_a_healthy_fleet(machine: dict[str, Any]) -> None:
     report = judge(bundle)
     assert report.verdict == "healthy", (report.findings, report.unknown)
     text = Elements(render(report, bundle)).text
-    assert "HEALTHY: all 4 hosts passed" in text
+    assert "HEALTHY: 4 hosts passed every check" in text
     assert "gpu[01-04] (4)" in text
     assert "Not checked" not in text and "uneven" not in text
 

@@ -155,6 +155,7 @@ def test_without_the_file_of_hosts_no_job_runs(tmp_path: Path, option: str) -> N
     assert before.returncode == 2 and f"{option} nowhere/hosts: there is no directory nowhere" in before.stderr
     after = preflight(tmp_path, option, "/dev/full", *job)
     assert after.returncode == 1 and "/dev/full: No space left on device" in after.stderr and "GO: 3 of" in after.stdout
+    assert after.stdout.endswith("exit 1\n")
     assert not (tmp_path / "ran").exists()
 
 

@@ -327,6 +327,12 @@ def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.M
     assert told.exit_code == ExitCode.INTERNAL_ERROR and "No space left" in told.output and "HEALTHY" in told.output
 
 
+def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    for place, code, told in (("/nowhere/r", 2, "--output /nowhere/r: there is no"), ("/dev/full", 1, "No space left")):
+        done = program("report", FAULTY, "-o", place)
+        assert done.returncode == code and told in done.stderr and not done.stdout
+
+
 def test_a_bundle_never_takes_the_place_of_a_device(tmp_path: Path) -> None:
     """Root saves to /dev/stdout or /dev/null: the device stays what it is."""
     from nccl_doctor.facts import bundle as bundles
@@ -565,7 +571,7 @@ def test_the_head_of_a_finding_does_not_wrap(width: int) -> None:
 
 def test_nothing_needs_setting_only_where_that_was_looked_at() -> None:
     assert "environment  not known: no host was reached" in printed(judge(unreached().bundle()), 120)
-    assert "the interfaces stage was not measured on every host" in printed(judge(Builder().bundle()), 120)
+    assert "the interfaces stage was left out" in printed(judge(Builder().bundle()), 120)
 
 
 def test_an_unreachable_fleet_has_no_gap_without_a_host() -> None:

@@ -33,6 +33,28 @@ def pipe_sink() -> Sink:
     return send
 
 
+class _Step:
+    """Where a rank is: made anew for each step, so that the watchdog never sees one's time with another's limit."""
+
+    def __init__(self, stage: str, detail: str, limit_s: float, done: Optional[Callable[[], int]] = None) -> None:
+        self.stage, self.detail, self.limit_s, self.done = stage, detail, limit_s, done
+        self.since = time.monotonic()
+        self.dialled: Set[str] = set()  # connections that were seen unanswered
+
+    def where(self) -> Dict[str, Any]:
+        where: Dict[str, Any] = {
+            "stage": self.stage,
+            "detail": self.detail,
+            "step_s": round(time.monotonic() - self.since, 3),
+        }
+        if self.done is not None:
+            try:
+                where["iterations"] = self.done()
+            except Exception:  # noqa: BLE001 - a broken device must not silence the watchdog
+                self.done = None
+        return where
+
+
 class Progress:
     """The stage and step this rank is in, told to the sink and watched.
 
@@ -44,15 +66,15 @@ class Progress:
     def __init__(self, rank: int, sink: Sink, beat_s: float = 1.0, backstop_s: float = 0.0) -> None:
         self.rank = rank
         self.sink = sink
-        self.name = "spawn"
-        self.detail = ""
-        self.limit_s = 0.0
-        self.since = time.monotonic()
-        self.done: Optional[Callable[[], int]] = None  # iterations finished in the timed loop
+        self._step = _Step("spawn", "", 0.0)
         self._beat_s, self._backstop_s = beat_s, backstop_s
-        self._dialled: Set[str] = set()  # connections of this step that were seen unanswered
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="nccl-doctor-watchdog").start()
+
+    @property
+    def done(self) -> Optional[Callable[[], int]]:
+        """Tells the iterations finished in the timed loop; None outside of one."""
+        return self._step.done
 
     def tell(self, event: str, **fields: Any) -> None:
         """Send one event of this rank."""
@@ -60,9 +82,7 @@ class Progress:
 
     def stage(self, name: str, limit_s: float, detail: str = "") -> None:
         """Enter a stage, with the seconds it may take."""
-        self.name, self.detail, self.done = name, detail, None
-        self._dialled.clear()
-        self.since, self.limit_s = time.monotonic(), limit_s
+        self._step = _Step(name, detail, limit_s)
         self.tell("stage", stage=name, detail=detail, limit_s=limit_s)
         if self._backstop_s:
             # By stage, not by step: the timer is a thread, and starting one disturbs what is timed right after.
@@ -70,8 +90,9 @@ class Progress:
 
     def step(self, detail: str, limit_s: float, done: Optional[Callable[[], int]] = None) -> None:
         """A step within the stage: restarts the limit, costs no event (the next beat tells)."""
-        self.detail, self.done = detail, done
-        self.since, self.limit_s = time.monotonic(), limit_s
+        step = _Step(self._step.stage, detail, limit_s, done)
+        step.dialled = self._step.dialled  # of the whole stage
+        self._step = step
 
     def finish(self) -> None:
         """No more limits: the work is over."""
@@ -80,31 +101,21 @@ class Progress:
 
     def where(self) -> Dict[str, Any]:
         """Stage, step, iterations done and seconds in this step."""
-        done = self.done
-        where: Dict[str, Any] = {
-            "stage": self.name,
-            "detail": self.detail,
-            "step_s": round(time.monotonic() - self.since, 3),
-        }
-        if done is not None:
-            try:
-                where["iterations"] = done()
-            except Exception:  # noqa: BLE001 - a broken device must not silence the watchdog
-                self.done = None
-        return where
+        return self._step.where()
 
     def _watch(self) -> None:
         while not self._over.wait(self._beat_s):
-            where = self.where()
+            step = self._step
+            where = step.where()
             try:
                 self.tell("beat", **where)
             except OSError:
                 os._exit(STUCK_EXIT)  # nobody listens any more
-            if self.done is None and where["step_s"] > DIALLING_AFTER_S:  # never while something is timed
-                self._dialled.update(dialling())
-            if self.limit_s and where["step_s"] > self.limit_s and not self._over.is_set():
+            if step.done is None and where["step_s"] > DIALLING_AFTER_S:  # never while something is timed
+                step.dialled.update(dialling())
+            if step.limit_s and where["step_s"] > step.limit_s and step is self._step and not self._over.is_set():
                 faulthandler.dump_traceback(file=2, all_threads=True)
-                self.tell("stuck", limit_s=self.limit_s, dialling=sorted(self._dialled), **where)
+                self.tell("stuck", limit_s=step.limit_s, dialling=sorted(step.dialled), **where)
                 os._exit(STUCK_EXIT)
 
 

@@ -56,15 +56,15 @@ def _own_inodes() -> Set[str]:
     return own
 
 
-def refuses(address: str, port: int, limit_s: float = 2.0) -> bool:
-    """Whether the host answers and nothing listens there. Not so where something does, or where no answer comes."""
+def knock(address: str, port: int, limit_s: float = 0.5) -> str:
+    """``open`` where something listens there, ``refused`` where the host says that nothing does, else empty."""
     try:
         socket.create_connection((address, port), limit_s).close()
     except ConnectionRefusedError:
-        return True
+        return "refused"
     except OSError:
-        pass
-    return False
+        return ""
+    return "open"
 
 
 def connections(ignored_port: int) -> List[Dict[str, Any]]:

@@ -229,6 +229,7 @@ class Worker:
         serves = me.rank == 0 and not me.store_is_hosted
         limit = datetime.timedelta(seconds=max(1.0, self.limit_s - 1.0))
         detail, end = "%s port %d" % (me.master_addr, me.master_port), time.monotonic() + self.import_limit_s
+        door = ""
         while True:
             self.progress.stage("store", self.limit_s, detail)
             try:
@@ -238,7 +239,9 @@ class Worker:
                 break
             except Exception as error:  # torch raises RuntimeError, DistNetworkError or DistStoreError, by version
                 text = str(error)
-                if not serves and time.monotonic() < end and sockets.refuses(me.master_addr, me.master_port):
+                before, door = door, sockets.knock(me.master_addr, me.master_port)
+                # One that is open now may have been opened just now; where that was so before, it is no store.
+                if not serves and time.monotonic() < end and (door == "refused" or (door == "open" != before)):
                     continue
                 taken = serves and ("EADDRINUSE" in text or "ddress already in use" in text)
                 raise PlannedError("port-in-use" if taken else "store", text) from error

@@ -1,193 +1,14 @@
-"""Exceptions of the program itself, and ranks that diverged: told apart by who raised and who waited."""
+"""Ranks that diverged: who is behind, who ran ahead, who called something else."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from statistics import median
 
-from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
-from nccl_doctor.explain.model import Hit, Traceback
-
-# Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
-_SETUP = re.compile(
-    r"(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|AttributeError|TypeError|"
-    r"ArgumentError|ArgumentTypeError|UsageError|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue|ValidationError|"
-    r"ConfigCompositionException|InstantiationException|HFValidationError|RepositoryNotFoundError|GatedRepoError|"
-    r"LocalEntryNotFoundError|EntryNotFoundError|SafetensorError|YAMLError|ScannerError|ParserError|JSONDecodeError|"
-    r"FileNotFoundError|NotADirectoryError|IsADirectoryError|PermissionError|UnboundLocalError|NotImplementedError|"
-    r"UnsupportedOperation|VersionConflict|DistributionNotFound|PackageNotFoundError|DeepSpeedConfigError|AssertionError)$"
-)
-_SETUP_TEXT = re.compile(
-    r"Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\)|Unexpected key\(s\)|unexpected keyword argument|"
-    r"not in struct|unrecognized|does not exist|No such file|not found|invalid choice|is required|must be divisible|"
-    r"should be divisible|is not divisible|Unknown|Invalid|unsupported|not supported|401 Client|403 Client|404 Client|"
-    r"Connection error|couldn't connect|Repo id must|offline mode|not a valid|cannot import name|no attribute|CUDA_HOME|"
-    r"ninja|Error compiling|Error building|config|argument|hyperparameter|Failed to import",
-    re.IGNORECASE,
-)
-# The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
-_COMMUNICATION = re.compile(r"Dist(?:Backend|Network|Store)?Error$|NCCLError|Rendezvous\w+Error|AcceleratorError")
-
-
-def _own(case: Case) -> list[Traceback]:
-    return [item for item in case.ordinary if not _COMMUNICATION.search(item.type)]
-
-
-def _is_library_noise(item: Traceback) -> bool:
-    """Raised while the interpreter ends or in helper threads: says nothing about the cause."""
-    return item.type.endswith(
-        ("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration")
-    )
-
-
-def _raisers(items: list[Traceback]) -> dict[int | None, list[Traceback]]:
-    table: dict[int | None, list[Traceback]] = defaultdict(list)
-    for item in items:
-        table[item.hit.rank].append(item)
-    return table
-
-
-def _title(item: Traceback, ranks: set[int]) -> str:
-    who = ""
-    if ranks:
-        listed = sorted(ranks)
-        who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
-    where = f" at {item.where}" if item.where else ""
-    message = f": {item.message[:120]}" if item.message else ""
-    return f"{who}raised {item.type}{message}{where}"
-
-
-_OTHERS_SUFFER = (
-    "watchdog-timeout",
-    "peer-closed",
-    "gloo-closed",
-    "store-closed",
-    "monitored-barrier",
-    "socket-timeout",
-    "ib-retry",
-    "heartbeat",
-    "comm-aborted",
-    "connect-refused",
-    "unique-id",
-    "joined-partly",
-    "deadlock-detected",
-)
-
-
-@diagnosis
-def ordinary_exception(case: Case) -> Iterable[Candidate]:
-    """An exception of the program itself that no signature knows.
-
-    Raised by a part of the ranks while others waited or lost their peer, or by one rank between its steps, it is the
-    cause of what the others report (app.rank-exception). Raised alike by all ranks, or in a single process, or before
-    anything distributed has begun, it is no failure of distributed communication (unrelated).
-    """
-    items = [item for item in _own(case) if not _is_library_noise(item)]
-    if not items:
-        return
-    first = _deepest_first(items)
-    same = [item for item in items if _kind(item) == _kind(first)]
-    ranks = {item.hit.rank for item in same if item.hit.rank is not None}
-    hosts = {item.hit.host for item in same if item.hit.host}
-    hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
-    title = _title(first, ranks)
-    for cause, strength, why in _whose_failure(case, first, ranks):
-        yield Candidate(cause, strength, title, hits, ranks, hosts, why)
-
-
-def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
-    """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
-    why = ordinary_exception.__doc__ or ""
-    others_suffer = case.has(*_OTHERS_SUFFER)
-    began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
-    setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
-    everyone = case.world > 1 and len(ranks) >= case.world
-    if others_suffer and not everyone:
-        return [("app.rank-exception", 0.87, why), *([("unrelated", 0.4, "")] if setup else [])]
-    half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
-    others_died_too = len(case.exits) > 1 and bool(ranks) and not others_suffer
-    if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
-        alike = "the same error on all ranks, or before anything distributed began"
-        return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
-    return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
-
-
-def _told_with(case: Case, first: Traceback) -> list[Traceback]:
-    """The further exceptions of the same process just behind: a worker's own, or those that the first one led to."""
-    return [
-        item
-        for item in case.summary.tracebacks
-        if item.type
-        and (item.hit.file, item.hit.rank, item.hit.host) == (first.hit.file, first.hit.rank, first.hit.host)
-        and 0 < item.hit.line - first.hit.line <= _NEAR
-    ][:4]
-
-
-_CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
-_TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
-
-
-@diagnosis
-def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
-    """An argument check of torch.distributed itself raised: the program uses groups, meshes or tensors wrongly.
-
-    Known by the deepest frame of the traceback, whatever the message says. ``RuntimeError`` is left out: under that type
-    the backends' own failures come up through the same frames.
-    """
-    for item in case.summary.tracebacks:
-        if not item.frames or not _CHECKS.search(item.frames[-1]) or case.is_known(item):
-            continue
-        if item.type not in ("ValueError", "TypeError", "AssertionError", "KeyError", "NotImplementedError"):
-            continue
-        if "pickle" in item.message:  # of an object that the program wanted to send: the program's own exception
-            continue
-        tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
-        same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
-        ranks = {other.hit.rank for other in same if other.hit.rank is not None}
-        yield Candidate(
-            "app.bad-tensor" if tensor else "app.pg-misuse",
-            0.88,
-            f"torch.distributed refuses a call: {item.message[:120]}",
-            _evidence(same),
-            ranks,
-            why=refused_by_torch_distributed.__doc__ or "",
-            final=True,
-        )
-        return
-
-
-@diagnosis
-def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
-    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
-    cut = [item for item in case.summary.tracebacks if not item.type]
-    if cut and not case.ordinary:
-        title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
-        hits = [item.hit for item in cut]
-        ranks = ranks_of(hits)
-        yield Candidate("app.rank-exception", 0.34, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
-        yield Candidate("unrelated", 0.3, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
-
-
-def _kind(item: Traceback) -> tuple[str, str]:
-    return item.type.rsplit(".", 1)[-1], re.sub(r"[\d'\"/][^\s]*", "#", item.message)[:60]
-
-
-def _deepest_first(items: list[Traceback]) -> Traceback:
-    """The earliest exception; of a chain the first link. With times from several hosts, the earliest time."""
-    timed = [item for item in items if item.hit.seconds is not None]
-    if timed and len(timed) == len(items):
-        return min(timed, key=lambda item: (item.hit.seconds or 0.0, item.hit.line))
-    return min(items, key=lambda item: (item.hit.file, item.first_line))
-
-
-def _evidence(items: list[Traceback]) -> list[Hit]:
-    return [hit for item in items for hit in (item.hit, *item.more)]
-
-
-# --- who is behind ---------------------------------------------------------------------------------------------------
+from nccl_doctor.explain.diagnoses.words import gave_up, last_words, later, names_rank, slower, still_busy
+from nccl_doctor.explain.model import Hit
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:
@@ -365,23 +186,6 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
-_GAVE_UP = re.compile(
-    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
-    r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
-    re.IGNORECASE,
-)
-
-
-def gave_up(case: Case, ranks: set[int] | None) -> list[Hit]:
-    """Lines in which these ranks (None: anybody) say, in words of their own, that they end."""
-    said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
-    return [
-        hit
-        for hit in _in_order(hit for hit in said if ranks is None or hit.rank in ranks or _names_rank(hit.text, ranks))
-        if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
-    ]
-
-
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -396,13 +200,13 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks, why=behind_or_ahead.__doc__ or "")
         return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
-    busy = _still_busy(
+    busy = still_busy(
         [
             *own,
-            *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or _names_rank(hit.text, ranks)),
+            *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or names_rank(hit.text, ranks)),
         ]
     )
-    if done and (not busy or _later(done[-1], busy[-1])):
+    if done and (not busy or later(done[-1], busy[-1])):
         yield Candidate(
             "app.uneven-inputs",
             0.72,
@@ -411,7 +215,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             ranks,
             why=behind_or_ahead.__doc__ or "",
         )
-    elif slow := _slower(case, ranks):
+    elif slow := slower(case, ranks):
         yield Candidate(
             "app.straggler-timeout",
             0.8,
@@ -450,85 +254,6 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     yield Candidate("app.straggler-timeout", 0.56, f"{who} did not come in time", [*own, *hits], ranks)
 
 
-_DURATION = re.compile(r"([A-Za-z][A-Za-z_ ]{2,29}?)\W{1,3}(\d{1,6}(?:\.\d{1,6})?) ?(ms|s/it|s|sec|seconds)\b")
-_SLOWER = 3.0  # times the others' median: more than steps of one kind of GPU differ by
-
-
-def _slower(case: Case, ranks: set[int]) -> list[Hit]:
-    """Lines in which all of these ranks tell a much longer duration than the others do for the same thing, theirs first."""
-    told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
-    for hit in (hit for hits in case.summary.before.values() for hit in hits):
-        for rank in [hit.rank] if hit.rank is not None else _ranks_named(hit.text)[:1]:
-            for label, number, unit in _DURATION.findall(hit.text):
-                told[label.lower(), unit][rank] = (float(number), hit)
-    for by_rank in told.values():
-        others = [value for rank, (value, _) in by_rank.items() if rank not in ranks]
-        own = [by_rank[rank] for rank in ranks if rank in by_rank]
-        if others and len(own) == len(ranks) and min(value for value, _ in own) > _SLOWER * median(others) > 0:
-            return [hit for _, hit in own] + [hit for rank, (_, hit) in by_rank.items() if rank not in ranks][:2]
-    return []
-
-
-def _later(one: Hit, other: Hit) -> bool:
-    return one.file == other.file and one.line > other.line
-
-
-def _in_order(hits: Iterable[Hit]) -> list[Hit]:
-    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
-
-
-_BUSY = re.compile(
-    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
-    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
-    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
-    re.IGNORECASE,
-)
-# A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
-_WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
-_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
-# Lines that only look like work: libraries' lines, stack frames, warnings, settings.
-_NOT_WORK = re.compile(
-    r"\.wait\(|\braise |\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
-    r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages"
-)
-
-
-_TRACEBACK_BEGINS = re.compile(r"Traceback \(most recent|╭")
-
-
-def _still_busy(hits: Iterable[Hit]) -> list[Hit]:
-    """The lines in which a rank says what long work it does, unless it was back in its training steps afterwards."""
-    ordered = _in_order(hits)
-    busy: list[Hit] = []
-    for hit in ordered:
-        text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
-        if _STEP.search(text) and not _WORK_BAR.search(text):
-            busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
-        elif _BUSY.search(text) and not _NOT_WORK.search(text):
-            busy.append(hit)
-    return busy
-
-
-def last_words(case: Case, ranks: set[int]) -> list[Hit]:
-    """What these ranks said just before the first sign of trouble, in order."""
-    return [
-        hit
-        for hits in case.summary.before.values()
-        for hit in hits
-        if (hit.rank in ranks or _names_rank(hit.text, ranks)) and hit.text.strip()
-    ]
-
-
-def _names_rank(text: str, ranks: set[int]) -> bool:
-    if "ank" not in text:
-        return False
-    return any(rank in ranks for rank in _ranks_named(text))
-
-
-def _ranks_named(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\b[Rr]ank[ =_:]?(\d{1,6})\b", text)[:4]]
-
-
 _MISSING = re.compile(r"Ranks? (\d[\d, ]*) (?:failed to pass|timed out in) monitoredBarrier")
 
 
@@ -565,10 +290,10 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
-    busy = _still_busy(hit for hit in before if hit.line < first.line)
+    busy = still_busy(hit for hit in before if hit.line < first.line)
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
         near = range(first.line - _NEAR, first.line)
-        busy = _still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
+        busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
     yield Candidate(

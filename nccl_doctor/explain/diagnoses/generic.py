@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, ranks_of, speakers
-from nccl_doctor.explain.diagnoses.application import gave_up
+from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -319,7 +319,8 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
 
 
-_WRAPPERS = ("ray-wrapper", "worker-failed", "comm-aborted", "sigabrt-exit")
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -331,7 +332,10 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
     if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
-        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "")
+        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "", vague=True)
+        if case.has(*_OF_WATCHDOGS):
+            title = "a watchdog ended a rank; what it waited for is not in these logs"
+            yield Candidate("app.straggler-timeout", 0.28, title, hits, why=only_consequences.__doc__ or "", vague=True)
 
 
 _BY_SIGNAL = {

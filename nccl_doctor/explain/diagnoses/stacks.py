@@ -21,9 +21,11 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
     """
     calls: dict[tuple[str, str], tuple[str, Hit]] = {}
     process = ""
+    surely = True
     for hit in case.hits("stack-process", "stack-frame"):
         if hit.signature == "stack-process":
             process = hit.groups["pid"]
+            surely &= "command" in hit.groups  # threads may be those of one process
             continue
         found = _FUNCTION.search(hit.text)
         name = (found.group(1) or found.group(2)) if found else ""
@@ -34,7 +36,7 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
         hits = [hit for _, hit in calls.values()]
         yield Candidate(
             "app.collective-mismatch",
-            0.8,
+            0.8 if surely else 0.66,
             f"the processes wait in different collectives: {' / '.join(names)[:160]}",
             hits,
             ranks_of(hits),

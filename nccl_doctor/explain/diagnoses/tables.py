@@ -10,8 +10,6 @@ import msgspec
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.inventory import nodesets
-from nccl_doctor.inventory.names import BadName
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
 _LOAD = re.compile(r"sm|utilization\.gpu\b")
@@ -22,14 +20,15 @@ _BUSY = 50.0  # percent of time in which a GPU computes: below that it has reaso
 _FULL = 0.6  # of the power limit: no idle GPU draws that much
 _SLOW = 0.6  # of the fastest busy neighbour's clock
 _HEATED = 0.85  # the same for a GPU that says that heat slows it down
+_HELD_BACK = 50.0  # percent of time in which heat slowed a GPU down
 
 
 class _Row(msgspec.Struct):
     """One GPU at one moment."""
 
     hit: Hit
-    clock: float
-    hot: bool
+    clock: float  # MHz; 0 if the table does not say
+    heat: float  # dmon's tviol: a percentage of time, or 1 for yes
 
 
 def _cells(text: str, heading: str) -> list[str]:
@@ -56,8 +55,8 @@ def _busy(heading: Hit, rows: Iterable[Hit]) -> Iterable[_Row]:
         clock, load = _number(by_name, _CLOCK), _number(by_name, _LOAD)
         power, limit = _number(by_name, _POWER), _number(by_name, _LIMIT)
         full = bool(power and limit and power >= _FULL * limit)
-        if clock and (full if load is None else load >= _BUSY):
-            yield _Row(hit, clock, bool(_number(by_name, _HEAT)))
+        if full if load is None else load >= _BUSY:
+            yield _Row(hit, clock or 0.0, _number(by_name, _HEAT) or 0.0)
 
 
 def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
@@ -75,17 +74,23 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
     headings = case.hits("gpu-table")
     rows = [row for head in headings for row in _busy(head, below(head, headings, case.hits("gpu-table-rows")))]
     fastest = max((row.clock for row in rows), default=0.0)
-    slow = [row for row in rows if row.clock < fastest * (_HEATED if row.hot else _SLOW)]
-    if slow:
-        usual = statistics.median(row.clock for row in rows if row not in slow)
-        yield Candidate(
-            "gpu.thermal-power",
-            0.82,
-            f"a GPU runs at {slow[0].clock:.0f} MHz under load, its neighbours at {usual:.0f} MHz",
-            [*(row.hit for row in slow), *headings[:1]],
-            hosts={row.hit.host for row in slow if row.hit.host},
-            why=slower_clock.__doc__ or "",
-        )
+    slow = [row for row in rows if 0 < row.clock < fastest * (_HEATED if row.heat else _SLOW) or row.heat >= _HELD_BACK]
+    if not slow:
+        return
+    others = [row.clock for row in rows if row not in slow and row.clock]
+    if others and slow[0].clock:
+        usual = statistics.median(others)
+        title = f"a GPU runs at {slow[0].clock:.0f} MHz under load, its neighbours at {usual:.0f} MHz"
+    else:
+        title = f"heat slows a GPU down in {slow[0].heat:.0f} % of the time"
+    yield Candidate(
+        "gpu.thermal-power",
+        0.82,
+        title,
+        [*(row.hit for row in slow), *headings[:1]],
+        hosts={row.hit.host for row in slow if row.hit.host},
+        why=slower_clock.__doc__ or "",
+    )
 
 
 _RATE = re.compile(r"(?:GPU|gpu|cuda|device)[ :#_]{0,2}(\d{1,3})\b(\D{1,60})(\d+(?:\.\d+)?) ?([TG]?FLOP|GB/s|MHz)")
@@ -188,9 +193,11 @@ _SINFO = re.compile(
 
 def _ours(case: Case, nodes: str) -> bool:
     """Whether a list of nodes names one of the job; yes where NCCL's lines name none."""
+    from nccl_doctor.inventory import names, nodesets  # few logs hold such a table
+
     try:
         named = set(nodesets.expand(nodes))
-    except BadName:
+    except names.BadName:
         named = {nodes}
     known = {host.partition(".")[0] for host in case.nccl_hosts}
     return not known or bool(known & named)

@@ -31,6 +31,7 @@ says(
     "enforce fail at {}op.getOpcode",
     "Message truncated{}MPI_ERR_TRUNCATE",
     "MPI_ERR_TRUNCATE",
+    "Cannot apply desired operation due to shape mismatches",
     "Trying to recv to self without a matching send",
     "Trying to send to self without a matching recv",
     cause="app.collective-mismatch",

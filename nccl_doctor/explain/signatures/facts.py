@@ -411,7 +411,7 @@ says(
     "clocks.current.sm",
     "clocks.current.gr",
     why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
-    where=lambda groups, line: " pclk" in line if "# gpu" in line else "," in line or "  " in line,
+    where=lambda groups, line: " pclk" in line or " tviol" in line if "# gpu" in line else "," in line or "  " in line,
     rows=24,
 )
 says(
@@ -476,6 +476,16 @@ says(
     "is not ",
     "empty list",
     "hang",
+    "crash",
+    " dead",
+    " reset",
+    "inaccessible",
+    "ffline",
+    "ritical",
+    " stale",
+    "retirement",
+    "negotiated",
+    "downgraded",
     why="A line that sounds like trouble; its words tell the subject.",
 )
 

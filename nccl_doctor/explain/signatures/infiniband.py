@@ -208,6 +208,8 @@ says(
     "port module event: module {module}, Cable unplugged",
     "Cable unplugged",
     "Cable is unplugged",
+    "Lost carrier",
+    "Link went down",
     "Cable error",
     "port_module_event",
     "link status definitely down",

@@ -11,8 +11,9 @@ _PROCESS = re.compile(r"\bProcess \d+: \S")
 says(
     "stack-process",
     "Process {pid:int}: {command}",
-    why="py-spy: the stacks of this process follow.",
-    where=lambda groups, line: _PROCESS.search(line) is not None,
+    "hread {pid:hex} (most recent call first)",
+    why="py-spy or faulthandler: the stacks of this process, or of this thread, follow.",
+    where=lambda groups, line: "command" not in groups or _PROCESS.search(line) is not None,
 )
 says(
     "stack-frame",

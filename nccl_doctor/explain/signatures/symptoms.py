@@ -193,6 +193,7 @@ says(
     "exited with status {code:int}",
     "Exit Code:    {code:int}",
     "Exit Code: {code:int}",
+    "Exit code: {code:int}",
     '"exitCode": {code:int}',
     '"exitCode":{code:int}',
     role=S,

@@ -81,7 +81,10 @@ says(
     strength=0.93,
     title="no more threads or processes can be created (EAGAIN)",
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
-    where=lambda groups, line: bool(re.search(r"thread|fork|NPROC|pids|clone|process", line, re.IGNORECASE)),
+    where=lambda groups, line: (
+        bool(re.search(r"thread|fork|NPROC|pids|clone|process", line, re.IGNORECASE))
+        and not re.search(r"accept|recv|send|connect", line, re.IGNORECASE)
+    ),  # sockets that need no answer now
 )
 
 # --- host memory

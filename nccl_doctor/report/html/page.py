@@ -18,7 +18,7 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
-from nccl_doctor.report.console import alike, confidence_word, merged_fixes, no_setting, setting_reason
+from nccl_doctor.report.console import alike, confidence_word, headline, merged_fixes, no_setting, setting_reason
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
 from nccl_doctor.report.safe_text import moment, visible
@@ -99,21 +99,10 @@ def _printable(value: Any) -> Any:
 
 def _headline(report: Report, gate: Gate | None) -> tuple[str, str]:
     """(state, sentence): what the reader must know first."""
-    failing = alike([item for item in report.causes if item.severity is Severity.FAIL])
     if gate is not None:
         return ("good" if gate.go else "bad", f"{'GO' if gate.go else 'NO-GO'}: {gate.reason}.")
-    if report.verdict == "faulty":
-        hosts = {host for group in failing for item in group for host in item.hosts}
-        first = failing[0]
-        where = fold(host for item in first for host in item.hosts)
-        told = f"{len(failing)} problem{'s' if len(failing) > 1 else ''} on {len(hosts)} of {len(report.hosts)} hosts"
-        return "bad", f"FAULTY: {told} would break this job. First to fix: {first[0].id}" + (
-            f" on {where}." if where else "."
-        )
-    if report.verdict == "incomplete":
-        return "unknown", "INCOMPLETE: nothing wrong was found, but not everything could be measured."
-    every = f"all {len(report.hosts)} hosts" if len(report.hosts) != 1 else "this host"
-    return "good", f"HEALTHY: {every} passed every check that was asked for."
+    state = {"faulty": "bad", "incomplete": "unknown"}.get(report.verdict, "good")
+    return state, ": ".join(headline(report))
 
 
 def matrix(report: Report) -> list[Row]:

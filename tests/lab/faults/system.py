@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from .base import Fault
-
-FAKETIME = f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1"
 
 
 @dataclass
@@ -124,19 +122,33 @@ class HangingNvidiaSmi(Fault):
         return f"{self.host.directory}/hanging-library"
 
 
+CLOCK = """\
+import time
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + {seconds}
+time.time_ns = lambda: real_ns() + {seconds} * 10**9
+"""
+
+
 @dataclass
 class ClockOffset(Fault):
-    """The host's wall clock is ``seconds`` ahead (negative: behind); the monotonic clock is right.
+    """The host's wall clock, as every Python there reads it, is ``seconds`` ahead (negative: behind).
 
-    Linux has no namespace for the wall clock: logins run under libfaketime.
+    Linux has no namespace for the wall clock. (libfaketime also breaks sleeps and time limits of what runs under it.)
     """
 
     name = "clock-offset"
-    programs = {FAKETIME: "libfaketime"}  # noqa: RUF012
     seconds: int = 30
 
     def apply(self) -> None:
-        self.set_environment(LD_PRELOAD=FAKETIME, FAKETIME=f"{self.seconds:+d}s", FAKETIME_DONT_FAKE_MONOTONIC="1")
+        self.inside(f"mkdir -p {self._directory()}")
+        self.write(self._directory() / "sitecustomize.py", CLOCK.format(seconds=self.seconds))
+        self.set_environment(PYTHONPATH=str(self._directory()))
 
     def undo(self) -> None:
         self.restore_settings()
+        super().undo()
+        self.inside(f"rm -rf {self._directory()}")
+
+    def _directory(self) -> Path:
+        return self.host.directory / "clock"

@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, Plan
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases" / "env"
@@ -170,3 +172,17 @@ def test_recommend_for_this_machine() -> None:
     done = run("recommend", "--format", "json")
     page = json.loads(done.stdout)
     assert done.returncode in (0, 4) and page["left_alone"] and "NCCL_ALGO" not in str(page["set"])
+
+
+@pytest.mark.parametrize("hosts", [["--hosts", "hostfile"], ["-H", "a,b"], ["--slurm"]])
+@pytest.mark.parametrize("command", ["lint", "recommend"])
+def test_a_bundle_and_hosts_together_are_refused(command: str, hosts: list[str]) -> None:
+    done = run(command, "--from", "/nonexistent.ndb", *hosts)
+    assert done.returncode == 2 and "it takes no hosts" in done.stderr
+
+
+def test_a_bundle_in_which_no_host_was_reached_has_nothing_to_recommend_from(tmp_path: Path) -> None:
+    file = tmp_path / "none.ndb"
+    bundles.write(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=("interfaces",)), ()), file)
+    done = run("recommend", "--from", str(file))
+    assert "no host could be reached" in done.stderr and done.returncode == 3

@@ -1,0 +1,178 @@
+"""Exceptions of the program itself: whose they are, told by who raised and who suffered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.model import Hit, Traceback
+
+# Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
+_SETUP = re.compile(
+    r"(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|AttributeError|TypeError|"
+    r"ArgumentError|ArgumentTypeError|UsageError|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue|ValidationError|"
+    r"ConfigCompositionException|InstantiationException|HFValidationError|RepositoryNotFoundError|GatedRepoError|"
+    r"LocalEntryNotFoundError|EntryNotFoundError|SafetensorError|YAMLError|ScannerError|ParserError|JSONDecodeError|"
+    r"FileNotFoundError|NotADirectoryError|IsADirectoryError|PermissionError|UnboundLocalError|NotImplementedError|"
+    r"UnsupportedOperation|VersionConflict|DistributionNotFound|PackageNotFoundError|DeepSpeedConfigError|AssertionError)$"
+)
+_SETUP_TEXT = re.compile(
+    r"Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\)|Unexpected key\(s\)|unexpected keyword argument|"
+    r"not in struct|unrecognized|does not exist|No such file|not found|invalid choice|is required|must be divisible|"
+    r"should be divisible|is not divisible|Unknown|Invalid|unsupported|not supported|401 Client|403 Client|404 Client|"
+    r"Connection error|couldn't connect|Repo id must|offline mode|not a valid|cannot import name|no attribute|CUDA_HOME|"
+    r"ninja|Error compiling|Error building|config|argument|hyperparameter|Failed to import",
+    re.IGNORECASE,
+)
+# The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
+_COMMUNICATION = re.compile(r"Dist(?:Backend|Network|Store)?Error$|NCCLError|Rendezvous\w+Error|AcceleratorError")
+
+
+def _own(case: Case) -> list[Traceback]:
+    return [item for item in case.ordinary if not _COMMUNICATION.search(item.type)]
+
+
+def _is_library_noise(item: Traceback) -> bool:
+    """Raised while the interpreter ends or in helper threads: says nothing about the cause."""
+    return item.type.endswith(
+        ("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration")
+    )
+
+
+def _title(item: Traceback, ranks: set[int]) -> str:
+    who = ""
+    if ranks:
+        listed = sorted(ranks)
+        who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
+    where = f" at {item.where}" if item.where else ""
+    message = f": {item.message[:120]}" if item.message else ""
+    return f"{who}raised {item.type}{message}{where}"
+
+
+_CHAIN = 60  # lines: an exception and those that it led to
+_OTHERS_SUFFER = (
+    "watchdog-timeout",
+    "peer-closed",
+    "gloo-closed",
+    "store-closed",
+    "monitored-barrier",
+    "socket-timeout",
+    "ib-retry",
+    "heartbeat",
+    "comm-aborted",
+    "connect-refused",
+    "unique-id",
+    "joined-partly",
+    "deadlock-detected",
+)
+
+
+@diagnosis
+def ordinary_exception(case: Case) -> Iterable[Candidate]:
+    """An exception of the program itself that no signature knows.
+
+    Raised by a part of the ranks while others waited or lost their peer, or by one rank between its steps, it is the
+    cause of what the others report (app.rank-exception). Raised alike by all ranks, or in a single process, or before
+    anything distributed has begun, it is no failure of distributed communication (unrelated).
+    """
+    items = [item for item in _own(case) if not _is_library_noise(item)]
+    if not items:
+        return
+    first = _deepest_first(items)
+    same = [item for item in items if _kind(item) == _kind(first)]
+    ranks = {item.hit.rank for item in same if item.hit.rank is not None}
+    hosts = {item.hit.host for item in same if item.hit.host}
+    hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
+    title = _title(first, ranks)
+    for cause, strength, why in _whose_failure(case, first, ranks):
+        yield Candidate(cause, strength, title, hits, ranks, hosts, why)
+
+
+def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
+    """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
+    why = ordinary_exception.__doc__ or ""
+    others_suffer = case.has(*_OTHERS_SUFFER)
+    began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
+    setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
+    everyone = case.world > 1 and len(ranks) >= case.world
+    if others_suffer and not everyone:
+        return [("app.rank-exception", 0.87, why), *([("unrelated", 0.4, "")] if setup else [])]
+    half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
+    others_died_too = len(case.exits) > 1 and bool(ranks) and not others_suffer
+    if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
+        alike = "the same error on all ranks, or before anything distributed began"
+        return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
+    return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
+
+
+def _told_with(case: Case, first: Traceback) -> list[Traceback]:
+    """The further exceptions of the same process just behind: a worker's own, or those that the first one led to."""
+    return [
+        item
+        for item in case.summary.tracebacks
+        if item.type
+        and (item.hit.file, item.hit.rank, item.hit.host) == (first.hit.file, first.hit.rank, first.hit.host)
+        and 0 < item.hit.line - first.hit.line <= _CHAIN
+    ][:4]
+
+
+_CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
+_TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
+
+
+@diagnosis
+def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
+    """An argument check of torch.distributed itself raised: the program uses groups, meshes or tensors wrongly.
+
+    Known by the deepest frame of the traceback, whatever the message says. ``RuntimeError`` is left out: under that type
+    the backends' own failures come up through the same frames.
+    """
+    for item in case.summary.tracebacks:
+        if not item.frames or not _CHECKS.search(item.frames[-1]) or case.is_known(item):
+            continue
+        if item.type not in ("ValueError", "TypeError", "AssertionError", "KeyError", "NotImplementedError"):
+            continue
+        if "pickle" in item.message:  # of an object that the program wanted to send: the program's own exception
+            continue
+        tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
+        same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
+        ranks = {other.hit.rank for other in same if other.hit.rank is not None}
+        yield Candidate(
+            "app.bad-tensor" if tensor else "app.pg-misuse",
+            0.88,
+            f"torch.distributed refuses a call: {item.message[:120]}",
+            _evidence(same),
+            ranks,
+            why=refused_by_torch_distributed.__doc__ or "",
+            final=True,
+        )
+        return
+
+
+@diagnosis
+def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
+    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
+    cut = [item for item in case.summary.tracebacks if not item.type]
+    if cut and not case.ordinary:
+        title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
+        hits = [item.hit for item in cut]
+        ranks = ranks_of(hits)
+        yield Candidate("app.rank-exception", 0.34, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
+        yield Candidate("unrelated", 0.3, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
+
+
+def _kind(item: Traceback) -> tuple[str, str]:
+    return item.type.rsplit(".", 1)[-1], re.sub(r"[\d'\"/][^\s]*", "#", item.message)[:60]
+
+
+def _deepest_first(items: list[Traceback]) -> Traceback:
+    """The earliest exception; of a chain the first link. With times from several hosts, the earliest time."""
+    timed = [item for item in items if item.hit.seconds is not None]
+    if timed and len(timed) == len(items):
+        return min(timed, key=lambda item: (item.hit.seconds or 0.0, item.hit.line))
+    return min(items, key=lambda item: (item.hit.file, item.first_line))
+
+
+def _evidence(items: list[Traceback]) -> list[Hit]:
+    return [hit for item in items for hit in (item.hit, *item.more)]

@@ -1,0 +1,110 @@
+"""What ranks say of themselves in a program's own words: busy, slower than the others, giving up."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+
+from nccl_doctor.explain import topics
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.model import Hit
+
+_GAVE_UP = re.compile(
+    r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
+    r"\b(?:worker|rank|process|actor|replica) ?#?\d{1,6} (?:has |was )?(?:raised|crashed|died|failed(?! to))\b|"
+    r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
+    re.IGNORECASE,
+)
+
+
+def gave_up(case: Case, ranks: set[int] | None) -> list[Hit]:
+    """Lines in which these ranks (None: anybody) say, in words of their own, that they end."""
+    said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
+    return [
+        hit
+        for hit in in_order(hit for hit in said if ranks is None or hit.rank in ranks or names_rank(hit.text, ranks))
+        if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
+    ]
+
+
+_DURATION = re.compile(r"([A-Za-z][A-Za-z_ ]{2,29}?)\W{1,3}(\d{1,6}(?:\.\d{1,6})?) ?(ms|s/it|s|sec|seconds)\b")
+_SLOWER = 3.0  # times the others' median: more than steps of one kind of GPU differ by
+
+
+def slower(case: Case, ranks: set[int]) -> list[Hit]:
+    """Lines in which all of these ranks tell a much longer duration than the others do for the same thing, theirs first."""
+    told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
+    for hit in (hit for hits in case.summary.before.values() for hit in hits):
+        for rank in [hit.rank] if hit.rank is not None else ranks_named(hit.text)[:1]:
+            for label, number, unit in _DURATION.findall(hit.text):
+                told[label.lower(), unit][rank] = (float(number), hit)
+    for by_rank in told.values():
+        others = [value for rank, (value, _) in by_rank.items() if rank not in ranks]
+        own = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if others and len(own) == len(ranks) and min(value for value, _ in own) > _SLOWER * median(others) > 0:
+            return [hit for _, hit in own] + [hit for rank, (_, hit) in by_rank.items() if rank not in ranks][:2]
+    return []
+
+
+def later(one: Hit, other: Hit) -> bool:
+    return one.file == other.file and one.line > other.line
+
+
+def in_order(hits: Iterable[Hit]) -> list[Hit]:
+    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
+
+
+_BUSY = re.compile(
+    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
+    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
+    r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
+    re.IGNORECASE,
+)
+# A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
+_WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
+_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
+# Lines that only look like work: libraries' lines, stack frames, warnings, settings.
+_NOT_WORK = re.compile(
+    r"\.wait\(|\braise |\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
+    # the kernel, drivers and daemons: no rank says this
+    r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b"
+)
+
+
+_TRACEBACK_BEGINS = re.compile(r"Traceback \(most recent|╭")
+
+
+def still_busy(hits: Iterable[Hit]) -> list[Hit]:
+    """The lines in which a rank says what long work it does, unless it was back in its training steps afterwards."""
+    ordered = in_order(hits)
+    busy: list[Hit] = []
+    for hit in ordered:
+        text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
+        if _STEP.search(text) and not _WORK_BAR.search(text):
+            busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
+        elif _BUSY.search(text) and not _NOT_WORK.search(text):
+            busy.append(hit)
+    return busy
+
+
+def last_words(case: Case, ranks: set[int]) -> list[Hit]:
+    """What these ranks said just before the first sign of trouble, in order."""
+    return [
+        hit
+        for hits in case.summary.before.values()
+        for hit in hits
+        if (hit.rank in ranks or names_rank(hit.text, ranks)) and hit.text.strip()
+    ]
+
+
+def names_rank(text: str, ranks: set[int]) -> bool:
+    if "ank" not in text:
+        return False
+    return any(rank in ranks for rank in ranks_named(text))
+
+
+def ranks_named(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\b[Rr]ank[ =_:]?(\d{1,6})\b", text)[:4]]
