@@ -113,6 +113,13 @@ def _closed_first(case: Case) -> str:
 _SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
 
 
+def _info_was_on(case: Case) -> bool:
+    """Whether any line kept is one of NCCL's INFO lines: then what is missing was cut away, not switched off."""
+    summary = case.summary
+    kept = [*(group.hits for group in summary.groups.values()), *summary.tails.values(), *summary.before.values()]
+    return any("NCCL INFO" in hit.text for hits in kept for hit in hits)
+
+
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
@@ -132,7 +139,11 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
             causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
         ):
-            steps.append("run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL")
+            steps.append(
+                "give the whole log: the first INFO lines of NCCL are missing from these"
+                if _info_was_on(case)
+                else "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
+            )
         gone = _closed_first(case)
         if gone and causes and causes[0].id == "net.peer-lost":
             steps.insert(0, f"collect the log and the kernel log (dmesg -T) of {gone}: it closed its connections first")

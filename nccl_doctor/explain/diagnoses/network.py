@@ -520,6 +520,25 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
+    """A socket's address is empty and no chosen interface was reported: NCCL_SOCKET_IFNAME may match none on that host.
+
+    Some releases (2.27.7 among them) do not stop when no interface is found, and go on with an address never filled in.
+    """
+    hits = case.hits("garbage-address", "socket-family")
+    told = case.env.get("NCCL_SOCKET_IFNAME", [])
+    if hits and told and not case.has("bootstrap-using"):
+        yield Candidate(
+            "net.wrong-interface",
+            0.68,
+            "no interface seems to match NCCL_SOCKET_IFNAME: NCCL goes on with an empty address",
+            [*hits[:3], *told[:3]],
+            *speakers(told),
+            no_address_of_its_own.__doc__ or "",
+        )
+
+
+@diagnosis
 def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     """Connections to an IPv6 address fail as unreachable: names or interfaces give IPv6 addresses that are not routed.
 
@@ -535,7 +554,11 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     if not hits:
         return
     local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
-    if not local:
+    # No name resolves to a link-local address: the peer's own NCCL advertised it.
+    advertised = [
+        hit for hit in case.hits("connect-noroute", "connect-timeout") if _unroutable(hit.groups.get("address", ""))
+    ]
+    if not local and not advertised:
         yield Candidate(
             "net.hostname-resolution",
             0.72,
@@ -546,8 +569,10 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         )
     yield Candidate(
         "net.wrong-interface",
-        0.76 if local else 0.6,
-        "the chosen interface has only an IPv6 address that peers cannot reach",
+        0.76 if local or advertised else 0.6,
+        "a peer advertised a link-local or loopback IPv6 address, which other hosts cannot reach"
+        if advertised
+        else "the chosen interface has only an IPv6 address that peers cannot reach",
         [*hits[:2], *local[:2], *hits[2:4]],
     )
 

@@ -90,6 +90,14 @@ says(
     why="c10d tries IPv6 first; it falls back to IPv4.",
 )
 says(
+    "fastsocket-queues",
+    "NCCL WARN Cannot get incoming CPU",
+    "NCCL WARN Maximum retry reached for accept",
+    "NCCL WARN Maximum retry reached for connect",
+    role=H,
+    why="The FastSocket plugin reconnects to spread its sockets over receive queues; it keeps the last connection when it stops trying.",
+)
+says(
     "no-reverse-dns",
     "hostname of the client socket cannot be retrieved. err=-3",
     role=H,

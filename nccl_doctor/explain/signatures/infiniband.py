@@ -685,7 +685,18 @@ says(
     strength=0.68,
     title="the cloud's network plugin reports trouble",
     why="The TCPX or FastSocket plugin waits for or loses its peers.",
-    where=lambda groups, line: "WARN" in line,
+    where=lambda groups, line: (
+        "WARN" in line and "incoming CPU" not in line and "Maximum retry reached" not in line  # harmless, see there
+    ),
+)
+says(
+    "mlx5-completion",
+    "mlx5: {host}: got completion with error",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.5,
+    title="the HCA's driver reports a failed RDMA operation",
+    why="libmlx5 prints each completion that carries an error; its dump and NCCL's own line tell which error.",
 )
 says(
     "collective-sizes-hint",
