@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from .lab import Lab, Process, missing_requirements
+from .machine import soon_s
 from .test_check import FAULTY, causes, check, text_of
 
-# An agent that is told the end goes within 5 s, given CPU time. One that is not told stays for 45 s.
-SOON_S = 20.0
 CHECK = ["nccl-doctor", "check", "--format", "json", "--skip", "collectives", "--quick"]
 
 
@@ -73,8 +72,8 @@ def test_nothing_survives_the_end_of_the_controller(
 ) -> None:
     running.send_signal(how)
     assert running.wait(30) != 0
-    wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
-    wait_until(lambda: not lab.processes("controller"), SOON_S, f"left here: {lab.processes('controller')}")
+    wait_until(lambda: not left_on_hosts(lab), soon_s(), f"left on hosts: {left_on_hosts(lab)}")
+    wait_until(lambda: not lab.processes("controller"), soon_s(), f"left here: {lab.processes('controller')}")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
@@ -92,7 +91,7 @@ def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signal
         finally:
             process.kill()
             process.wait()
-        wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
+        wait_until(lambda: not left_on_hosts(lab), soon_s(), f"left on hosts: {left_on_hosts(lab)}")
 
 
 def ranks(lab: Lab, host: str) -> list[Process]:
@@ -109,7 +108,7 @@ def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.P
     for process in lab.processes("gpu03"):
         if process.arguments and process.arguments[0].startswith("sshd"):
             os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not agents(lab, "gpu03"), SOON_S, "the agent outlives its session")
+    wait_until(lambda: not agents(lab, "gpu03"), soon_s(), "the agent outlives its session")
     assert running.wait(30) != 0
 
 
@@ -124,7 +123,7 @@ def test_a_silent_cut_ends_the_agents_within_a_minute(lab: Lab, running: subproc
 
 def test_a_run_that_ends_by_itself_leaves_nothing(lab: Lab) -> None:
     check(lab)
-    wait_until(lambda: not left_on_hosts(lab), SOON_S, f"left on hosts: {left_on_hosts(lab)}")
+    wait_until(lambda: not left_on_hosts(lab), soon_s(), f"left on hosts: {left_on_hosts(lab)}")
 
 
 # -- promise 9: partial failure is reported completely
@@ -239,7 +238,7 @@ def test_no_agent_and_no_display_reach_the_hosts(lab: Lab) -> None:
     socket_path = lab.home / "agent.sock"
     agent = lab.popen(["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL)
     try:
-        wait_until(socket_path.exists, SOON_S, "no ssh-agent")
+        wait_until(socket_path.exists, 20, "no ssh-agent")
         lab.ssh_config.write_text(f"ForwardAgent yes\nForwardX11 yes\nForwardX11Trusted yes\n{config}")
         with lab.fault("port-dropped", "gpu04"):
             process = lab.popen(
@@ -325,9 +324,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
     holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
     pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
     try:
-        wait_until(
-            lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, SOON_S, "the port is not taken"
-        )
+        wait_until(lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, 20, "the port is not taken")
         done = lab.run([*CHECK, "--hosts", str(lab.hostfile), "--save", str(bundle), "--verbose"])
         console = lab.run(["nccl-doctor", "check", "--from", str(bundle), "--verbose"])
     finally:
