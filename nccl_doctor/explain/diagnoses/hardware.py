@@ -313,8 +313,11 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def exclusive_gpu(case: Case) -> Iterable[Candidate]:
-    """CUDA finds the GPU busy, and a listing shows a compute mode that admits one process, or none."""
-    busy = [hit for hit in case.hits("gpu-gone-more", "cuda-call") if "busy or unavailable" in hit.text]
+    """CUDA finds the GPU busy: certain where a listing shows a compute mode that admits one process, or none.
+
+    Without one the GPU may as well be lost, which CUDA tells in the same words: that log does not decide.
+    """
+    busy = [hit for hit in case.hits("cuda-call") if "busy or unavailable" in hit.text]
     mode = case.hits("compute-mode")
     if busy and mode:
         yield Candidate(
@@ -326,6 +329,9 @@ def exclusive_gpu(case: Case) -> Iterable[Candidate]:
             exclusive_gpu.__doc__ or "",
             final=True,
         )
+    elif busy:
+        title = "the GPU is lost or needs a reset, which CUDA tells in the same words as a busy one"
+        yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy), exclusive_gpu.__doc__ or "")
 
 
 @diagnosis

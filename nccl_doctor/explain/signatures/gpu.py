@@ -624,7 +624,6 @@ says(
     "pcieport {pci}: DPC: containment event",
     "pciehp: Slot({slot}): Link Down",
     "pciehp: Slot({slot}): Card not present",
-    "CUDA-capable device(s) is/are busy or unavailable",
     "GPU not found",
     "has been removed from the bus",
     "The NVIDIA probe routine failed",
