@@ -101,17 +101,35 @@ def collect(case: Case) -> list[Candidate]:
         found.extend(rule(case))
     if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
         found.extend(_last_resort(case))
+    else:  # behind what somebody said, words still tell what else it may be
+        known = {item.id for item in found}
+        found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
     return _join(found)
 
 
-def _last_resort(case: Case) -> list[Candidate]:
-    """What the words of the lines that sound like trouble are about, when no signature is convincing."""
+_LIKELIEST = (0.36, 0.32, 0.29, 0.26)
+_FURTHER = (0.24, 0.22, 0.2)
+
+
+def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
+    """What the words of the lines that sound like trouble are about, the subject of most lines first."""
     votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
-    found = []
-    for place, (cause, hits) in enumerate(votes[:4]):
-        strength = (0.36, 0.32, 0.29, 0.26)[place]
-        title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
-        found.append(Candidate(cause, strength, title, hits, ranks_of(hits), vague=True))
+    return [
+        Candidate(
+            cause,
+            strength,
+            f"perhaps this, by the words of some lines: {playbooks.load(cause).title}",
+            hits,
+            ranks_of(hits),
+            vague=True,
+        )
+        for strength, (cause, hits) in zip(strengths, votes, strict=False)
+    ]
+
+
+def _last_resort(case: Case) -> list[Candidate]:
+    """What is left when no signature is convincing: words, else the log's last lines."""
+    found = _by_words(case, _LIKELIEST)
     last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
     if last and not found:
         title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
