@@ -310,6 +310,7 @@ says(
     "Failed to CUDA calloc",
     "Failed to CUDA malloc",
     "HIP out of memory",
+    "NPU out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "cudaErrorMemoryAllocation",
