@@ -73,7 +73,8 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
         hit
         for hit in case.hits("modify-qp", "create-qp")
         if re.search(
-            r"Invalid argument|\b22\b|No such device|No data available|\b61\b|Cannot assign requested", hit.text
+            r"Invalid argument|(?:with|error|errno) (?:22|61)\b|No such device|No data available|Cannot assign requested",
+            hit.text,
         )
     ]
     roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(

@@ -163,7 +163,15 @@ says(
     strength=0.95,
     title="the fabric manager does not run or does not match the driver",
     why="Without a matching fabric manager NVSwitch machines have no NVLink and CUDA returns 802.",
-    where=lambda groups, line: "abric" in line or "NVSwitch" in line or "don't match" in line,
+    where=lambda groups, line: (
+        ("abric" in line or "NVSwitch" in line or "don't match" in line) and "NOTHING_TO_DO" not in line
+    ),
+)
+says(
+    "no-switch-to-manage",
+    "NV_WARN_NOTHING_TO_DO",
+    role=Role.HARMLESS,
+    why="The fabric manager was started on a machine without NVSwitches and ends at once: it is not needed there.",
 )
 says(
     "fabric-state",
@@ -406,6 +414,7 @@ says(
     "HIP error: invalid device function",
     "does not support the feature level of the NVIDIA driver",
     "requires a newer driver",
+    "compatibility mode is UNAVAILABLE",
     "CUDA initialization: The NVIDIA driver",
     "No kernel image",
     cause="gpu.driver",

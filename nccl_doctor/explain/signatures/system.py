@@ -82,7 +82,7 @@ says(
     title="no more threads or processes can be created (EAGAIN)",
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
     where=lambda groups, line: (
-        bool(re.search(r"thread|fork|NPROC|pids|clone|process", line, re.IGNORECASE))
+        bool(re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE))
         and not re.search(r"accept|recv|send|connect", line, re.IGNORECASE)
     ),  # sockets that need no answer now
 )
