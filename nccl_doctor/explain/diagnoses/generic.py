@@ -173,6 +173,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         0.75,
         "the build has no code for this GPU",
     ),
+    (
+        r"API call is not supported in the installed",
+        "gpu.driver",
+        0.72,
+        "the driver is older than this NCCL's CUDA calls",
+    ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
     (
         r"'OS call failed|\b304\b",

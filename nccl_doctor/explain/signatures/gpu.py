@@ -243,6 +243,7 @@ says(
     strength=0.93,
     title="a process asks for a GPU that it cannot see (invalid device ordinal)",
     why="The device index is not smaller than the number of visible GPUs: more processes than GPUs, or CUDA_VISIBLE_DEVICES is narrower than thought.",
+    where=lambda groups, line: "transport/p2p" not in line,
 )
 says(
     "no-gpu",
@@ -444,6 +445,16 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "p2p-import-refused",
+    "transport/p2p.cc:{line:int} NCCL WARN Cuda failure 101 '{error}'",
+    "transport/p2p.cc:{line:int} NCCL WARN Cuda failure '{error}'",
+    cause="gpu.p2p",
+    strength=0.7,
+    title="memory of another GPU could not be opened: that GPU is not visible to this process",
+    why="Peer-to-peer opens a handle of a GPU by its number; a container or CUDA_VISIBLE_DEVICES that hides the peer's GPU makes that fail.",
+    where=lambda groups, line: "invalid device ordinal" in line,
 )
 says(
     "acs-redirect",
@@ -762,6 +773,7 @@ says(
     "GPU {gpu:int}: NVIDIA {model}",
     "GPU {gpu:int}: Tesla {model}",
     why="The GPU that the following links belong to.",
+    rows=24,
 )
 says(
     "topo-row",
