@@ -85,7 +85,7 @@ says(
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
-        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b", line)
+        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b|Memory #0x", line)
         and not _NONE.search(line)
     ),
 )
@@ -543,6 +543,7 @@ says(
     "amdgpu{}ring {}timeout",
     "HSA_STATUS_ERROR",
     "nvml error: driver",
+    "driver rpc error",
     "NVRM: API mismatch",
     "this kernel module has the version",
     "The current PyTorch install supports CUDA capabilities",

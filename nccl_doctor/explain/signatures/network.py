@@ -347,6 +347,15 @@ says(
     why="The log shows a dropping rule or a dropped packet.",
 )
 says(
+    "packet-dropped",
+    " SRC={source:word} DST={target:word} {}PROTO={}DPT=",
+    cause="net.firewall",
+    strength=0.8,
+    title="a firewall drops packets from {source} to {target} (kernel log)",
+    why="Netfilter's LOG target writes what a rule drops or rejects; its prefix says which.",
+    where=lambda groups, line: re.search(r"drop|reject|block|den(?:y|ied)", line, re.IGNORECASE) is not None,
+)
+says(
     "nc-blocked",
     "nc: connect to {address} port {port:int} (tcp) timed out",
     "nc: connect to {address} port {port:int} (tcp) failed: {error}",

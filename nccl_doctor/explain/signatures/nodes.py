@@ -29,6 +29,7 @@ says(
     "CATERR",
     "Uncorrectable ECC (@DIMM",
     "Uncorrectable ECC {}DIMM",
+    "Memory #0x{}Uncorrectable ECC",
     " - crash {}(",
     "compute.instances.hostError",
     cause="sys.node-failure",
