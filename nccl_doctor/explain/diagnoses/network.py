@@ -279,6 +279,25 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def came_too_late(case: Case) -> Iterable[Candidate]:
+    """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
+    gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
+    after = [hit for hit in case.hits("master-timeout", "master-refused") if gave_up and hit.line > gave_up.line]
+    host = after[0].groups.get("host", "") if after else ""
+    if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not _several_hosts(case):
+        yield Candidate(
+            "launch.world-size",
+            0.9,
+            "{joined} of {world} ranks had come when rank 0 gave up after {seconds} s; the others came later".format_map(
+                gave_up.groups
+            ),
+            [gave_up, *after[:2]],
+            why=came_too_late.__doc__ or "",
+            final=True,
+        )
+
+
+@diagnosis
 def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
     """GLOO_SOCKET_IFNAME carries NCCL's syntax (``^``, ``=``) or a blank: Gloo takes it as a name."""
     for hit in case.hits("gloo-no-interface"):
