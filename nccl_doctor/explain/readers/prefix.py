@@ -96,6 +96,8 @@ _NOT_HOSTS = frozenset(
         "python",
         "python3",
         "libibverbs",
+        "mlx4",
+        "mlx5",
         "libfabric",
         "raise",
         "what",

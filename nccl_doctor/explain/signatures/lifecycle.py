@@ -172,6 +172,7 @@ says(
     ": PASS",
     " 0 errors",
     "WEXITSTATUS 0",
+    "| Pass ",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",
