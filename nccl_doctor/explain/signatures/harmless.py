@@ -170,6 +170,14 @@ says(
     why="The experiment tracker has trouble and retries; the training does not wait for it.",
 )
 says(
+    "trial-failed",
+    "failed with value None",
+    "failed with parameters: ",
+    "rrored after {count:int} iterations",
+    role=H,
+    why="A trial of a search (Optuna, Ray Tune) failed. The search goes on with the next one, unless it is told to stop.",
+)
+says(
     "bad-magic",
     "socketFinalizeAccept: didn't receive a valid magic",
     "socket magic mismatch",
