@@ -368,6 +368,7 @@ says(
     "omegaconf.errors.{error}",
     "hydra.errors.{error}",
     "Cannot find primary config",
+    "Available options in '",
     "validation error for {model}",
     "validation errors for {model}",
     "is not a valid value for argument",

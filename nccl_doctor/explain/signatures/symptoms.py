@@ -11,7 +11,8 @@ S = Role.SYMPTOM
 # A process of the job, not a helper command ("git describe: exit status 128").
 _SAYS_EXIT = re.compile(r"(?<=exited) with status")  # a shell's wording: who ended stands before it
 _ITS_PROCESS = re.compile(
-    r"rank|work|process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code", re.IGNORECASE
+    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|python|\.py\b|run\b",
+    re.IGNORECASE,
 )
 
 says(
