@@ -431,7 +431,10 @@ class Case:
         ):
             return False
         symptoms = [self.last(name) for name, signature in self.signatures.items() if signature.role is Role.SYMPTOM]
-        return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
+        return not any(
+            late is not None and (late.file != hit.file or late.line > hit.line) and not self.outlived(late)
+            for late in symptoms
+        )
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:

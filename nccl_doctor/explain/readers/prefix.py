@@ -71,6 +71,7 @@ _RAY = re.compile(
     r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
 _PARALLEL = re.compile(r"(?:(?:DP|TP|EP|PP)\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
+_PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
 _TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d+)")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
@@ -213,6 +214,9 @@ def parse(text: str) -> Line:
             tagged = _PG_RANK.search(line.body, 0, 240) or _RANK_TAG.search(line.body, 0, 160)
         if tagged:
             line.rank = int(tagged.group("rank"))
+        elif " TP" in line.body:
+            found = _PARALLEL_TAG.search(line.body, 0, 160)
+            _take_tensor_rank(line, found.group() if found else "")
     line.key = label
     return line
 

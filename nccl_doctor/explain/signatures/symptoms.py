@@ -11,7 +11,7 @@ S = Role.SYMPTOM
 # A process of the job, not a helper command ("git describe: exit status 128").
 _SAYS_EXIT = re.compile(r"(?<=exited) with status")  # a shell's wording: who ended stands before it
 _ITS_PROCESS = re.compile(
-    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|python|\.py\b|run\b",
+    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|\bpython|\.py\b(?!:)",
     re.IGNORECASE,
 )
 
@@ -175,6 +175,7 @@ says(
     "exitcode: -15",
     "exit code 143",
     "exit code: 143",
+    "with code 143",
     role=S,
     fold="terminated by SIGTERM",
     why="The process was stopped from outside: a victim.",
