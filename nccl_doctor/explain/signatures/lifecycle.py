@@ -21,6 +21,16 @@ _BADLY = re.compile(
 )
 
 
+_EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
+# An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
+_OF_THE_JOB = re.compile(
+    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w+|clean\w*|copy|rsync)\b).*"
+    r"\b(?:job|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
+    r"^\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$",
+    re.IGNORECASE,
+)
+
+
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
@@ -57,6 +67,8 @@ says(
     "steps/s",
     "Iteration",
     "step:",
+    "finished with value",
+    " completed after ",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -135,6 +147,9 @@ says(
     "worker group successfully finished",
     "un finished",
     "un completed",
+    "rain finished",
+    "rain completed",
+    "rain done",
     "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
@@ -147,10 +162,16 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    "rc=0",
+    "rc 0",
+    "xit code 0",
+    "xit code: 0",
+    "xit status 0",
+    "JobState=COMPLETED",
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and (not _EXIT.search(line) or bool(_OF_THE_JOB.search(line))),
 )
 says(
     "resumed",
