@@ -122,6 +122,27 @@ def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recomm
 # --- one host: settings --------------------------------------------------------------------------------------------
 
 
+@host_rule("interfaces", "net.loopback-down")
+def loopback_down(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The loopback interface is up: through it go also packets to the host's own other addresses.
+
+    Without it two ranks on one host cannot connect to each other, whatever interface they use.
+    """
+    facts = host.need(Interfaces)
+    found = [address for address in facts.addresses if address.loopback]
+    if any(address.up for address in found) or not (found or facts.device("lo")):
+        return
+    yield finding(
+        "net.loopback-down",
+        Severity.FAIL,
+        f"the loopback interface of {host.name} is down: its ranks cannot connect to each other",
+        Evidence(f"lo {found[0].address}: not up" if found else "lo has no address", "getifaddrs", host=host.name),
+        hosts=(host.name,),
+        fixes=(Fix("bring it up", "sudo ip link set lo up", host.name),),
+        explains=("collectives",),
+    )
+
+
 @host_rule("interfaces", "net.wrong-interface.no-match")
 def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
     """NCCL_SOCKET_IFNAME matches an interface that has an address. If it does not, NCCL fails: there is no fallback.
@@ -458,6 +479,49 @@ def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
             if not address.loopback and not address.link_local:
                 owners.setdefault(address.address, []).append(item)
     return {number: items for number, items in owners.items() if len(items) > 1}
+
+
+@fleet_rule("interfaces", "net.wrong-interface.duplicate-address")
+def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
+    """No host carries, as a further address, the one that another host hands out: packets go to whoever answers ARP."""
+    _several(fleet)
+    seen = views(fleet)
+    owners = {address.address: (item, address) for item in seen.values() for address in item.used}
+    for item in seen.values():
+        own = {address.address for address in item.used}
+        for address in item.facts.addresses:
+            if address.loopback or address.address in own or address.address not in owners:
+                continue
+            owner, theirs = owners[address.address]
+            if trap(address, item.facts) or trap(theirs, owner.facts):
+                continue
+            yield finding(
+                "net.wrong-interface.duplicate-address",
+                Severity.FAIL,
+                f"{item.host} also has {address.address} ({address.name}), the address of {owner.host}: what is sent there "
+                "reaches either",
+                (
+                    Evidence(f"{address.name} {address.address}/{address.prefix}", "getifaddrs", host=item.host),
+                    _choice_evidence(owner, theirs),
+                ),
+                hosts=(item.host, owner.host),
+                fixes=(
+                    Fix(
+                        f"take the address from {item.host}, if it is {owner.host}'s",
+                        f"sudo ip address del {address.address}/{address.prefix} dev {address.name}",
+                        item.host,
+                    ),
+                ),
+                explains=(
+                    "net.wrong-interface.unreachable",
+                    "net.hostname-resolution.wrong-address",
+                    "net.firewall",
+                    "net.master-unreachable",
+                    "net.packet-loss",
+                    "net.slow",
+                    "collectives",
+                ),
+            )
 
 
 @fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")
