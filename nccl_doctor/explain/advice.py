@@ -89,8 +89,9 @@ def _oldest(case: Case, what: str) -> str:
     return min(found, key=versions.parse, default="")
 
 
+_NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
 _NEXT = {
-    "net.": "nccl-doctor check --stage ports --hosts HOSTFILE",
+    "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
     "gpu.": "nccl-doctor check --stage gpu --hosts HOSTFILE",
     "sys.": "nccl-doctor check --stage system --hosts HOSTFILE",
@@ -120,6 +121,12 @@ def _info_was_on(case: Case) -> bool:
     return any("NCCL INFO" in hit.text for hits in kept for hit in hits)
 
 
+def _gloo_alone(case: Case) -> bool:
+    """Whether the job talks through Gloo and no line speaks of NCCL: its debug lines would be none."""
+    kept = [hit for group in case.summary.groups.values() for hit in group.hits]
+    return any("gloo" in hit.text for hit in kept) and not any("NCCL" in hit.text for hit in kept)
+
+
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
@@ -136,8 +143,12 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
             steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
-        if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
-            causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
+            if case.has("socket-timeout") and not case.has("watchdog-timeout"):
+                steps.append(f"lost packets look the same: {_NETWORK}")
+        if (
+            not _gloo_alone(case)
+            and not case.has("nccl-init-start", "bootstrap-using", "network-used")
+            and not (causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL))
         ):
             steps.append(
                 "give the whole log: the first INFO lines of NCCL are missing from these"

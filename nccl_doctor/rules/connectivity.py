@@ -99,9 +99,13 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
     """
     _alone(fleet)
-    for host, names in sorted(fleet.every(Names).items()):
+    seen = fleet.every(Names)
+    for host, names in sorted(seen.items()):
         first = names.own.addresses[:1]
-        if not first:
+        elsewhere = bool(names.addresses) and not set(names.own.addresses) & set(names.addresses)
+        if names.host_name == "localhost" or (first and elsewhere and names.host_name in {*seen} - {host}):
+            yield _name_of_another(host, names)
+        elif not first:
             yield finding(
                 "net.hostname-resolution.unresolved.own-name",
                 Severity.FAIL,
@@ -128,8 +132,25 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
                 ],
                 explains=("collectives", "net.wrong-interface"),
             )
-        elif names.addresses and not set(names.own.addresses) & set(names.addresses):
+        elif elsewhere:
             yield _own_name_elsewhere(host, names)
+
+
+def _name_of_another(host: str, names: Names) -> Finding:
+    """Mending /etc/hosts would hide it: the host's name itself is wrong."""
+    meant = "every host for itself" if names.host_name == "localhost" else f"{names.host_name} for others"
+    return finding(
+        "net.hostname-resolution.wrong-address",
+        Severity.FAIL,
+        f"{host} calls itself {names.host_name}, which means {meant}: peers that are told this name connect elsewhere",
+        [
+            Evidence(names.host_name, source="hostname", host=host),
+            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+        ],
+        places=[Place(host=host)],
+        fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
+        explains=("collectives", "net.wrong-interface", "net.hostname-resolution.loopback"),
+    )
 
 
 def _own_name_elsewhere(host: str, names: Names) -> Finding:

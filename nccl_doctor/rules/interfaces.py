@@ -248,6 +248,44 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+@fleet_rule("interfaces", "net.wrong-interface.gloo-loopback")
+def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME does not name the loopback interface on one of several hosts.
+
+    Of two peers the one with the greater address connects: 127.0.0.1 connects to a peer in 10.0.0.0/8, which works, but
+    a peer above it (172.16/12, 192.168/16) is told to connect to 127.0.0.1, which is itself.
+    """
+    _several(fleet)
+    seen = views(fleet)
+    for item in seen.values():
+        if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:
+            continue
+        told = item.gloo.addresses[0]
+        if not told.loopback:
+            continue
+        peers = [
+            peer.gloo.addresses[0] for peer in seen.values() if peer is not item and peer.gloo and peer.gloo.addresses
+        ]
+        misled = any(peer.family != told.family or peer.interface.ip > told.interface.ip for peer in peers)  # type: ignore[operator]
+        value = fleet.plan.env.get("GLOO_SOCKET_IFNAME") or item.facts.environment.get("GLOO_SOCKET_IFNAME", "")
+        setting = Setting("GLOO_SOCKET_IFNAME", value, "environment")
+        yield finding(
+            "net.wrong-interface.gloo-loopback",
+            Severity.FAIL if misled else Severity.WARN,
+            f"GLOO_SOCKET_IFNAME={value} makes Gloo hand {told.address} to its peers"
+            + (
+                ""
+                if misled
+                else "; it works only because their addresses are lower, so that they need not connect to it"
+            ),
+            (_quote(setting, item.host), _interface_list(item)),
+            hosts=(item.host,),
+            fixes=_remove(setting, item.host),
+            env=_unset(setting, "it names the loopback interface"),
+            explains=("collectives",),
+        )
+
+
 @host_rule("interfaces")
 def configuration_files(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every nccl.conf that NCCL would read can be read: what stands in it is judged with the other variables."""

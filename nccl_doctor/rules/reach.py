@@ -64,8 +64,9 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ReachOutcome.CUT_OFF: (
         "host.cut-off",
         "the connection, or the Python that was started over it, ended before it had answered",
-        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that reads standard input",
-        "ssh {login} 'dmesg -T | tail -50'",
+        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that fails or reads "
+        "standard input (~/.bashrc runs for commands, too)",
+        "ssh {login} 'echo started'; ssh {login} 'dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: (
         "host.unexpected-output",

@@ -145,6 +145,26 @@ def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None
     assert found.fixes[0].command == f"sudo sed -i '4s/10.0.0.77/{mine}/' /etc/hosts"
 
 
+@pytest.mark.parametrize("name", ["localhost", "gpu01"])
+def test_a_host_that_bears_a_name_of_others_is_renamed_not_its_hosts_file_edited(name: str) -> None:
+    builder = Builder()
+    address = "::1" if name == "localhost" else "10.0.0.1"
+    own = {"addresses": [address], "quoted": f"{address} {name}", "line": 1}
+    builder.probes["gpu03"]["names"].update(host_name=name, own=own)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == ("gpu03",) and found.title.startswith(f"gpu03 calls itself {name}")
+    assert [fix.command for fix in found.fixes] == ["sudo hostnamectl set-hostname gpu03"]
+
+
+def test_between_two_alone_the_route_is_looked_at_as_well() -> None:
+    builder = Builder()
+    for source, target in (("gpu04", "gpu02"), ("gpu02", "gpu04")):
+        for link in builder.links(source, target):
+            link.update(outcome="timed-out", detail="timed out", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == ("gpu02", "gpu04") and found.fixes[0].command.startswith("ip route get 10.")
+
+
 def test_stale_address_blames_the_host_that_believes_it_and_folds_what_follows() -> None:
     builder = Builder()
     builder.probes["gpu02"]["names"]["resolved"]["gpu01"] = {

@@ -154,6 +154,18 @@ def test_a_host_that_carries_the_address_of_a_peer_is_named() -> None:
     assert "net.firewall" in found.explains
 
 
+@pytest.mark.parametrize(("network", "severity"), [("10.0.0", Severity.WARN), ("192.168.7", Severity.FAIL)])
+def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
+    facts = {name: interfaces(f"eth0/{network}.{number}/24") for number, name in enumerate("abc", 1)}
+    facts["b"] = msgspec.structs.replace(facts["b"], environment={"GLOO_SOCKET_IFNAME": "lo"})
+    hosts = fleet(facts)
+    for number, name in enumerate("abc", 1):
+        own = {"addresses": [f"{network}.{number}"]}
+        hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
+    found = only(run("interfaces.gloo_told_loopback", hosts))
+    assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
+
+
 def test_a_loopback_that_is_down_breaks_the_ranks_of_one_host() -> None:
     up = interfaces("eth0/10.0.0.1/24")
     first, *rest = up.addresses

@@ -366,6 +366,7 @@ _CONNECT_ERRORS = {
     errno.ETIMEDOUT: "timed-out",
     errno.EHOSTUNREACH: "unreachable",
     errno.ENETUNREACH: "unreachable",
+    errno.EINVAL: "unreachable",  # what connecting over a blackhole route gives
     errno.EACCES: "not-permitted",
     errno.EPERM: "not-permitted",
 }
