@@ -89,8 +89,9 @@ def _oldest(case: Case, what: str) -> str:
     return min(found, key=versions.parse, default="")
 
 
+_NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
 _NEXT = {
-    "net.": "nccl-doctor check --stage ports --hosts HOSTFILE",
+    "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
     "gpu.": "nccl-doctor check --stage gpu --hosts HOSTFILE",
     "sys.": "nccl-doctor check --stage system --hosts HOSTFILE",
@@ -142,6 +143,8 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
             steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
+            if case.has("socket-timeout") and not case.has("watchdog-timeout"):
+                steps.append(f"lost packets look the same: {_NETWORK}")
         seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
         if not seen and not _without_nccl(case, verdict, causes):
             steps.append(

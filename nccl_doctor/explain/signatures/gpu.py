@@ -85,7 +85,9 @@ says(
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
-        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b|Memory #0x", line)
+        not re.search(
+            r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b|Memory #0x", line
+        )
         and not _NONE.search(line)
     ),
 )
