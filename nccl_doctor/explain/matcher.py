@@ -21,7 +21,7 @@ Found = tuple[int, int]  # where an occurrence ends, and which literal it is
 FACTORS = Path(__file__).with_name("readers") / "factors.json"
 # Hyperscan steps through a block in strides that depend on the shortest literal. With none under five bytes it picks a
 # stride that is four times slower here, so one that no log holds is put beside them (measured in docs/decisions/0023).
-STRIDE = b"\x01\x02\x03"
+STRIDE = b"\x01\x02\x03\x04"
 
 
 class Engine(Protocol):
