@@ -73,16 +73,23 @@ class HyperscanEngine:
 
         # factor -> where it ends in its anchors -> these anchors, and which they are
         held: dict[bytes, dict[int, tuple[list[bytes], list[int]]]] = defaultdict(dict)
+        whole: dict[bytes, int] = {}  # anchors that are their own factor: there is nothing to compare
         for index, anchor in enumerate(anchors):
             factor = factors().get(anchor, anchor)
+            if factor == anchor:
+                whole[anchor] = index
+                held[factor]
+                continue
             texts, indices = held[factor].setdefault(anchor.find(factor) + len(factor), ([], []))
             texts.append(anchor)
             indices.append(index)
         self._held = [
             [(end, tuple(texts), indices) for end, (texts, indices) in held[factor].items()] for factor in sorted(held)
         ]
+        self._whole = [whole.get(factor) for factor in sorted(held)]
         self._database = _database((*sorted(held), STRIDE))
         self._held.append([])  # the stride's
+        self._whole.append(None)
 
     def first(self, block: bytes | memoryview) -> list[Found]:
         places: list[Found] = []
@@ -93,6 +100,9 @@ class HyperscanEngine:
     def find(self, block: bytes, places: list[Found] | None = None) -> list[Found]:
         found: list[Found] = []
         for at, factor in self.first(block) if places is None else places:
+            whole = self._whole[factor]
+            if whole is not None:
+                found.append((at, whole))
             for end, texts, indices in self._held[factor]:
                 start = at - end
                 if start < 0 or not block.startswith(texts, start):  # any of them: seldom
