@@ -117,7 +117,8 @@ def _failure_seen(case: Case) -> bool:
         return True
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]
-    if any(signature.role is Role.SYMPTOM and signature not in outlived for signature in seen):
+    symptoms = [signature for signature in seen if signature.role is Role.SYMPTOM and signature not in outlived]
+    if any((hit.file, hit.line) not in case.caught for signature in symptoms for hit in case.hits(signature.name)):
         return True
     calm = {
         (hit.file, hit.line)
@@ -130,7 +131,7 @@ def _failure_seen(case: Case) -> bool:
     return any(
         topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm
+        if (hit.file, hit.line) not in calm | case.caught
         and hit.file not in ended
         and not any(signature.match(hit.text) for signature in outlived)
     )

@@ -433,10 +433,16 @@ class Case:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
         hit = item.hit
         spoke = self.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
-        if not self.outlived(hit) or (spoke is not None and spoke.line <= hit.line):
+        # Between a search's trials nothing else runs: the next trial's result is enough.
+        if not self.outlived(hit, 1 if self.has("trial-failed") else _LINES_AFTER) or (
+            spoke is not None and spoke.line <= hit.line
+        ):
             return False
         symptoms = [self.last(name) for name, signature in self.signatures.items() if signature.role is Role.SYMPTOM]
-        return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
+        return not any(
+            late is not None and (late.file != hit.file or late.line > hit.line) and not self.outlived(late)
+            for late in symptoms
+        )
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:

@@ -227,11 +227,15 @@ def _at_start(item: Candidate) -> bool:
     )
 
 
-_RETRY = re.compile(r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d", re.IGNORECASE)
+_RETRY = re.compile(
+    r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
+    r"\bcontinuing\b|\bfalling back\b",
+    re.IGNORECASE,
+)
 
 
 def _retried(item: Candidate) -> bool:
-    """Whether every line of it says that the program tries again."""
+    """Whether every line of it says that the program tries again, or goes on without."""
     return all(_RETRY.search(hit.text) for hit in item.hits)
 
 

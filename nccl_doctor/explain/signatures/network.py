@@ -265,6 +265,15 @@ says(
     where=lambda groups, line: not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line),
 )
 says(
+    "gloo-families",
+    "ss1.ss_family == ss2.ss_family. {own:int} vs {other:int}",
+    cause="net.hostname-resolution",
+    strength=0.85,
+    title="Gloo's ranks advertise addresses of different families, IPv4 and IPv6",
+    why="Gloo listens on the address that the host's own name resolves to; one host's resolves to the other family "
+    "(2 is IPv4, 10 is IPv6; ::1 for a host that calls itself localhost).",
+)
+says(
     "hostname-loopback",
     "Unable to resolve hostname to a (local) address. Using the loopback address as fallback",
     role=Role.FACT,

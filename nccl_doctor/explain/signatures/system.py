@@ -102,6 +102,7 @@ says(
     "OUT_OF_MEMORY",
     "node running low on memory",
     "running low on memory",
+    "exceeds the memory usage threshold",
     "Killed process {pid:int} ({name})",
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
