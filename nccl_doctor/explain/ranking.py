@@ -173,8 +173,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        slow = item.id in _SLOWNESS and not item.vague and not _finite_again(case, item)
-        if not slow and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
+        if not _slows(case, item) and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -192,9 +191,14 @@ _SLOWNESS = frozenset(
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",
-        "sw.nccl-bug",
     )
 )
+
+
+def _slows(case: Case, item: Candidate) -> bool:
+    """Whether it may have cost the job speed or right numbers, though the job came to its end."""
+    missed = case.nodes > 1 or any(hit.signature != "no-hca" for hit in item.hits)  # one host alone needs no adapter
+    return item.id in _SLOWNESS and not item.vague and missed and not _finite_again(case, item)
 
 
 def _survived(case: Case, item: Candidate) -> bool:
