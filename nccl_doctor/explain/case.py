@@ -393,11 +393,18 @@ class Case:
         return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
 
     def follows_failed_task(self, hit: Hit) -> bool:
-        """Whether Slurm cancelled the step because srun had seen a task fail: then the cancelling is no cause."""
+        """Whether Slurm cancelled the step because a task had failed or could not start: then the cancelling is no cause."""
         if not re.search(r"CANCELLED AT|Force Terminated", hit.text) or "DUE TO" in hit.text:
             return False
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+        failed += [item for item in self.hits("step-not-launched", "credential-refused") if "srun" in item.text]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
+
+    def beside_the_job(self, hit: Hit) -> bool:
+        """Whether a listing tells of a port that no process of the job uses: NCCL names those it uses."""
+        used = " ".join(line.groups["devices"] for line in self.hits("net-ib-using"))
+        named = _PORT.findall(hit.text) if used and hit.signature == "port-state-down" else []
+        return bool(named) and not any(f"{device}:" in used for device in named)
 
     def outlived(self, hit: Hit, lines: int = _LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
@@ -479,6 +486,7 @@ _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iter
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _NUMBERS = re.compile(r"[\d.,:]+")
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
+_PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
@@ -497,7 +505,7 @@ _RETRIES = frozenset(
     )
 )
 _RESTARTED = frozenset(
-    ("child-terminated", "torchrun-exit", "sigterm-workers", "proxy-failed")
+    ("child-terminated", "torchrun-exit", "sigterm-workers", "proxy-failed", "nccl-trail")
 )  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")

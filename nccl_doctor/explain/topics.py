@@ -72,6 +72,32 @@ TOPICS: dict[str, re.Pattern[str]] = {
         "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
     }.items()
 }
+# Subjects that a message names so clearly that they decide, before the program's part that prints it does.
+_CLEAR = (
+    "ib.memlock",
+    "ib.retry-exceeded",
+    "ib.gid-index",
+    "ib.port-down",
+    "sys.nofile",
+    "sys.threads",
+    "sys.shm",
+    "net.port-in-use",
+    "gpu.imex",
+    "gpu.fabric-manager",
+    "gpu.nvlink",
+    "gpu.ecc",
+    "gpu.duplicate",
+    "gpu.oom",
+    "gpu.not-visible",
+    "sw.nccl-version-mismatch",
+)
+
+
+def subject(message: str) -> str:
+    """The cause that a message's words name; empty if they name none of the clear ones."""
+    return next((cause for cause in _CLEAR if TOPICS[cause].search(message)), "")
+
+
 _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"

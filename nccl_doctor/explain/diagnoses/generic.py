@@ -51,33 +51,6 @@ _JUDGED = frozenset(
 )
 
 
-# What NCCL's words (not the file that prints them) name so clearly that they decide before its parts do.
-_SUBJECTS = (
-    "ib.memlock",
-    "ib.retry-exceeded",
-    "ib.gid-index",
-    "ib.port-down",
-    "sys.nofile",
-    "sys.threads",
-    "sys.shm",
-    "net.port-in-use",
-    "gpu.imex",
-    "gpu.fabric-manager",
-    "gpu.nvlink",
-    "gpu.ecc",
-    "gpu.duplicate",
-    "gpu.oom",
-    "gpu.not-visible",
-    "sw.nccl-version-mismatch",
-)
-
-
-def _by_subject(hit: Hit) -> str:
-    """The cause that the words of a warning name; empty if they name none of the telling ones."""
-    message = hit.groups["message"]
-    return next((cause for cause in _SUBJECTS if topics.TOPICS[cause].search(message)), "")
-
-
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
@@ -91,7 +64,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
-        subject = _by_subject(hit)
+        subject = topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
             why = unknown_nccl_warning.__doc__ or ""

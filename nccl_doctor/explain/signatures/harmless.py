@@ -139,6 +139,12 @@ says(
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
 )
 says(
+    "collnet-fallback",
+    "Cannot initialize CollNet, using point-to-point network instead",
+    role=H,
+    why="NCCL goes on without SHARP: slower for large jobs, no failure. The plugin's own lines before it say why.",
+)
+says(
     "libibverbs-driver",
     "libibverbs: Warning: couldn't load driver",
     "libibverbs: Warning: couldn't open config directory",
