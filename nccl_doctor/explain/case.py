@@ -87,7 +87,7 @@ _WRAPPED = re.compile(
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"
-    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b"
+    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
 _DISTRIBUTED = [
     "nccl-init-complete",
@@ -105,6 +105,7 @@ _DISTRIBUTED = [
     "deepspeed-init",
     "store-barrier",
     "watchdog-status",
+    "hccl-wrapper",
 ]
 
 

@@ -7,6 +7,8 @@ glog's log formats, NCCL's ``host:pid:tid [dev]``, and torch's ``[PG ID 0 PG GUI
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 
 import msgspec
@@ -99,6 +101,8 @@ _NOT_HOSTS = frozenset(
         "python",
         "python3",
         "libibverbs",
+        "mlx4",
+        "mlx5",
         "libfabric",
         "raise",
         "what",
@@ -175,10 +179,9 @@ _NOT_HOSTS = frozenset(
 
 
 def _clock(match: re.Match[str]) -> tuple[float | None, str]:
-    groups = match.groupdict()
-    month = int(groups["mo"]) if groups.get("mo") else _MONTHS[groups["mon"]]
-    second = float(groups["s"].replace(",", "."))
-    return seconds_of_year(month, int(groups["d"]), int(groups["h"]), int(groups["mi"]), second), groups["when"]
+    when, day, hour, minute, second = match.group("when", "d", "h", "mi", "s")
+    month = int(match["mo"]) if "mo" in match.re.groupindex else _MONTHS[match["mon"]]
+    return seconds_of_year(month, int(day), int(hour), int(minute), float(second.replace(",", "."))), when
 
 
 def _is_host(name: str) -> bool:
@@ -192,6 +195,11 @@ def _is_host(name: str) -> bool:
 
 def parse(text: str) -> Line:
     """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
+    return copy.copy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=64)  # a log's last lines are looked at as its end and as what came before the trouble
+def _parsed(text: str) -> Line:
     if "\x1b" in text:
         text = ANSI.sub("", text)
     line = Line(text)
@@ -330,23 +338,26 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
 def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if " NCCL " in text and _NCCL.match(text, at):
         return None
-    found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
-    if found:
-        line.seconds, line.when = _clock(found)
-        host = found.groupdict().get("host")
-        if host:
-            line.host = host
-        return found.end(), ""
-    found = _RANK_WORD.match(text, at)
-    if found:
-        line.rank = int(found.group("rank"))
-        return found.end(), f"r{line.rank}"
-    found = _PY_LOG.match(text, at)
-    if found and found.end() > at:
-        return found.end(), ""
+    if text[at].isupper():
+        found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
+        if found:
+            line.seconds, line.when = _clock(found)
+            if found.re is _SYSLOG:
+                line.host = found.group("host")
+            return found.end(), ""
+        found = _PY_LOG.match(text, at)
+        if found:
+            return found.end(), ""
+    if text[at] in "rR":
+        found = _RANK_WORD.match(text, at)
+        if found:
+            line.rank = int(found.group("rank"))
+            return found.end(), f"r{line.rank}"
+    if not hosts_left(line) or (": " not in text and "| " not in text):
+        return None
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)
-        if found and hosts_left(line) and _is_host(found.group("host")):
+        if found and _is_host(found.group("host")):
             line.hosts += 1
             line.host = found.group("host")
             return found.end(), f"h{line.host}"

@@ -11,7 +11,7 @@ from nccl_doctor.explain.signatures import says
 _DONE = re.compile(r"\bdone\b", re.IGNORECASE)
 _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
 _NUMBER_NEAR = re.compile(r"\d")
-_TROUBLE = re.compile(r"raceback|(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
+_ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
@@ -39,7 +39,9 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
-    return bool(_NUMBER_NEAR.search(line)) and not _TROUBLE.search(line) and not _PROBE.search(line)
+    trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
+    probe = '"GET /' in line and _PROBE.search(line)
+    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -196,6 +198,7 @@ says(
     ": PASS",
     " 0 errors",
     "WEXITSTATUS 0",
+    "| Pass ",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",
