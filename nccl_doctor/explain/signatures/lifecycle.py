@@ -21,6 +21,7 @@ _BADLY = re.compile(
 )
 
 
+_PROBE = re.compile(r'"GET /(?:health|metrics|ping|ready|live)')  # answered by the front, whatever the engine does
 _EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
 # An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
 _OF_THE_JOB = re.compile(
@@ -39,7 +40,8 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
-    return not trouble and bool(_NUMBER_NEAR.search(line))
+    probe = '"GET /' in line and _PROBE.search(line)
+    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -70,10 +72,11 @@ says(
     "step:",
     "finished with value",
     " completed after ",
+    'HTTP/1.1" 200',
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
-    why="A training loop reports a step.",
+    why="A training loop reports a step, or a server has answered a request.",
 )
 says(
     "ended-well",
@@ -126,6 +129,7 @@ says(
     "All tests completed",
     " 0 failures",
     "Application startup complete",
+    "Uvicorn running on",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
