@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from . import machine
 from .lab import Lab, missing_requirements
 
 
@@ -32,4 +33,5 @@ def lab(whole_lab: Lab) -> Iterator[Lab]:
     yield whole_lab
     whole_lab.clear_faults()
     left = {name: whole_lab.settled_processes(name) for name in (*whole_lab.hostnames, "controller")}
+    machine.end(process.pid for found in left.values() for process in found)  # one failure is enough
     assert not any(left.values()), f"left running: { {name: list(map(str, found)) for name, found in left.items()} }"
