@@ -122,6 +122,27 @@ def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recomm
 # --- one host: settings --------------------------------------------------------------------------------------------
 
 
+@host_rule("interfaces", "net.loopback-down")
+def loopback_down(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The loopback interface is up: through it go also packets to the host's own other addresses.
+
+    Without it two ranks on one host cannot connect to each other, whatever interface they use.
+    """
+    facts = host.need(Interfaces)
+    found = [address for address in facts.addresses if address.loopback]
+    if any(address.up for address in found) or not (found or facts.device("lo")):
+        return
+    yield finding(
+        "net.loopback-down",
+        Severity.FAIL,
+        f"the loopback interface of {host.name} is down: its ranks cannot connect to each other",
+        Evidence(f"lo {found[0].address}: not up" if found else "lo has no address", "getifaddrs", host=host.name),
+        hosts=(host.name,),
+        fixes=(Fix("bring it up", "sudo ip link set lo up", host.name),),
+        explains=("collectives",),
+    )
+
+
 @host_rule("interfaces", "net.wrong-interface.no-match")
 def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
     """NCCL_SOCKET_IFNAME matches an interface that has an address. If it does not, NCCL fails: there is no fallback.
@@ -223,6 +244,44 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=_remove(setting, host.name),
             env=_unset(setting, "it names no interface"),
+            explains=("collectives",),
+        )
+
+
+@fleet_rule("interfaces", "net.wrong-interface.gloo-loopback")
+def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME does not name the loopback interface on one of several hosts.
+
+    Of two peers the one with the greater address connects: 127.0.0.1 connects to a peer in 10.0.0.0/8, which works, but
+    a peer above it (172.16/12, 192.168/16) is told to connect to 127.0.0.1, which is itself.
+    """
+    _several(fleet)
+    seen = views(fleet)
+    for item in seen.values():
+        if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:
+            continue
+        told = item.gloo.addresses[0]
+        if not told.loopback:
+            continue
+        peers = [
+            peer.gloo.addresses[0] for peer in seen.values() if peer is not item and peer.gloo and peer.gloo.addresses
+        ]
+        misled = any(peer.family != told.family or peer.interface.ip > told.interface.ip for peer in peers)  # type: ignore[operator]
+        value = fleet.plan.env.get("GLOO_SOCKET_IFNAME") or item.facts.environment.get("GLOO_SOCKET_IFNAME", "")
+        setting = Setting("GLOO_SOCKET_IFNAME", value, "environment")
+        yield finding(
+            "net.wrong-interface.gloo-loopback",
+            Severity.FAIL if misled else Severity.WARN,
+            f"GLOO_SOCKET_IFNAME={value} makes Gloo hand {told.address} to its peers"
+            + (
+                ""
+                if misled
+                else "; it works only because their addresses are lower, so that they need not connect to it"
+            ),
+            (_quote(setting, item.host), _interface_list(item)),
+            hosts=(item.host,),
+            fixes=_remove(setting, item.host),
+            env=_unset(setting, "it names the loopback interface"),
             explains=("collectives",),
         )
 
@@ -458,6 +517,49 @@ def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
             if not address.loopback and not address.link_local:
                 owners.setdefault(address.address, []).append(item)
     return {number: items for number, items in owners.items() if len(items) > 1}
+
+
+@fleet_rule("interfaces", "net.wrong-interface.duplicate-address")
+def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
+    """No host carries, as a further address, the one that another host hands out: packets go to whoever answers ARP."""
+    _several(fleet)
+    seen = views(fleet)
+    owners = {address.address: (item, address) for item in seen.values() for address in item.used}
+    for item in seen.values():
+        own = {address.address for address in item.used}
+        for address in item.facts.addresses:
+            if address.loopback or address.address in own or address.address not in owners:
+                continue
+            owner, theirs = owners[address.address]
+            if trap(address, item.facts) or trap(theirs, owner.facts):
+                continue
+            yield finding(
+                "net.wrong-interface.duplicate-address",
+                Severity.FAIL,
+                f"{item.host} also has {address.address} ({address.name}), the address of {owner.host}: what is sent there "
+                "reaches either",
+                (
+                    Evidence(f"{address.name} {address.address}/{address.prefix}", "getifaddrs", host=item.host),
+                    _choice_evidence(owner, theirs),
+                ),
+                hosts=(item.host, owner.host),
+                fixes=(
+                    Fix(
+                        f"take the address from {item.host}, if it is {owner.host}'s",
+                        f"sudo ip address del {address.address}/{address.prefix} dev {address.name}",
+                        item.host,
+                    ),
+                ),
+                explains=(
+                    "net.wrong-interface.unreachable",
+                    "net.hostname-resolution.wrong-address",
+                    "net.firewall",
+                    "net.master-unreachable",
+                    "net.packet-loss",
+                    "net.slow",
+                    "collectives",
+                ),
+            )
 
 
 @fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")

@@ -137,9 +137,20 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         "both": f"TCP connections to and from {names} are {verb}",
         "pair": f"TCP connections between {names} are {verb}",
     }[culprit.direction]
-    can = ""
+    can, look = "", "look for the rule that does it"
     if culprit.direction == "in" and connect_out.intersection(culprit.hosts):
         can = f"; {names} itself can connect out"
+    elif len(culprit.pairs) == 1:
+        client, server = culprit.pairs[0]
+        where = f"TCP connections from {client} to {server} are {verb}"
+        if any(link.outcome == "ok" for link in links.get((server, client), ())):
+            can = f"; {server} can connect to {client}"
+        look += f": {server}'s on what comes in from {client}, or {client}'s on what goes out"
+    command = "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all"
+    if culprit.direction == "pair" or id == "net.firewall.unreachable":  # between these two alone: a way, not a policy
+        client, address = culprit.pairs[0][0], links[culprit.pairs[0]][0].address
+        look += f", and at {client}'s route and neighbour entry"
+        command = f"ip route get {address}; ip neigh show {address}; {command}"
     guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(
         id,
@@ -150,13 +161,21 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[
             Fix(
-                "look for the rule that does it",
-                "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
+                look,
+                command,
                 guilty,
             ),
             Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
         ],
-        explains=("net.master-unreachable", "net.mtu", "net.slow", "collectives", "net.wrong-interface"),
+        explains=(
+            "net.master-unreachable",
+            "net.mtu",
+            "net.slow",
+            "collectives",
+            "net.wrong-interface.unreachable",
+            "net.wrong-interface.different-subnet",
+            "net.wrong-interface.extra",
+        ),
     )
 
 

@@ -143,15 +143,24 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_COMPARED_LIMITS = {
+    "memlock": "locked memory",
+    "nofile": "open files",
+    "nproc": "processes",
+    "as": "address space",  # CUDA reserves more than there is memory
+    "fsize": "file size",  # a checkpoint is cut off, and its writer killed by SIGXFSZ
+}
+
+
 @fleet_rule("system", "sys.limits-differ")
 def limits_differ(fleet: Fleet) -> Iterator[Finding]:
     """Logins have the same resource limits on all hosts.
 
-    Nodes of one cluster are set up alike. One node whose limits on locked memory, open files or processes are lower
-    than everywhere else has missed a configuration step, and a job fails there only.
+    Nodes of one cluster are set up alike. One node whose limits on locked memory, open files, processes,
+    address space or file size are lower than everywhere else has missed a configuration step, and a job fails there only.
     """
     every = fleet.every(System)
-    for name, label in (("memlock", "locked memory"), ("nofile", "open files"), ("nproc", "processes")):
+    for name, label in _COMPARED_LIMITS.items():
         known = {host: system.limits[name].soft for host, system in every.items() if name in system.limits}
         row = drift.row(label, {host: _show(soft, name) for host, soft in known.items()})
         if not row.odd:
@@ -200,7 +209,7 @@ def _limit(system: System, name: str) -> Limit:
 def _show(count: int, name: str = "memlock") -> str:
     if count == UNLIMITED:
         return "unlimited"
-    return size(count) if name == "memlock" else str(count)
+    return str(count) if name in ("nofile", "nproc") else size(count)
 
 
 @host_rule("system", "sys.nofile")
@@ -446,13 +455,15 @@ def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
         if len(numbers) != 3:
             raise MissingFact(name, "not readable")
         if numbers[2] < value("tcp.buffer.warn"):
+            crippled = numbers[2] < value("tcp.buffer.fail")
             yield finding(
                 "net.slow.tcp-buffers",
-                Severity.WARN,
+                Severity.FAIL if crippled else Severity.WARN,
                 f"{name} lets a TCP buffer grow to {size(numbers[2])} only: one stream cannot fill a fast link",
                 Evidence(f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}", host=host.name),
                 hosts=(host.name,),
                 fixes=(Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'", host.name),),
+                explains=("net.slow.link", "collectives") if crippled else (),
             )
 
 
@@ -472,9 +483,10 @@ def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
     )
     fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'", host.name)
     if high - low + 1 < value("ports.ephemeral.warn"):
+        severity = Severity.FAIL if high - low + 1 < value("ports.ephemeral.fail") else Severity.WARN
         yield finding(
-            "net.ephemeral-ports.few", Severity.WARN, f"Only {high - low + 1} ephemeral ports", proof,
-            hosts=(host.name,), fixes=(fix,),
+            "net.ephemeral-ports.few", severity, f"Only {high - low + 1} ephemeral ports", proof,
+            hosts=(host.name,), fixes=(fix,), explains=("collectives",),
         )  # fmt: skip
     if plan.master == host.name and low <= plan.master_port <= high:
         yield finding(

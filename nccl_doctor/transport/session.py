@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.launch import launch
@@ -519,7 +519,7 @@ class _Greeting:
             return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._options.start_s:.0f} s", quote(begun))
         if self._seen.strip():
             return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
-        detail = f"connected, but the agent did not answer within {self._options.start_s:.0f} s"
+        detail = f"{NO_ANSWER} within {self._options.start_s:.0f} s"
         return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
 
     def _ended(self) -> Unreachable:

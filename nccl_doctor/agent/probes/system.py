@@ -227,7 +227,7 @@ def shared_memory() -> Dict[str, Any]:
 def limits() -> Dict[str, Dict[str, int]]:
     """Soft and hard limits of this login (a job started otherwise may have others); -1 is unlimited."""
     found = {}
-    for name in ("MEMLOCK", "NOFILE", "NPROC", "STACK", "CORE"):
+    for name in ("MEMLOCK", "NOFILE", "NPROC", "STACK", "CORE", "AS", "FSIZE"):
         soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
         found[name.lower()] = {
             "soft": UNLIMITED if soft == resource.RLIM_INFINITY else soft,
