@@ -267,13 +267,20 @@ def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab)
     assert [(gap["what"], gap["hosts"]) for gap in report["unknown"]] == [("collectives", ["gpu03"])]
 
 
-@pytest.mark.alone
 def test_collectives_alone_name_the_host_that_answers_nobody(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu02"):
         done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"])
     found = causes(json.loads(done.stdout), "fail")
     assert [(item["id"], item["hosts"]) for item in found] == [("collectives.stuck.process-group", ["gpu02"])]
     assert "SYN_SENT" in text_of(found[0])
+
+
+def test_collectives_name_the_step_at_which_they_stick(lab: Lab) -> None:
+    with lab.fault("mtu-black-hole", "gpu03"):  # everything works until the first large message
+        done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"], timeout=150)
+    found = causes(json.loads(done.stdout), "fail", "warn")
+    assert done.returncode == FAULTY
+    assert "gpu03" in {item["id"]: item["hosts"] for item in found}["collectives.stuck.measure"], found
 
 
 # Transfers are timed only where that is the fault: over a link that loses them they take long.
