@@ -20,6 +20,7 @@ from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, St
 from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.env.versions import Version, at_least
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice, Severity
 from nccl_doctor.findings.playbooks import EnvEntry
@@ -688,6 +689,5 @@ def _always_left(draft: _Draft) -> None:
             draft.left.append(Left(names, why))
 
 
-def _some(names: Iterable[str], limit: int = 4) -> str:
-    listed = list(dict.fromkeys(names))
-    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+def _some(names: Iterable[str]) -> str:
+    return few(list(dict.fromkeys(names)))

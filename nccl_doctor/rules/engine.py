@@ -105,10 +105,14 @@ class Fleet:
 
     def every(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for all hosts that have it; the others become unknown in this rule's result."""
-        found: dict[str, F] = {}
+        return self.of_each(lambda host: host.need(kind))
+
+    def of_each(self, ask: Callable[[Host], T]) -> dict[str, T]:
+        """Host name -> answer; hosts of which it raises ``MissingFact`` become unknown in this rule's result."""
+        found: dict[str, T] = {}
         for host in self.hosts:
             try:
-                found[host.name] = host.need(kind)
+                found[host.name] = ask(host)
             except MissingFact as gap:
                 self.missing.setdefault((gap.what, gap.why), []).append(host.name)
         return found

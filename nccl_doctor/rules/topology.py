@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
@@ -442,4 +442,4 @@ def _difference(matrix: Matrix, usual: Matrix | None) -> str:
         own, other_kind = kinds.get((mine[i], mine[j]), "?"), theirs.get((names[i], names[j]), "?")
         if own != other_kind:
             cells.append(f"{mine[i]}-{mine[j]} {own} (most hosts: {other_kind})")
-    return ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
+    return few(cells)
