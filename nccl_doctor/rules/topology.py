@@ -383,10 +383,10 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
             skipped += 1
             continue
         except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
+            fleet.lack(gap.what, gap.why, host.name)
             continue
         if matrix.truncated:
-            fleet.missing.setdefault((SOURCE, "truncated"), []).append(host.name)
+            fleet.lack(SOURCE, "truncated", host.name)
             continue
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
