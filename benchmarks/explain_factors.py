@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from nccl_doctor.explain.matcher import FACTORS, STRIDE, HyperscanEngine, _database, factors  # noqa: E402
 from nccl_doctor.explain.readers.scan import all_anchors  # noqa: E402
 
-SIZES = ((5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
+SIZES = ((5, 5), (5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
 WEIGHTS = (0.3, 1.0, 3.0)  # of a pair of letters that ordinary output has, too
 ROUNDS = 8
 PIECE = 256 << 10
@@ -57,7 +57,10 @@ datatype 9 op 0 root 0 comm 0x55d00000 [nranks=512] stream 0x55d11111
 
 
 def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: float) -> dict[bytes, bytes]:
-    """A factor for each anchor: greedy, most anchors for the least likeness to ordinary output first."""
+    """A factor for each anchor: greedy, most anchors for the least likeness to ordinary output first.
+
+    Pieces that ordinary output has, and numbers, which any log holds by chance, are none: an anchor of such is its own.
+    """
     ordinary = ORDINARY.encode()
     pairs = {ordinary[at : at + 2] for at in range(len(ordinary) - 1)}
     holders: dict[bytes, set[bytes]] = defaultdict(set)
@@ -70,12 +73,10 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
                     holders[anchor[at : at + size]].add(anchor)
 
     def cost(piece: bytes) -> float:
-        alike = sum(piece[at : at + 2] in pairs for at in range(len(piece) - 1))
-        number = not piece.strip(b"0123456789. ")  # any log holds it by chance
-        return 1.0 + weight * alike + (1000 if piece in ordinary or number else 0)
+        return 1.0 + weight * sum(piece[at : at + 2] in pairs for at in range(len(piece) - 1))
 
-    costs = {piece: cost(piece) for piece in holders}
-    heap = [(-len(held) / costs[piece], -len(piece), piece) for piece, held in holders.items()]
+    costs = {piece: cost(piece) for piece in holders if piece not in ordinary and piece.strip(b"0123456789. ")}
+    heap = [(-len(holders[piece]) / costs[piece], -len(piece), piece) for piece in costs]
     heapq.heapify(heap)
     while heap:
         gain, size, piece = heapq.heappop(heap)
@@ -85,7 +86,7 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
             heapq.heappush(heap, (now, size, piece))  # others took some of its anchors: back into the line
         elif left:
             chosen.update(dict.fromkeys(left, piece))
-    return chosen
+    return {anchor: chosen.get(anchor, anchor) for anchor in anchors}
 
 
 def _holds(anchor: bytes, shorts: list[bytes]) -> bool:

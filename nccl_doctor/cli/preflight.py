@@ -254,8 +254,10 @@ def _decide(
 
 
 def _write(path: Path, text: str) -> bool:
+    from nccl_doctor.facts import files
+
     try:
-        path.write_text(text, encoding="utf-8")
+        files.write(path, text.encode())
     except OSError as error:
         typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
         return False

@@ -87,7 +87,7 @@ _WRAPPED = re.compile(
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"
-    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b"
+    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
 _DISTRIBUTED = [
     "nccl-init-complete",
@@ -105,6 +105,7 @@ _DISTRIBUTED = [
     "deepspeed-init",
     "store-barrier",
     "watchdog-status",
+    "hccl-wrapper",
 ]
 
 
@@ -425,10 +426,16 @@ class Case:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
         hit = item.hit
         spoke = self.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
-        if not self.outlived(hit) or (spoke is not None and spoke.line <= hit.line):
+        # Between a search's trials nothing else runs: the next trial's result is enough.
+        if not self.outlived(hit, 1 if self.has("trial-failed") else _LINES_AFTER) or (
+            spoke is not None and spoke.line <= hit.line
+        ):
             return False
         symptoms = [self.last(name) for name, signature in self.signatures.items() if signature.role is Role.SYMPTOM]
-        return not any(late is not None and (late.file != hit.file or late.line > hit.line) for late in symptoms)
+        return not any(
+            late is not None and (late.file != hit.file or late.line > hit.line) and not self.outlived(late)
+            for late in symptoms
+        )
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:

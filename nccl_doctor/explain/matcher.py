@@ -21,7 +21,7 @@ Found = tuple[int, int]  # where an occurrence ends, and which literal it is
 FACTORS = Path(__file__).with_name("readers") / "factors.json"
 # Hyperscan steps through a block in strides that depend on the shortest literal. With none under five bytes it picks a
 # stride that is four times slower here, so one that no log holds is put beside them (measured in docs/decisions/0023).
-STRIDE = b"\x01\x02\x03"
+STRIDE = b"\x01\x02\x03\x04"
 
 
 class Engine(Protocol):
@@ -73,16 +73,23 @@ class HyperscanEngine:
 
         # factor -> where it ends in its anchors -> these anchors, and which they are
         held: dict[bytes, dict[int, tuple[list[bytes], list[int]]]] = defaultdict(dict)
+        whole: dict[bytes, int] = {}  # anchors that are their own factor: there is nothing to compare
         for index, anchor in enumerate(anchors):
             factor = factors().get(anchor, anchor)
+            if factor == anchor:
+                whole[anchor] = index
+                held[factor]
+                continue
             texts, indices = held[factor].setdefault(anchor.find(factor) + len(factor), ([], []))
             texts.append(anchor)
             indices.append(index)
         self._held = [
             [(end, tuple(texts), indices) for end, (texts, indices) in held[factor].items()] for factor in sorted(held)
         ]
+        self._whole = [whole.get(factor) for factor in sorted(held)]
         self._database = _database((*sorted(held), STRIDE))
         self._held.append([])  # the stride's
+        self._whole.append(None)
 
     def first(self, block: bytes | memoryview) -> list[Found]:
         places: list[Found] = []
@@ -93,6 +100,9 @@ class HyperscanEngine:
     def find(self, block: bytes, places: list[Found] | None = None) -> list[Found]:
         found: list[Found] = []
         for at, factor in self.first(block) if places is None else places:
+            whole = self._whole[factor]
+            if whole is not None:
+                found.append((at, whole))
             for end, texts, indices in self._held[factor]:
                 start = at - end
                 if start < 0 or not block.startswith(texts, start):  # any of them: seldom

@@ -16,6 +16,9 @@ import pytest
 
 from .lab import Lab, Process
 
+# Links are measured here, and torch starts on every host.
+pytestmark = pytest.mark.alone
+
 BENCH = ["nccl-doctor", "bench"]
 HEALTHY, FINDINGS, INTERRUPTED = 0, 11, 130
 

@@ -37,6 +37,11 @@ class Case:
     options: tuple[str, ...] = ("--quick",)
     severity: str = "fail"
 
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Links are measured where ``--quick`` is not given: beside other tests they would be slow for another reason."""
+        return [] if "--quick" in self.options else [pytest.mark.alone]
+
     def __str__(self) -> str:
         return "-".join([self.fault, *(f"{name}-{value}" for name, value in self.parameters.items())])
 
@@ -60,7 +65,7 @@ CASES = [
     Case("old-python", ("host.python-too-old",), quotes=("3.6",)),
     Case("garbage-answer", ("host.unexpected-output",), quotes=("owned",)),
     Case("answer-cut", ("host.cut-off",)),
-    Case("answer-drips", ("host.ssh-timeout",)),
+    Case("answer-drips", ("host.ssh-timeout",), parameters={"bytes_per_s": 100}, quotes=("too slowly",)),
     # names
     Case("own-name-loopback", ("net.hostname-resolution.loopback",), quotes=("127.0.1.1", "/etc/hosts")),
     Case("stale-address", ("net.hostname-resolution",), quotes=("10.77.0.99", "gpu03")),
@@ -149,6 +154,7 @@ def causes(report: dict[str, Any], *severities: str) -> list[dict[str, Any]]:
     return [item for item in told if item["severity"] in severities and not item.get("folded_under", "")]
 
 
+@pytest.mark.alone
 def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
     """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed."""
     code, report = check(lab)
@@ -158,7 +164,7 @@ def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
     assert report["reached"] == lab.hostnames
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=case.marks, id=str(case)) for case in CASES])
 def test_the_fault_is_named_and_its_host_kept_out(lab: Lab, case: Case, tmp_path: Path) -> None:
     """By check, and by preflight from what check saved."""
     missing = faults.all_faults()[case.fault].missing()
@@ -241,6 +247,7 @@ def test_a_host_that_vanishes_in_the_middle(lab: Lab, tmp_path: Path) -> None:
 ALL_STAGES = ["nccl-doctor", "check", "--format", "json"]
 
 
+@pytest.mark.alone
 def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
     """Collectives included: every rank on every host, over gloo where there is no GPU."""
     done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile)])
@@ -251,6 +258,7 @@ def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
     assert states["collectives"] == "pass"
 
 
+@pytest.mark.alone
 def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu03"):
         done = lab.run(
@@ -265,6 +273,7 @@ def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab)
     assert [(gap["what"], gap["hosts"]) for gap in report["unknown"]] == [("collectives", ["gpu03"])]
 
 
+@pytest.mark.alone
 def test_collectives_alone_name_the_host_that_answers_nobody(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu02"):
         done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"])
@@ -275,7 +284,7 @@ def test_collectives_alone_name_the_host_that_answers_nobody(lab: Lab) -> None:
 
 # Transfers are timed only where that is the fault: over a link that loses them they take long.
 PAIRS = [
-    (("slow-link", {}), ("slow-link", {}), ("net.slow",)),
+    pytest.param(("slow-link", {}), ("slow-link", {}), ("net.slow",), marks=pytest.mark.alone),
     (("lossy-link", {}), ("lossy-link", {}), ("net.packet-loss",)),
     (("mtu-black-hole", {}), ("port-dropped", {}), ("net.mtu.black-hole", "net.firewall.dropped")),
     (("second-interface", {}), ("wrong-nccl-conf", {}), ("net.wrong-interface",)),
@@ -303,14 +312,6 @@ def test_two_faults_at_once_are_laid_at_the_right_doors(
     assert {host for item in found for host in item["hosts"]} == {"gpu02", "gpu03"}, told
     assert all(lies_beneath(item["id"], ids) for item in found), told
     assert all(any(lies_beneath(item["id"], (id,)) for item in found) for id in ids), told
-
-
-def test_an_answer_that_drips_is_blamed_on_its_host_in_good_time(lab: Lab) -> None:
-    """Without a short deadline: the agent's first line comes, and then a byte now and then."""
-    with lab.fault("answer-drips", "gpu02", bytes_per_s=60):
-        _, report = check(lab, "--quick", timeout=100)
-    assert [(item["id"], item["hosts"]) for item in causes(report, "fail", "warn")] == [("host.ssh-timeout", ["gpu02"])]
-    assert [gap["hosts"] for gap in report["unknown"]] == [["gpu02"]]
 
 
 STRANGE_PYTHONS = {

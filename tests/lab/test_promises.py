@@ -64,6 +64,7 @@ def running(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
 # -- promises 6 and 7: nothing survives
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda how: how.name
 )
@@ -76,6 +77,7 @@ def test_nothing_survives_the_end_of_the_controller(
     wait_until(lambda: not lab.processes("controller"), soon_s(), f"left here: {lab.processes('controller')}")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signals) -> None:
     with lab.fault("port-dropped", "gpu03"):  # the ranks wait for each other
@@ -104,6 +106,7 @@ def ranks(lab: Lab, host: str) -> list[Process]:
     return found
 
 
+@pytest.mark.alone
 def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.Popen[bytes]) -> None:
     for process in lab.processes("gpu03"):
         if process.arguments and process.arguments[0].startswith("sshd"):
@@ -121,6 +124,7 @@ def test_a_silent_cut_ends_the_agents_within_a_minute(lab: Lab, running: subproc
             os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.alone
 def test_a_run_that_ends_by_itself_leaves_nothing(lab: Lab) -> None:
     check(lab)
     wait_until(lambda: not left_on_hosts(lab), soon_s(), f"left on hosts: {left_on_hosts(lab)}")
@@ -168,6 +172,7 @@ def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 def test_the_deadline_holds_whatever_hangs(ten_hosts: Lab) -> None:
     started = time.monotonic()
     code, report = check(ten_hosts, "--connect-timeout", "100", "--deadline", "4", timeout=20)

@@ -149,6 +149,32 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         return
 
 
+@diagnosis
+def extra_collective(case: Case) -> Iterable[Candidate]:
+    """A few ranks wait in a work that the many never enqueued, and those have completed all of theirs: an extra collective.
+
+    Where the many were in a work of their own, they would have had more enqueued than completed. Idle, they did not come
+    to this call: it stands in a branch that only some ranks take. (Or all of them are slow at once, which is rarer.)
+    """
+    for items in _groups(case).values():
+        known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
+        idle = [item for item in known if item.hit is None and item.enqueued == item.completed]
+        ahead = [item for item in known if item.hit is not None and (item.enqueued or 0) > (item.completed or 0)]
+        if not ahead or len(idle) <= len(ahead) or len(idle) + len(ahead) < len(known):
+            continue
+        if len({item.enqueued for item in idle}) > 1 or any(
+            (item.enqueued or 0) <= (idle[0].enqueued or 0) for item in ahead
+        ):
+            continue
+        ranks = {item.rank for item in ahead}
+        hits = [hit for item in [*ahead, *idle] for hit in (item.hit, item.status_hit) if hit]
+        title = f"{_who(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
+        words = last_words(case, ranks)[-4:]
+        why = extra_collective.__doc__ or ""
+        yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks, why=why)
+        return
+
+
 _DID_NOT_JOIN = re.compile(r"\[([\d, ]{1,400})\] finished collective #\d+, but didn't join collective #\d+")
 
 
@@ -411,7 +437,8 @@ def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
     """A peer's address is garbage although all processes run the same NCCL: they are in different calls (two sends, say)."""
     hits = case.hits("garbage-address")
     versions = {hit.groups["version"].split("+")[0] for hit in case.hits("nccl-version")}
-    if hits and len(versions) == 1:
+    nameless = case.env.get("NCCL_SOCKET_IFNAME") and not case.has("bootstrap-using")  # no interface: no address
+    if hits and len(versions) == 1 and not nameless:
         words = [hit for hits_before in case.summary.before.values() for hit in hits_before][-8:]
         yield Candidate(
             "app.collective-mismatch",

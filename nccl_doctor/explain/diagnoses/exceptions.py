@@ -92,7 +92,7 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
 def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
     """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
     why = ordinary_exception.__doc__ or ""
-    others_suffer = case.has(*_OTHERS_SUFFER)
+    others_suffer = _others_suffer(case)
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
     everyone = case.world > 1 and len(ranks) >= case.world
@@ -104,6 +104,28 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
     return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
+
+
+def _others_suffer(case: Case) -> bool:
+    """Whether a rank waited or lost its peer: in a line that is not itself the exception of one ("ConnectionRefusedError")."""
+    own = {(item.hit.file, item.hit.line) for item in case.ordinary}
+    return any((hit.file, hit.line) not in own for hit in case.hits(*_OTHERS_SUFFER))
+
+
+@diagnosis
+def shapes_on_one_rank(case: Case) -> Iterable[Candidate]:
+    """A computation (no collective) raised for the shape or type of a tensor on some ranks, and others waited for them.
+
+    Where all ranks raise alike the program is wrong for all of them; on one rank it met data that the others did not.
+    """
+    hits = [hit for hit in case.hits("shape-dtype", "type-or-shape") if (hit.file, hit.line) not in case.caught]
+    ranks = ranks_of(hits)
+    if hits and len(ranks) < case.world and _others_suffer(case) and not case.ordinary:
+        who = f"rank {min(ranks)}" if len(ranks) == 1 else "a rank"
+        title = f"{who} raised: {hits[0].text.strip()[-120:]}"
+        yield Candidate(
+            "app.rank-exception", 0.78, title, hits, ranks, why=shapes_on_one_rank.__doc__ or "", final=True
+        )
 
 
 def _told_with(case: Case, first: Traceback) -> list[Traceback]:

@@ -29,7 +29,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
-    (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
+    (r"socket|bootstrap", "net.firewall", 0.34, "NCCL's sockets fail"),
     (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
@@ -51,6 +51,33 @@ _JUDGED = frozenset(
 )
 
 
+# What NCCL's words (not the file that prints them) name so clearly that they decide before its parts do.
+_SUBJECTS = (
+    "ib.memlock",
+    "ib.retry-exceeded",
+    "ib.gid-index",
+    "ib.port-down",
+    "sys.nofile",
+    "sys.threads",
+    "sys.shm",
+    "net.port-in-use",
+    "gpu.imex",
+    "gpu.fabric-manager",
+    "gpu.nvlink",
+    "gpu.ecc",
+    "gpu.duplicate",
+    "gpu.oom",
+    "gpu.not-visible",
+    "sw.nccl-version-mismatch",
+)
+
+
+def _by_subject(hit: Hit) -> str:
+    """The cause that the words of a warning name; empty if they name none of the telling ones."""
+    message = hit.groups["message"]
+    return next((cause for cause in _SUBJECTS if topics.TOPICS[cause].search(message)), "")
+
+
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
@@ -64,6 +91,12 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
+        subject = _by_subject(hit)
+        if subject:
+            title = f"NCCL warns: {hit.groups['message'][:120]}"
+            why = unknown_nccl_warning.__doc__ or ""
+            yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), why, vague=True)
+            return
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
                 same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
@@ -139,6 +172,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "gpu.driver",
         0.75,
         "the build has no code for this GPU",
+    ),
+    (
+        r"API call is not supported in the installed",
+        "gpu.driver",
+        0.72,
+        "the driver is older than this NCCL's CUDA calls",
     ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
     (

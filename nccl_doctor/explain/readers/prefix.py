@@ -7,6 +7,8 @@ glog's log formats, NCCL's ``host:pid:tid [dev]``, and torch's ``[PG ID 0 PG GUI
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 
 import msgspec
@@ -68,8 +70,11 @@ _MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ?")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
-    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
+_PARALLEL = re.compile(r"(?:(?:DP|TP|EP|PP)\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
+_PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
+_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d+)")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
@@ -96,6 +101,8 @@ _NOT_HOSTS = frozenset(
         "python",
         "python3",
         "libibverbs",
+        "mlx4",
+        "mlx5",
         "libfabric",
         "raise",
         "what",
@@ -172,10 +179,9 @@ _NOT_HOSTS = frozenset(
 
 
 def _clock(match: re.Match[str]) -> tuple[float | None, str]:
-    groups = match.groupdict()
-    month = int(groups["mo"]) if groups.get("mo") else _MONTHS[groups["mon"]]
-    second = float(groups["s"].replace(",", "."))
-    return seconds_of_year(month, int(groups["d"]), int(groups["h"]), int(groups["mi"]), second), groups["when"]
+    when, day, hour, minute, second = match.group("when", "d", "h", "mi", "s")
+    month = int(match["mo"]) if "mo" in match.re.groupindex else _MONTHS[match["mon"]]
+    return seconds_of_year(month, int(day), int(hour), int(minute), float(second.replace(",", "."))), when
 
 
 def _is_host(name: str) -> bool:
@@ -189,6 +195,11 @@ def _is_host(name: str) -> bool:
 
 def parse(text: str) -> Line:
     """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
+    return copy.copy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=64)  # a log's last lines are looked at as its end and as what came before the trouble
+def _parsed(text: str) -> Line:
     if "\x1b" in text:
         text = ANSI.sub("", text)
     line = Line(text)
@@ -211,6 +222,9 @@ def parse(text: str) -> Line:
             tagged = _PG_RANK.search(line.body, 0, 240) or _RANK_TAG.search(line.body, 0, 160)
         if tagged:
             line.rank = int(tagged.group("rank"))
+        elif " TP" in line.body:
+            found = _PARALLEL_TAG.search(line.body, 0, 160)
+            _take_tensor_rank(line, found.group() if found else "")
     line.key = label
     return line
 
@@ -254,6 +268,8 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             rank = re.search(r"rank=(\d+)", found.group())
             if rank:
                 line.rank = int(rank.group(1))
+            else:
+                _take_tensor_rank(line, found.group())
             return found.end(), f"p{line.pid}{line.host}"
         found = _RANK_WORD.match(text, at)
         if found:
@@ -263,11 +279,22 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     return _word(line, text, at)
 
 
+def _take_tensor_rank(line: Line, label: str) -> None:
+    """The rank of a serving engine's worker within its replica (``TP3``), unless there are several replicas."""
+    found = _TENSOR_RANK.search(label)
+    if found and not re.search(r"[DP]P[1-9]", label):
+        line.rank = int(found.group(1))
+
+
 def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if text.startswith("[2", at):  # a year, most often
         found = _ISO.match(text, at)
         if found:
             line.seconds, line.when = _clock(found)
+            parallel = _PARALLEL.match(text, found.end())
+            if parallel:
+                _take_tensor_rank(line, parallel.group())
+                return parallel.end(), parallel.group()
             return found.end(), ""
     found = _RANK_TAG.match(text, at)
     if found:
@@ -311,23 +338,26 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
 def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if " NCCL " in text and _NCCL.match(text, at):
         return None
-    found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
-    if found:
-        line.seconds, line.when = _clock(found)
-        host = found.groupdict().get("host")
-        if host:
-            line.host = host
-        return found.end(), ""
-    found = _RANK_WORD.match(text, at)
-    if found:
-        line.rank = int(found.group("rank"))
-        return found.end(), f"r{line.rank}"
-    found = _PY_LOG.match(text, at)
-    if found and found.end() > at:
-        return found.end(), ""
+    if text[at].isupper():
+        found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
+        if found:
+            line.seconds, line.when = _clock(found)
+            if found.re is _SYSLOG:
+                line.host = found.group("host")
+            return found.end(), ""
+        found = _PY_LOG.match(text, at)
+        if found:
+            return found.end(), ""
+    if text[at] in "rR":
+        found = _RANK_WORD.match(text, at)
+        if found:
+            line.rank = int(found.group("rank"))
+            return found.end(), f"r{line.rank}"
+    if not hosts_left(line) or (": " not in text and "| " not in text):
+        return None
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)
-        if found and hosts_left(line) and _is_host(found.group("host")):
+        if found and _is_host(found.group("host")):
             line.hosts += 1
             line.host = found.group("host")
             return found.end(), f"h{line.host}"

@@ -619,7 +619,7 @@ class Scanner:
 def _looks_like_exception(name: str, message: str | None) -> bool:
     last = name.rsplit(".", 1)[-1]
     if "." in name:
-        return last[:1].isupper() or last in _LOWER_CASE
+        return last[:1].isupper() or last in _LOWER_CASE or last.endswith(("Error", "Exception"))
     return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
 
 

@@ -84,6 +84,8 @@ def says(
     chosen = role or (Role.CAUSE if cause else Role.FACT)
     if chosen is Role.CAUSE and not (cause and 0 < strength <= 1):
         raise ValueError(f"signature {name}: a cause needs an id and a strength in (0, 1]")
+    if any(len(anchor) < 4 for anchor in wake):
+        raise ValueError(f"signature {name}: what wakes it has fewer than four letters, too few to look for")
     templates = tuple(Template(text) for text in texts)
     _SIGNATURES[name] = Signature(
         name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake, rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -168,6 +170,27 @@ says(
     "comet_ml{}WARNING",
     role=H,
     why="The experiment tracker has trouble and retries; the training does not wait for it.",
+)
+says(
+    "trial-failed",
+    "failed with value None",
+    "failed with parameters: ",
+    "rrored after {count:int} iterations",
+    role=H,
+    why="A trial of a search (Optuna, Ray Tune) failed. The search goes on with the next one, unless it is told to stop.",
+)
+_HELPER = re.compile(
+    r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"
+    r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
+)
+says(
+    "helper-ended",
+    " Terminated ",
+    " Killed ",
+    " Hangup ",
+    role=H,
+    why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
+    where=lambda groups, line: _HELPER.search(line) is not None,
 )
 says(
     "bad-magic",

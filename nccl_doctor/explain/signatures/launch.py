@@ -176,6 +176,10 @@ says(
     "Received SIGTERM",
     "SIGTERM received",
     "caught SIGTERM",
+    "ignal 15 received",
+    "eceived signal 15",
+    "aught signal 15",
+    "got signal 15",
     "SIGHUP",
     "Hangup",
     "evicted",
@@ -200,7 +204,10 @@ says(
     where=lambda groups, line: (
         "NODE FAILURE" not in line
         and "dataloader" not in line.lower()
-        and not re.search(r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)", line)
+        # not of requests and blocks of a serving engine's or a loader's cache
+        and not re.search(
+            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|[Rr]eq", line
+        )
     ),
 )
 says(

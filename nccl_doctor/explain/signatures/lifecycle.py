@@ -11,13 +11,23 @@ from nccl_doctor.explain.signatures import says
 _DONE = re.compile(r"\bdone\b", re.IGNORECASE)
 _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
 _NUMBER_NEAR = re.compile(r"\d")
-_TROUBLE = re.compile(r"raceback|(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
+_ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
     r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
+)
+
+
+_EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
+# An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
+_OF_THE_JOB = re.compile(
+    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w+|clean\w*|copy|rsync)\b).*"
+    r"\b(?:job|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
+    r"^\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$",
+    re.IGNORECASE,
 )
 
 
@@ -28,7 +38,8 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
-    return bool(_NUMBER_NEAR.search(line)) and not _TROUBLE.search(line)
+    trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
+    return not trouble and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -57,6 +68,8 @@ says(
     "steps/s",
     "Iteration",
     "step:",
+    "finished with value",
+    " completed after ",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -135,6 +148,9 @@ says(
     "worker group successfully finished",
     "un finished",
     "un completed",
+    "rain finished",
+    "rain completed",
+    "rain done",
     "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
@@ -147,10 +163,16 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    "rc=0",
+    "rc 0",
+    "xit code 0",
+    "xit code: 0",
+    "xit status 0",
+    "JobState=COMPLETED",
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and (not _EXIT.search(line) or bool(_OF_THE_JOB.search(line))),
 )
 says(
     "resumed",
@@ -172,6 +194,7 @@ says(
     ": PASS",
     " 0 errors",
     "WEXITSTATUS 0",
+    "| Pass ",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",

@@ -219,10 +219,10 @@ says(
     "Socket creation failed : Address family not supported by protocol",
     "ncclSocketInit: Socket creation failed",
     "socket: Address family not supported",
-    cause="sys.container",
-    strength=0.75,
-    title="sockets cannot be created: the address family is not supported here",
-    why="EAFNOSUPPORT: this container or kernel has no usable IP (v6) stack.",
+    cause="net.wrong-interface",
+    strength=0.72,
+    title="a socket has no usable address: no interface was found, or only one of the other IP family",
+    why="EAFNOSUPPORT: NCCL found no interface with an address of a family that this host supports (none matches, or IPv6 is off).",
 )
 
 says(
@@ -356,6 +356,15 @@ says(
     why="The log shows a dropping rule or a dropped packet.",
 )
 says(
+    "packet-dropped",
+    " SRC={source:word} DST={target:word} {}PROTO={}DPT=",
+    cause="net.firewall",
+    strength=0.8,
+    title="a firewall drops packets from {source} to {target} (kernel log)",
+    why="Netfilter's LOG target writes what a rule drops or rejects; its prefix says which.",
+    where=lambda groups, line: re.search(r"drop|reject|block|den(?:y|ied)", line, re.IGNORECASE) is not None,
+)
+says(
     "nc-blocked",
     "nc: connect to {address} port {port:int} (tcp) timed out",
     "nc: connect to {address} port {port:int} (tcp) failed: {error}",
@@ -369,6 +378,11 @@ says(
 )
 says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")
 
+says(
+    "net-types-differ",
+    ": wrong type {got:int} != {wanted:int}",
+    why="A connection came from another part of NCCL: 3 is the socket network, 4 the InfiniBand network (enum ncclSocketType).",
+)
 says(
     "service-mesh",
     "istio-proxy",

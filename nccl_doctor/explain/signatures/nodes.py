@@ -29,6 +29,7 @@ says(
     "CATERR",
     "Uncorrectable ECC (@DIMM",
     "Uncorrectable ECC {}DIMM",
+    "Memory #0x{}Uncorrectable ECC",
     " - crash {}(",
     "compute.instances.hostError",
     cause="sys.node-failure",
@@ -41,7 +42,9 @@ says(
     "step-not-launched",
     "timeout waiting for task launch, started",
     "aborted before step completely launched",
-    "failed on node {node:word}: Communication connection failure",
+    "Task launch for StepId={step} failed on node {node}: {error}",
+    "Task launch for {step} failed on node {node}: {error}",
+    "Application launch failed: {error}",
     "Prolog for job {job:int} failed",
     "Prolog launch failure",
     "Prolog hung on node",
@@ -53,6 +56,7 @@ says(
     strength=0.66,
     title="Slurm could not start (or end) the job on one of its nodes",
     why="A node did not answer, its prolog failed, or processes there cannot be killed. slurmd's log on that node says why.",
+    where=lambda groups, line: "credential" not in line,
 )
 says(
     "credential-refused",
