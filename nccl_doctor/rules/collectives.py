@@ -506,7 +506,15 @@ def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
         evidence,
         hosts=() if not everyone else sorted({rank.host for rank in ranks}),
         places=[rank.place for rank in guilty],
+        fixes=_start_by_hand(first) if ended else (),
         confidence=0.9 if not everyone else 0.8,
+    )
+
+
+def _start_by_hand(rank: RankOnHost) -> tuple[Fix, ...]:
+    command = f"{shell_word(rank.fact.python or 'python3')} -c 'import tempfile, torch'"
+    return (
+        Fix("start that Python by hand, and look for what PYTHONPATH or PYTHONHOME put in its way", command, rank.host),
     )
 
 
@@ -564,7 +572,9 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
     if len(rates) < 2:
         return
     typical = _median(sorted(rates.values())[len(rates) // 2 :])
-    slow = {pair: rate < SLOW_HOST_SHARE * typical for pair, rate in rates.items()}
+    # Of three hosts, one that is slow leaves a single pair to compare with, and that may have been lucky.
+    share = SLOW_HOST_SHARE if len(rates) > 3 else SLOW_PAIR_SHARE
+    slow = {pair: rate < share * typical for pair, rate in rates.items()}
     both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
     for culprit in blame(both):
         pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
