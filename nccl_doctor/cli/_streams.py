@@ -9,7 +9,6 @@ import os
 import sys
 from typing import Any
 
-
 # What our own signs become where the locale's encoding lacks them (ASCII, Latin-1).
 _PLAIN = {
     "✓": "+",
