@@ -138,11 +138,11 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
 
 def _name_of_another(host: str, names: Names) -> Finding:
     """Mending /etc/hosts would hide it: the host's name itself is wrong."""
-    meant = "every host for itself" if names.host_name == "localhost" else f"{names.host_name} for others"
+    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
     return finding(
         "net.hostname-resolution.wrong-address",
         Severity.FAIL,
-        f"{host} calls itself {names.host_name}, which means {meant}: peers that are told this name connect elsewhere",
+        f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [
             Evidence(names.host_name, source="hostname", host=host),
             _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),

@@ -749,6 +749,8 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         outcome = f"; set {advised.advice.name}='{advised.advice.value}'"
     elif advised.harmful:
         outcome = f"; {advised.reason}"
+    elif advised.works and any(one.loopback for item in seen.values() if item.gloo for one in item.gloo.addresses):
+        outcome = "; NCCL needs nothing set"  # Gloo does: a finding of its own says so
     elif advised.works:
         outcome = "; nothing needs setting"
     else:

@@ -146,11 +146,10 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         if any(link.outcome == "ok" for link in links.get((server, client), ())):
             can = f"; {server} can connect to {client}"
         look += f": {server}'s on what comes in from {client}, or {client}'s on what goes out"
-    command = "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all"
-    if culprit.direction == "pair" or id == "net.firewall.unreachable":  # between these two alone: a way, not a policy
+    way = []
+    if culprit.direction == "pair":  # between these two alone: a wrong route or neighbour entry does that as well
         client, address = culprit.pairs[0][0], links[culprit.pairs[0]][0].address
-        look += f", and at {client}'s route and neighbour entry"
-        command = f"ip route get {address}; ip neigh show {address}; {command}"
+        way.append(Fix("see which way packets take", f"ip route get {address}; ip neigh show {address}", client))
     guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(
         id,
@@ -162,9 +161,10 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         fixes=[
             Fix(
                 look,
-                command,
+                "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
                 guilty,
             ),
+            *way,
             Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
         ],
         explains=(
