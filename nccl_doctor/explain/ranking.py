@@ -204,9 +204,8 @@ def _slows(case: Case, item: Candidate) -> bool:
 def _survived(case: Case, item: Candidate) -> bool:
     """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
     if case.ordinary or any(
-        case.count(name) and not case.overcome(name)
+        signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name)
         for name, signature in case.signatures.items()
-        if signature.role is Role.SYMPTOM
     ):
         return False
     if case.slowed and item.id.startswith(("ib.", "net.", "gpu.")):

@@ -153,7 +153,9 @@ def supporting(case: Case, cause: str) -> list[Hit]:
     """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
     words = TOPICS.get(cause)
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
-    facts = [hit for name in _FACTS.get(cause, ()) for hit in case.hits(name)[:6]]
+    facts = [
+        hit for name in _FACTS.get(cause, ()) for hit in (*case.hits(name)[:6], case.last(name)) if hit is not None
+    ]
     return settings + facts + [hit for hit in trouble(case) if words is not None and words.search(hit.text)]
 
 
@@ -284,7 +286,9 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "wsl",
         "p2p-not-enabled",
     ),
-    "sys.host-oom": ("oom-killer", "oom-more", "sigkill"),
+    "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
+    "sys.shm": ("shm-full",),
+    "sys.disk-full": ("disk-full-listing",),
     "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
 }
 

@@ -368,6 +368,15 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
             yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
 
 
+@diagnosis
+def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
+    """The program told that the host's memory was nearly full (90 %), and then a process was ended by SIGKILL."""
+    full, killed = case.last("host-memory-used"), case.first("sigkill")
+    if full is not None and killed is not None and case.after(killed, full):
+        title = "SIGKILL when the host's memory was nearly full"
+        yield Candidate("sys.host-oom", 0.78, title, [full, killed], why=killed_with_memory_full.__doc__ or "")
+
+
 _WAITS = re.compile(
     r"\b(?:hang(?:s|ing)?|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b",
     re.IGNORECASE,

@@ -46,6 +46,13 @@ says(
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
 says(
+    "ray-watchers",
+    "Failed to query Ray Train Controller actor state",
+    "has constructor arguments in the object store and max_restarts > 0",
+    role=H,
+    why="Ray Train's own helpers. They matter only where the controller itself is gone.",
+)
+says(
     "port-settings-changed",
     "async event : client reregistration",
     "async event: client reregistration",
