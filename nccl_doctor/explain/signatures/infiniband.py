@@ -574,6 +574,7 @@ says(
             )
         )
         and "libnccl-net.so:" not in line
+        and not re.search(r"INFO .*NET plugin (?:IB|Socket)\b", line)  # NCCL's own: no adapter here
     ),
 )
 says(

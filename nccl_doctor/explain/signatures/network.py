@@ -101,6 +101,8 @@ says(
     "onnect to {address} failed : Invalid argument",  # a link-local address of another host
     "onnect to {address} failed with error No route to host",
     "failed with error Network is unreachable",
+    "ollConnect: Connect to {address} returned {}No route to host",
+    "ollConnect: Connect to {address} returned {}Network is unreachable",
     "Call to connect failed : No route to host",
     "Call to connect failed : Network is unreachable",
     "SO_ERROR: No route to host, remote=[{address}]",
