@@ -103,8 +103,7 @@ def collect(case: Case) -> list[Candidate]:
         found.extend(rule(case))
     if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
         found.extend(_last_resort(case))
-    else:  # behind what somebody said, words still tell what else it may be
-        known = {item.id for item in found}
+    elif len(known := {item.id for item in found}) < len(_FURTHER):  # words still tell what else it may be
         found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
     return _join(found)
 
