@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
-from nccl_doctor.explain.case import Candidate, Case
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -262,7 +262,8 @@ def _cause(case: Case, item: Candidate) -> Cause:
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(topics.supporting(case, item.id)))
     hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])
-    hits = _unique([*hits, *_latest(case, own), *_around(case, hits)])[:MAX_EVIDENCE]
+    ended = [one.hit for one in case.summary.tracebacks if one.type and not LAUNCHER.search(one.type)][-1:]
+    hits = _unique([*hits, *_latest(case, own), *_around(case, hits), *ended])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
     evidence = tuple(_quote(hit) for hit in hits)
     fixes, env = advice.for_cause(case, item.id, playbook, evidence)

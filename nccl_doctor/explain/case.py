@@ -15,6 +15,7 @@ from nccl_doctor.explain.summary import Summary
 
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
+_ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 _MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 
@@ -396,7 +397,11 @@ class Case:
         ends = [self.last(name) for name in _ENDS]
         return (
             any(end is not None and end.file == hit.file and end.line > hit.line for end in ends)
-            or (step is not None and step.file == hit.file and step.line >= hit.line + lines)
+            or (
+                step is not None
+                and step.file == hit.file
+                and step.line >= hit.line + (1 if _ANSWER in step.text else lines)
+            )
             or (lines <= _LINES_AFTER and self._stepped_on(hit))
         )
 
@@ -439,11 +444,11 @@ class Case:
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:
-        """File and line of the exceptions that were caught, whatever they mean: they did no harm."""
+        """File and line of the exceptions that were caught, or that Python ignored, whatever they mean: they did no harm."""
         return {
             (hit.file, hit.line)
             for item in self.summary.tracebacks
-            if item.type and self._only_logged(item)
+            if item.type and (self.is_harmless(item) or self._only_logged(item))
             for hit in (item.hit, *item.more)
         }
 

@@ -226,7 +226,7 @@ def _at_start(item: Candidate) -> bool:
 
 _RETRY = re.compile(
     r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
-    r"\bcontinuing\b|\bfalling back\b",
+    r"\bcontinuing\b|\bfalling back\b|\brestarting\b",
     re.IGNORECASE,
 )
 

@@ -79,7 +79,7 @@ _NOISE = re.compile(
 
 
 _FAILURE_WORDS = re.compile(
-    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
+    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|\bError executing\b|^Error: |NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
     r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
@@ -182,6 +182,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "grpc-unavailable",
     ),
     "launch.rdzv": (
+        "random-run-id",
         "rdzv-trouble",
         "rdzv-connection",
         "rdzv-timeout",
@@ -197,6 +198,8 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "world-size",
         "socket-timeout",
         "rank-twice",
+        "rank-by-hand",
+        "random-run-id",
     ),
     "env.bad-nccl-var": ("env-echo", "env-set", "bad-nccl-value"),
     "app.collective-mismatch": (
@@ -262,6 +265,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     ),
     "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
     "sys.shm": ("shm-full",),
+    "launch.env-missing": ("rank-by-hand",),
     "sys.disk-full": ("disk-full-listing",),
     "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
 }

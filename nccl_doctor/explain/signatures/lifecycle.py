@@ -156,6 +156,7 @@ says(
     "rain completed",
     "rain done",
     "Ran {tests:int} tests in ",
+    "Ran 1 test in ",
     "job finished",
     "Job finished",
     "Job completed",
