@@ -133,7 +133,7 @@ def _failure_seen(case: Case) -> bool:
         for hit in case.tail[-12:]
         if (hit.file, hit.line) not in calm | case.caught
         and hit.file not in ended
-        and not any(signature.match(hit.text) for signature in outlived)
+        and not any(signature.match(hit.text) is not None for signature in outlived)
     )
 
 
@@ -144,6 +144,7 @@ def _good_end(case: Case) -> list[Hit]:
         "nccl-tests-ok",
         "busbw-average",
         "run-ended",
+        "exit-zero",
         "ended-well",
         "nccl-init-complete",
         "not-destroyed",

@@ -207,6 +207,8 @@ def _survived(case: Case, item: Candidate) -> bool:
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     on = case.last("progress")
     last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    if last.file in case.failed_files:
+        return False
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
         on is not None
         and on.file == last.file

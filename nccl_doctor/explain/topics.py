@@ -115,7 +115,13 @@ _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 def vote(case: Case) -> dict[str, list[Hit]]:
     """Cause id -> lines whose words belong to it."""
     table: dict[str, list[Hit]] = defaultdict(list)
-    for hit in trouble(case):
+    effects = {
+        (hit.file, hit.line)
+        for name, signature in case.signatures.items()
+        if signature.role is Role.SYMPTOM and signature.cause
+        for hit in case.hits(name)
+    }
+    for hit in (hit for hit in trouble(case) if (hit.file, hit.line) not in effects):
         text = _ADVICE.sub("", hit.text)
         for cause, words in TOPICS.items():
             if words.search(text):
