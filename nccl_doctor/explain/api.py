@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
-from nccl_doctor.explain.case import Candidate, Case
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -133,7 +133,7 @@ def _failure_seen(case: Case) -> bool:
         for hit in case.tail[-12:]
         if (hit.file, hit.line) not in calm | case.caught
         and hit.file not in ended
-        and not any(signature.match(hit.text) for signature in outlived)
+        and not any(signature.match(hit.text) is not None for signature in outlived)
     )
 
 
@@ -144,6 +144,7 @@ def _good_end(case: Case) -> list[Hit]:
         "nccl-tests-ok",
         "busbw-average",
         "run-ended",
+        "exit-zero",
         "ended-well",
         "nccl-init-complete",
         "not-destroyed",
@@ -262,7 +263,8 @@ def _cause(case: Case, item: Candidate) -> Cause:
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(topics.supporting(case, item.id)))
     hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])
-    hits = _unique([*hits, *_latest(case, own), *_around(case, hits)])[:MAX_EVIDENCE]
+    ended = [one.hit for one in case.summary.tracebacks if one.type and not LAUNCHER.search(one.type)][-1:]
+    hits = _unique([*hits, *_latest(case, own), *_around(case, hits), *ended])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
     evidence = tuple(_quote(hit) for hit in hits)
     fixes, env = advice.for_cause(case, item.id, playbook, evidence)

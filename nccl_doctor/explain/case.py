@@ -15,6 +15,7 @@ from nccl_doctor.explain.summary import Summary
 
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
+_ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
 _LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 _MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 
@@ -358,7 +359,13 @@ class Case:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         ends = {hit.file: hit.line for hit in (*self.hits("run-ended"), self.last("run-ended")) if hit is not None}
+        ends = {file: line for file, line in ends.items() if file not in self.failed_files}
         return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
+
+    @functools.cached_property
+    def failed_files(self) -> set[str]:
+        """Files whose last lines name an exit status that is not 0: what they say of a good end is not true of the job."""
+        return {hit.file for hit in self.tail if _FAILED_EXIT.search(hit.text) and not self._stepped_on(hit)}
 
     @functools.cached_property
     def slowed(self) -> bool:
@@ -411,8 +418,15 @@ class Case:
         step = self.last("progress")
         ends = [self.last(name) for name in _ENDS]
         return (
-            any(end is not None and end.file == hit.file and end.line > hit.line for end in ends)
-            or (step is not None and step.file == hit.file and step.line >= hit.line + lines)
+            any(
+                end is not None and end.file == hit.file and end.line > hit.line and end.file not in self.failed_files
+                for end in ends
+            )
+            or (
+                step is not None
+                and step.file == hit.file
+                and step.line >= hit.line + (1 if _ANSWER in step.text else lines)
+            )
             or (lines <= _LINES_AFTER and self._stepped_on(hit))
         )
 
@@ -433,10 +447,21 @@ class Case:
             return False
         if name in _RETRIES:
             return self.outlived(last)
-        if name in _RESTARTED and self.outlived(last, _MANY_LINES):
+        if name in _RESTARTED and (self.outlived(last, _MANY_LINES) or self._resumed_after(last)):
             return True
-        ends = (*_ENDS, "ended-well") if name == "nccl-abort" else _ENDS  # destroying a group aborts communicators, too
+        ends = (
+            *_ENDS,
+            "exit-zero",
+            *(("ended-well",) if name == "nccl-abort" else ()),
+        )  # destroying a group aborts communicators, too
         return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
+
+    def _resumed_after(self, hit: Hit) -> bool:
+        """Whether the program went on from a checkpoint after this line, and made steps."""
+        step = self.last("progress")
+        return step is not None and any(
+            step.file == one.file == hit.file and hit.line < one.line < step.line for one in self.hits("resumed")
+        )
 
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
@@ -455,11 +480,11 @@ class Case:
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:
-        """File and line of the exceptions that were caught, whatever they mean: they did no harm."""
+        """File and line of the exceptions that were caught, or that Python ignored, whatever they mean: they did no harm."""
         return {
             (hit.file, hit.line)
             for item in self.summary.tracebacks
-            if item.type and self._only_logged(item)
+            if item.type and (self.is_harmless(item) or self._only_logged(item))
             for hit in (item.hit, *item.more)
         }
 
@@ -485,6 +510,7 @@ _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _NUMBERS = re.compile(r"[\d.,:]+")
+_FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
@@ -505,7 +531,7 @@ _RETRIES = frozenset(
     )
 )
 _RESTARTED = frozenset(
-    ("child-terminated", "torchrun-exit", "sigterm-workers", "proxy-failed", "nccl-trail")
+    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
 )  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")

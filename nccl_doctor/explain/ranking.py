@@ -212,6 +212,8 @@ def _survived(case: Case, item: Candidate) -> bool:
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     on = case.last("progress")
     last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    if last.file in case.failed_files:
+        return False
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
         on is not None
         and on.file == last.file
@@ -231,7 +233,7 @@ def _at_start(item: Candidate) -> bool:
 
 _RETRY = re.compile(
     r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
-    r"\bcontinuing\b|\bfalling back\b",
+    r"\bcontinuing\b|\bfalling back\b|\brestarting\b",
     re.IGNORECASE,
 )
 

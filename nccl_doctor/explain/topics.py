@@ -110,7 +110,7 @@ _NOISE = re.compile(
 
 
 _FAILURE_WORDS = re.compile(
-    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
+    r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|\bError executing\b|^Error: |NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
     r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
@@ -146,8 +146,14 @@ _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 def vote(case: Case) -> dict[str, list[Hit]]:
     """Cause id -> lines whose words belong to it. Lines that differ in numbers only are asked once."""
     table: dict[str, list[Hit]] = defaultdict(list)
+    effects = {
+        (hit.file, hit.line)
+        for name, signature in case.signatures.items()
+        if signature.role is Role.SYMPTOM and signature.cause
+        for hit in case.hits(name)
+    }
     known: dict[str, tuple[str, ...]] = {}
-    for hit in trouble(case):
+    for hit in (hit for hit in trouble(case) if (hit.file, hit.line) not in effects):
         text = _ADVICE.sub("", hit.text[-_ASKED:])
         shape = _DIGITS.sub("", text)
         if shape not in known and len(known) < _SHAPES:
@@ -221,6 +227,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "grpc-unavailable",
     ),
     "launch.rdzv": (
+        "random-run-id",
         "rdzv-trouble",
         "rdzv-connection",
         "rdzv-timeout",
@@ -236,6 +243,8 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "world-size",
         "socket-timeout",
         "rank-twice",
+        "rank-by-hand",
+        "random-run-id",
     ),
     "env.bad-nccl-var": ("env-echo", "env-set", "bad-nccl-value"),
     "app.collective-mismatch": (
@@ -301,6 +310,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     ),
     "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
     "sys.shm": ("shm-full",),
+    "launch.env-missing": ("rank-by-hand",),
     "sys.disk-full": ("disk-full-listing",),
     "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
 }

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.diagnoses.words import NEAR, gave_up, last_words, later, names_rank, slower, still_busy
 from nccl_doctor.explain.model import Hit
@@ -301,8 +302,16 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     title = f"{_who(ranks)} did not reach the barrier in time"
     why = missing_at_barrier.__doc__ or ""
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
-    yield Candidate("app.straggler-timeout", 0.48, title, [*hits, *own], ranks, why=why)
+    later_words = _words_after(case, ranks, hits[0])
+    strength = 0.66 if later_words else 0.48
+    yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks, why=why)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
+
+
+def _words_after(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
+    """The last lines of ranks that were waited for, if they were at work after the others had given up: alive, but late."""
+    spoke = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
+    return [hit for hit in spoke if later(hit, failed) and not topics.says_failure(hit.text)]
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end

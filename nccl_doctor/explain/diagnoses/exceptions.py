@@ -73,6 +73,9 @@ _OTHERS_SUFFER = (
 )
 
 
+_WAITED = re.compile(r"\b[Tt]im(?:ed?|ing) ?out\b.{0,80}\bwait.{0,60}\b(?:rank|barrier|peer|worker|leader)")
+
+
 @diagnosis
 def ordinary_exception(case: Case) -> Iterable[Candidate]:
     """An exception of the program itself that no signature knows.
@@ -84,6 +87,15 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     items = [item for item in _own(case) if not _is_library_noise(item)]
     if not items:
         return
+    if all(_WAITED.search(item.message) for item in items):
+        ranks, title = ranks_of(item.hit for item in items), _title(items[0], ranks_of(item.hit for item in items))
+        yield Candidate(
+            "app.straggler-timeout", 0.6, title, _evidence(items), ranks, why=ordinary_exception.__doc__ or ""
+        )
+        return
+    items = [
+        item for item in items if not _WAITED.search(item.message)
+    ]  # who waited in vain is not whom they waited for
     first = _deepest_first(items)
     same = [item for item in items if _kind(item) == _kind(first)]
     ranks = {item.hit.rank for item in same if item.hit.rank is not None}

@@ -340,8 +340,10 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
+    # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there.
+    other = 0.46 if own == {2} else 0.25
     yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
-    yield Candidate("unrelated", 0.25, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
+    yield Candidate("unrelated", other, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
 
 
 _OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
@@ -373,10 +375,10 @@ _BY_SIGNAL = {
 @diagnosis
 def ended_by_signal(case: Case) -> Iterable[Candidate]:
     """A launcher's exit code names the signal that ended a worker: negative, or 128 above it."""
-    for hit in case.hits("child-terminated"):
+    for hit in case.hits("child-terminated", "torchrun-exit"):
         code = int(hit.groups.get("code", 0))
         cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
-        if cause and not case.overcome("child-terminated"):
+        if cause and not case.overcome(hit.signature):
             title = f"a worker ended by {phrase}"
             yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
 

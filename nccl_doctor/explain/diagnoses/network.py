@@ -724,6 +724,32 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
+    """An agent that had joined the rendezvous (it sends keep-alives, its workers made steps) loses the store's connection.
+
+    So it could reach the host before: the process that holds the store, the first node's agent, has gone.
+    """
+    lost, alive = case.hits("rdzv-connection"), case.first("keep-alive-failed")
+    step = case.first("progress")
+    began = step is not None and lost and step.file == lost[0].file and step.line < lost[0].line
+    if lost and (alive is not None or began):
+        hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
+        title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
+        yield Candidate(
+            "net.peer-lost", 0.76, title, hits, *speakers(hits), why=store_lost_in_mid_run.__doc__ or "", final=True
+        )
+
+
+@diagnosis
+def random_rendezvous_id(case: Case) -> Iterable[Candidate]:
+    """torchrun was given no rendezvous id and drew one; where others must join, each node waits in a room of its own."""
+    drawn, failed = case.hits("random-run-id"), case.hits("rdzv-timeout", "rdzv-connection")
+    if drawn and failed:
+        title = "no --rdzv_id: torchrun drew a random one, which the other nodes do not know"
+        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]], why=random_rendezvous_id.__doc__ or "")
+
+
+@diagnosis
 def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
     """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
     by_id = {

@@ -321,10 +321,8 @@ class Scanner:
             for signature, groups in self._plan.sampled.matches(held, text):
                 self._add(signature, groups, number, line, text)
                 known.add(signature.name)
-            if known and line.rank is not None:
-                spoke = self.summary.last_of_rank.get(line.rank)
-                if spoke is None or spoke.line < number:
-                    self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
+            if known and line.rank is not None and self._last_line_of(line.rank) < number:
+                self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         return known
 
     def finish(self, tail: bytes) -> Summary:
@@ -350,7 +348,14 @@ class Scanner:
             for text in records.unwrap(_decode(raw[:LINE_LIMIT]))
             if text.strip() and (index >= keep or "ping " in text)
         ]
+        for hit in self.summary.tails[self.source.name]:
+            if hit.rank is not None and hit.line > self._last_line_of(hit.rank):
+                self.summary.last_of_rank[hit.rank] = hit
         return self.summary
+
+    def _last_line_of(self, rank: int) -> int:
+        spoke = self.summary.last_of_rank.get(rank)
+        return spoke.line if spoke is not None else 0
 
     def _keep_commands(self, block: bytes) -> None:
         """Probes that somebody typed at the top of a log: their command lines."""

@@ -7,6 +7,7 @@ from nccl_doctor.explain.signatures import says
 says(
     "fingerprint-mismatch",
     "Detected mismatch between collectives on ranks. Rank {rank:int} is running collective: {mine}, but Rank {other:int} is running collective: {theirs}",
+    "Detected mismatch between collectives on ranks. Rank {rank:int} is running inconsistent collective: {mine}",
     "Detected mismatch between collectives on ranks",
     "Collectives differ in the following aspects",
     "Mismatched collective detected",
@@ -27,6 +28,8 @@ says(
     "Received data size doesn't match expected size",
     "ncclInvalidArgument{}count mismatch",
     "Sizes differ across ranks",
+    "One rank {}, but another rank ",
+    "Inconsistent output shapes, got",
     "symmetric registration check failed on rank",
     "enforce fail at {}op.getOpcode",
     "Message truncated{}MPI_ERR_TRUNCATE",
@@ -95,7 +98,10 @@ says(
     strength=0.94,
     title="a DataLoader worker died or hung",
     why="A worker process was killed by a signal, exited or gave no batch in time.",
-    where=lambda groups, line: "Caught" not in line and "Bus error" not in line,
+    # Interrupt, Terminated, Hangup: it was stopped together with its job.
+    where=lambda groups, line: (
+        not any(word in line for word in ("Caught", "Bus error", "Interrupt", "Terminated", "Hangup"))
+    ),
 )
 says(
     "loader-bus-error",
@@ -168,6 +174,7 @@ says(
     "invalid parallel dims",
     "Invalid parallel dims: {dims} != WORLD_SIZE",
     "must be divisible by world size",
+    "orld size ({world:int}) must be divisible by",
     "You set `num_nodes={}` in Lightning",
     "You set `devices={}` in Lightning",
     "You set `--ntasks={}` in your SLURM bash script",
@@ -244,6 +251,7 @@ says(
     "loss nan",
     "'loss': nan",
     "loss = nan",
+    "loss became nan",
     "loss=nan",
     "Loss scale reached",
     "FloatingPointError",
@@ -258,7 +266,6 @@ says(
     "is non-finite, so it cannot be clipped",
     "unexpected result nan",
     "cannot convert float NaN to integer",
-    "cannot convert float infinity to integer",
     "probability tensor contains either `inf`, `nan`",
     "invalid values:\ntensor([[nan",
     cause="app.nan-or-data",
@@ -316,6 +323,7 @@ says(
     "Waiting for",
     "writing",
     "Writing",
+    "written",
     "validation",
     "Validation",
     "uploading",

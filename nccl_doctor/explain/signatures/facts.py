@@ -138,6 +138,22 @@ says(
     wake=(" set to ", " set by environment to "),
 )
 says(
+    "random-run-id",
+    "config has no run_id, generated a random run_id",
+    why="torchrun draws a rendezvous id of its own where it was given none.",
+)
+says(
+    "keep-alive-failed",
+    "failed to send a keep-alive heartbeat to the rendezvous",
+    why="Only an agent that has joined a rendezvous sends these.",
+)
+says(
+    "rank-by-hand",
+    "set RANK=",
+    "set WORLD_SIZE=",
+    why="Somebody sets by hand what a launcher sets.",
+)
+says(
     "env-set",
     *(
         f"{name}={{value:word}}"
@@ -348,12 +364,6 @@ says(
 says(
     "host-memory-used",
     "CPU Virtual Memory:",
-    "percent = {percent:num}%",
-    "host memory",
-    "Host memory",
-    "RAM us",
-    "ram us",
-    "system memory",
     why="How full the host's memory was.",
     where=lambda groups, line: re.search(r"\b(?:9\d|100)(?:\.\d+)? ?%", line) is not None and "GPU" not in line,
 )

@@ -325,6 +325,8 @@ says(
     "NPU out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
+    "OOM when allocating tensor with shape",
+    "Out of memory error on GPU",
     "cudaErrorMemoryAllocation",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "No available memory for the cache blocks",

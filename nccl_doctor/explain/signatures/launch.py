@@ -186,7 +186,6 @@ says(
     "caught SIGTERM",
     "ignal 15 received",
     "eceived signal 15",
-    "aught signal 15",
     "got signal 15",
     "SIGHUP",
     "Hangup",

@@ -21,12 +21,10 @@ _BADLY = re.compile(
 )
 
 
-_PROBE = re.compile(r'"GET /(?:health|metrics|ping|ready|live)')  # answered by the front, whatever the engine does
-_EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
 # An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
 _OF_THE_JOB = re.compile(
-    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w+|clean\w*|copy|rsync)\b).*"
-    r"\b(?:job|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
+    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b).*"
+    r"\b(?:job|JobState|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
     r"^\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$",
     re.IGNORECASE,
 )
@@ -40,7 +38,7 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
-    probe = '"GET /' in line and _PROBE.search(line)
+    probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
 
 
@@ -72,7 +70,7 @@ says(
     "step:",
     "finished with value",
     " completed after ",
-    'HTTP/1.1" 200',
+    " 200 OK",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -157,6 +155,7 @@ says(
     "rain completed",
     "rain done",
     "Ran {tests:int} tests in ",
+    "Ran 1 test in ",
     "job finished",
     "Job finished",
     "Job completed",
@@ -168,6 +167,13 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    role=Role.END,
+    sampled=True,
+    why="The whole run says that it came to its end: what went wrong before did not stop it.",
+    where=lambda groups, line: not _BADLY.search(line),
+)
+says(
+    "exit-zero",
     "rc=0",
     "rc 0",
     "xit code 0",
@@ -176,14 +182,15 @@ says(
     "JobState=COMPLETED",
     role=Role.END,
     sampled=True,
-    why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line) and (not _EXIT.search(line) or bool(_OF_THE_JOB.search(line))),
+    why="The shell or the scheduler says that the job ended with status 0: what was said while it shut down is nothing.",
+    where=lambda groups, line: not _BADLY.search(line) and _OF_THE_JOB.search(line) is not None,
 )
 says(
     "resumed",
     "esumed from ",
     "esuming from ",
     "estored from ",
+    "estoring ",
     "esuming training from ",
     why="The program goes on from a checkpoint: what stopped it before this line was overcome, if steps follow.",
 )

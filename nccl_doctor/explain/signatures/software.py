@@ -48,6 +48,8 @@ says(
 says(
     "undefined-symbol",
     "undefined symbol: {symbol}",
+    "numpy.core.multiarray failed to import",
+    "may indicate binary incompatibility",
     "symbol lookup error",
     "version `{version}' not found",
     "GLIBCXX_{version} not found",

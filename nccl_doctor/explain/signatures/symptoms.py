@@ -76,6 +76,7 @@ says(
     "dump-flag",
     'Failed to check the "should dump" flag on TCPStore',
     "TCPStore check for dump key",
+    "flag on TCPStore, (maybe TCPStore server has shut down too early)",
     role=S,
     fold="store gone (dump flag)",
     why="The store's host has gone before this rank: secondary.",
