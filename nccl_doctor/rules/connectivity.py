@@ -138,11 +138,11 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
 
 def _name_of_another(host: str, names: Names) -> Finding:
     """Mending /etc/hosts would hide it: the host's name itself is wrong."""
-    meant = "every host for itself" if names.host_name == "localhost" else f"{names.host_name} for others"
+    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
     return finding(
         "net.hostname-resolution.wrong-address",
         Severity.FAIL,
-        f"{host} calls itself {names.host_name}, which means {meant}: peers that are told this name connect elsewhere",
+        f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [
             Evidence(names.host_name, source="hostname", host=host),
             _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
@@ -382,11 +382,11 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
     silent = _without_udp(paths)
     for host, gaps in silent.items():
-        fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+        fleet.lack("path MTU", gaps, host)
     for (host, peer), path in paths.items():
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
-            fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
+            fleet.lack(f"path MTU to {peer}", why, host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -598,9 +598,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.missing.setdefault((f"throughput to {flow.peer}", why), []).append(host)
+                fleet.lack(f"throughput to {flow.peer}", why, host)
         if not fact.flows:
-            fleet.missing.setdefault(("throughput", "no flow was measured"), []).append(host)
+            fleet.lack("throughput", "no flow was measured", host)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)

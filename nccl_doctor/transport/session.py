@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import json
 import queue
+import re
 import threading
 import time
 import zlib
@@ -564,7 +565,11 @@ def quote(data: bytes, limit: int = 300) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+_SAYS_WHY = re.compile(r"error|denied|not found|cannot|no such|refused|killed|unable", re.I)
+
+
 def last_line(text: str) -> str:
-    """The last line of a command's stderr that says something, made safe to print."""
+    """The last line of a command's stderr that says something (of an error, if one does), made safe to print."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return quote(lines[-1].encode("utf-8", "replace")) if lines else ""
+    errors = [line for line in lines if _SAYS_WHY.search(line)]
+    return quote((errors or lines)[-1].encode("utf-8", "replace")) if lines else ""

@@ -162,7 +162,7 @@ def test_between_two_alone_the_route_is_looked_at_as_well() -> None:
         for link in builder.links(source, target):
             link.update(outcome="timed-out", detail="timed out", messages=0)
     found = only(judge(builder.bundle()))
-    assert found.hosts == ("gpu02", "gpu04") and found.fixes[0].command.startswith("ip route get 10.")
+    assert found.hosts == ("gpu02", "gpu04") and found.fixes[1].command.startswith("ip route get 10.")
 
 
 def test_stale_address_blames_the_host_that_believes_it_and_folds_what_follows() -> None:

@@ -88,6 +88,16 @@ def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], 
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
 
 
+def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
+    shut = msgspec.structs.replace(system().shm, read_only=True)
+    assert ids(run("system.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
+    tmp, *others = system().filesystems
+    strict = (msgspec.structs.replace(tmp, noexec=True), *others)
+    found = only(run("system.executable_caches", host(filesystems=strict)))
+    assert found.id == "sys.noexec" and found.severity is Severity.WARN
+    assert not run("system.executable_caches", host()).findings
+
+
 def test_the_one_host_with_lower_limits_is_named() -> None:
     low = {"system": system(limits=limits(memlock=Limit(65536, 65536)))}
     good = {"system": system()}
