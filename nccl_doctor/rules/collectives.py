@@ -570,9 +570,10 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         yield from _lone_pair(facts, pair, gbs, before_gbs)
     if len(rates) < 2:
         return
-    typical = _median(sorted(rates.values())[len(rates) // 2 :])
     # Of three hosts, one that is slow leaves a single pair to compare with, and that may have been lucky.
     share = SLOW_HOST_SHARE if len(rates) > 3 else SLOW_PAIR_SHARE
+    upper = _median(sorted(rates.values())[len(rates) // 2 :])  # one slow host of four slows down half of the pairs
+    typical = _median(sorted(rate for rate in rates.values() if rate >= share * upper))
     slow = {pair: rate < share * typical for pair, rate in rates.items()}
     both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
     for culprit in blame(both):

@@ -163,6 +163,13 @@ def test_the_slow_host_is_named_and_a_clean_fleet_is_not() -> None:
     assert not list(slow_hosts(links(set())))
 
 
+def test_rates_of_a_busy_machine_blame_nobody() -> None:
+    """They scatter: the lowest is held against the middle of the others, as the title tells, and not the fastest."""
+    rates = {(0, 1): 0.7, (0, 2): 0.42, (0, 3): 0.45, (1, 2): 0.49, (1, 3): 0.26, (2, 3): 0.75}
+    ends = [end(rank, finished=True) for rank in range(4)]
+    assert not list(slow_hosts(world(*ends, events=tuple(link(a, b, gbs) for (a, b), gbs in rates.items()))))
+
+
 def test_a_pair_that_is_slow_alone_is_named() -> None:
     ends = [end(rank, "end", **FINISHED) for rank in range(3)]
     facts = world(*ends, events=(link(0, 1, 1.0), link(0, 2, 1.1), link(1, 2, 0.1)))

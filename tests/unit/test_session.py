@@ -102,6 +102,7 @@ def test_what_a_library_prints_does_not_break_the_protocol(session: Session) -> 
     assert session.probe("t.echo").outcome is Outcome.OK
 
 
+@pytest.mark.alone
 def test_a_hung_probe_is_timed_out_and_hangs_nothing_else(session: Session) -> None:
     seen: list[str] = []
     results = session.probes(
@@ -220,6 +221,7 @@ def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tm
     assert gone(pids) == []
 
 
+@pytest.mark.alone
 def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
     import json
@@ -386,6 +388,7 @@ def test_the_pack_is_deterministic_and_small() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.alone
 def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,6 +415,7 @@ def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_b
         opened.close()
 
 
+@pytest.mark.alone
 def test_a_long_wait_ends_when_the_agent_is_silent_on_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
@@ -439,6 +443,7 @@ def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(se
         session._take(b'{"id": "one"}')
 
 
+@pytest.mark.alone
 def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
     from nccl_doctor.transport import session as sessions
@@ -452,6 +457,7 @@ def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyP
         opened.close()
 
 
+@pytest.mark.alone
 def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is heard now and then, so it is not silence, but each further question would wait in vain."""
     from nccl_doctor.transport import session as sessions
