@@ -17,6 +17,7 @@ from nccl_doctor.env import hosts as fleet
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, half_reached
+from nccl_doctor.env.lint_names import TIMEOUT_CODE
 from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.env.versions import Version, at_least
@@ -24,8 +25,6 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice, Severity
 from nccl_doctor.findings.playbooks import EnvEntry
-
-TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 # A smaller /dev/shm is what Docker gives by default (64 MiB); NCCL and data loaders fill it.
 SMALL_SHM_BYTES = 1 << 30

@@ -18,7 +18,6 @@ from nccl_doctor.facts.system import (
     Limit,
     Processors,
     SharedMemory,
-    System,
 )
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine, thresholds
@@ -284,10 +283,6 @@ def test_mistakes_in_a_thresholds_file(text: str | None, message: str, tmp_path:
     with pytest.raises(thresholds.ThresholdError, match=message) as told:
         thresholds.load(file)
     assert "\n" not in str(told.value)
-
-
-def test_facts_survive_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(system()), type=System) == system()
 
 
 @pytest.mark.parametrize(
