@@ -7,8 +7,8 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Finding
-from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.rules.judge import Report, fold, judge
 
 
 def only(report: Report) -> Finding:
@@ -92,6 +92,17 @@ def test_one_way_between_two_of_many_says_which_way() -> None:
     assert found.hosts == ("gpu02", "gpu04")
     assert "from gpu04 to gpu02" in found.title and "gpu02 can connect to gpu04" in found.title
     assert "gpu02's on what comes in" in found.fixes[0].text
+
+
+def test_what_hangs_is_folded_under_the_cause_on_its_own_hosts_and_what_works_under_none() -> None:
+    def of(id: str, host: str, severity: Severity = Severity.FAIL, explains: tuple[str, ...] = ()) -> Finding:
+        return finding(id, severity, id, Evidence("proof"), hosts=(host,), explains=explains)
+
+    first = of("net.hostname-resolution.loopback", "gpu02", explains=("collectives",))
+    second = of("net.firewall.dropped", "gpu03", explains=("collectives",))
+    works = of("collectives.measured", "gpu03", Severity.INFO)
+    folded = fold([first, second, of("collectives.stuck.measure", "gpu03"), works])
+    assert [item.folded_under for item in folded] == ["", "", "net.firewall.dropped", ""]
 
 
 def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
