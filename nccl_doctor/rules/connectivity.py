@@ -397,7 +397,17 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         pair: path.outcome == "black-hole" and path.largest_passed < min(own.get(pair[0], 0), own.get(pair[1], 1 << 30))
         for pair, path in holes.items()
     }
-    for culprit in blame(bad):
+    lost: dict[str, int] = {}  # host -> the smallest packet that vanished on any of its paths, in bytes
+    for pair in (pair for pair, is_bad in bad.items() if is_bad):
+        for host in pair:
+            lost[host] = min(lost.get(host, 1 << 30), holes[pair].smallest_lost)
+    # A path that carries no packet of the sizes that vanish elsewhere speaks for nobody.
+    tried = {
+        pair: is_bad
+        for pair, is_bad in bad.items()
+        if is_bad or holes[pair].interface_mtu >= min((lost[host] for host in pair if host in lost), default=0)
+    }
+    for culprit in blame(tried):
         yield _black_hole(fleet, culprit, paths)
 
 

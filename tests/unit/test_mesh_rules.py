@@ -231,6 +231,20 @@ def test_black_hole_names_the_host_all_bad_paths_share() -> None:
     assert (fix.host, fix.command) == ("gpu02", "sudo ip link set dev bond0 mtu 1400")
 
 
+def test_a_host_of_smaller_packets_does_not_speak_for_one_that_loses_larger_ones() -> None:
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            small = "gpu02" in (host, path["peer"])
+            path.update(interface_mtu=1400 if host == "gpu02" else 1500, largest_passed=1400 if small else 1500)
+            if path["peer"] == "gpu04" and host != "gpu02":
+                path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
+    report = judge(builder.bundle())
+    assert [(item.id, item.hosts) for item in report.causes] == [
+        ("net.mtu.black-hole", ("gpu04",)), ("net.mtu.mismatch", ("gpu02",)),
+    ]  # fmt: skip
+
+
 def test_no_udp_is_unknown() -> None:
     builder = Builder()
     for path in builder.probes["gpu02"]["path-mtu"]["paths"]:
