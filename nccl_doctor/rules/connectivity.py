@@ -517,13 +517,13 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         total = sum(lost[pair] for pair in culprit.pairs)
         share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
         names = " and ".join(culprit.hosts)
-        side = {"in": "towards", "out": "from"}.get(
-            culprit.direction, "at" if culprit.direction == "both" else "between"
-        )
+        where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
+        if culprit.direction == "pair" and len(culprit.pairs) == 1:
+            where["pair"] = f"from {culprit.pairs[0][0]} to {culprit.pairs[0][1]}"
         yield finding(
             "net.packet-loss",
             Severity.FAIL,
-            f"{share:.1f} % of packets {side} {names} are lost",
+            f"{share:.1f} % of packets {where[culprit.direction]} are lost",
             [
                 Evidence(
                     f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",
