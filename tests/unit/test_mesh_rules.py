@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.agent.probes import mesh
+from nccl_doctor.facts.mesh import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules.judge import Report, fold, judge
+from nccl_doctor.transport.launch import shell_command
 
 
 def only(report: Report) -> Finding:
@@ -124,6 +127,18 @@ def test_port_in_use_names_the_process() -> None:
     }
     found = only(judge(builder.bundle()))
     assert found.id == "net.port-in-use" and "python3 (pid 4242, user alice)" in found.title
+
+
+def test_the_port_held_by_another_run_of_ours_is_unknown_and_no_fault() -> None:
+    assert mesh.AGENT_MARK == AGENT_MARK and AGENT_MARK in shell_command()
+    builder = Builder()
+    builder.probes["gpu01"]["listening"]["master"] = {
+        "port": 29500, "outcome": "in-use", "detail": "[Errno 98] Address already in use",
+        "holder": {"pid": 7, "command": f"python3 -B -u -c import sys;{AGENT_MARK},sys.stdin).read(3305))", "user": "root"},
+    }  # fmt: skip
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and not report.findings
+    assert "another run of nccl-doctor holds it (pid 7)" in report.unknown[0].why
 
 
 def test_master_port_that_may_not_be_bound_is_unknown() -> None:
