@@ -165,7 +165,8 @@ def _good_end(case: Case) -> list[Hit]:
         name for name, signature in case.signatures.items() if signature.role is Role.HARMLESS or case.overcome(name)
     ]
     found += [hit for name in calm for hit in case.hits(name)[:1]]
-    ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
+    tails = case.summary.tails.values()
+    ending = [hit for last in (slice(-3, None), slice(None, -3)) for hits in tails for hit in hits[last]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
 
 

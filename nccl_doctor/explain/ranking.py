@@ -67,6 +67,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }.items()
 }
 _PLAUSIBLE = 0.6
+_BESIDE = 0.58  # what the job does not use, as far as its lines say
+_SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded
 _TOPIC = {cause: place for place, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 _EXTRA = 0.012  # each further signature that agrees
 
@@ -90,7 +92,7 @@ def collect(case: Case) -> list[Candidate]:
         found.append(
             Candidate(
                 signature.cause,
-                signature.strength,
+                min(signature.strength, _BESIDE) if all(map(case.beside_the_job, hits)) else signature.strength,
                 _title(signature.title, hits[0]),
                 [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
                 *speakers(hits),
@@ -198,7 +200,8 @@ _SLOWNESS = frozenset(
 def _survived(case: Case, item: Candidate) -> bool:
     """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
     if case.ordinary or any(
-        case.count(name) for name, signature in case.signatures.items() if signature.role is Role.SYMPTOM
+        signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name)
+        for name, signature in case.signatures.items()
     ):
         return False
     if case.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
@@ -276,6 +279,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         killed = cause if cause.id == "launch.killed" else effect
         if any(_TAKEN_AWAY.search(hit.text) for hit in killed.hits):  # a host that was taken away is lost, too
             return cause is killed
+    if cause.id == "net.firewall" and effect.id == "net.master-unreachable":
+        return before[cause.id] >= _SEEN
     if effect.id in EXPLAINS.get(cause.id, frozenset()):
         # Where each could explain the other, the stronger one does; of equals neither.
         return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]

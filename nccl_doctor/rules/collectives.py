@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome, ProbeResult
@@ -292,8 +292,7 @@ def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[E
 
 
 def _numbers(ranks: Iterable[RankOnHost]) -> str:
-    numbers = [str(rank.end.rank) for rank in ranks]
-    return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return few([rank.end.rank for rank in ranks], 8)
 
 
 def _printed(rank: RankOnHost) -> list[Evidence]:

@@ -382,11 +382,11 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
     silent = _without_udp(paths)
     for host, gaps in silent.items():
-        fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+        fleet.lack("path MTU", gaps, host)
     for (host, peer), path in paths.items():
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
-            fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
+            fleet.lack(f"path MTU to {peer}", why, host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -608,9 +608,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.missing.setdefault((f"throughput to {flow.peer}", why), []).append(host)
+                fleet.lack(f"throughput to {flow.peer}", why, host)
         if not fact.flows:
-            fleet.missing.setdefault(("throughput", "no flow was measured"), []).append(host)
+            fleet.lack("throughput", "no flow was measured", host)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Severity, beneath, finding
 from nccl_doctor.rules import engine, reach, thresholds
 from nccl_doctor.rules.judge import Report, folded_and_sorted, verdict_of
 
@@ -140,10 +140,6 @@ def _placed(message: str, text: str, path: Path) -> str:
     return f"{path}:{line}: {message}" if line else f"{path}: {message}"
 
 
-def _covers(id: str, parent: str) -> bool:
-    return id == parent or id.startswith(parent + ".")
-
-
 def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     """The report as the policy sees it: severities replaced, ignored findings taken to INFO and marked as such.
 
@@ -167,10 +163,10 @@ def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
 
 def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
     for parent in sorted(policy.severity, key=len):
-        if _covers(item.id, parent):
+        if beneath(item.id, parent):
             item = msgspec.structs.replace(item, severity=policy.severity[parent])
     for rule in policy.ignore:
-        if rule.until >= today and _covers(item.id, rule.id) and _on(item, rule.hosts):
+        if rule.until >= today and beneath(item.id, rule.id) and _on(item, rule.hosts):
             title = f"{item.title} (ignored until {rule.until}: {rule.reason})"
             item = msgspec.structs.replace(item, severity=Severity.INFO, title=title)
     return item

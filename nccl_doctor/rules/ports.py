@@ -31,11 +31,11 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         master = listening.master
         if master is None and host == fleet.plan.master:
             what = f"master port {fleet.plan.master_port}"
-            fleet.missing.setdefault((what, "nobody tried to listen on it"), []).append(host)
+            fleet.lack(what, "nobody tried to listen on it", host)
         if master is None or master.outcome == "ok":
             continue
         if master.outcome != "in-use":
-            fleet.missing.setdefault((f"master port {master.port}", master.detail or master.outcome), []).append(host)
+            fleet.lack(f"master port {master.port}", master.detail or master.outcome, host)
             continue
         holder = master.holder
         if holder and AGENT_MARK in holder.command:
@@ -75,7 +75,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     tried = [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links]
     for host, link in tried:
         if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
-            fleet.missing.setdefault((f"connect to {link.peer}", f"{link.outcome}: {link.detail}"), []).append(host)
+            fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
     general = _pairs(tried, "ephemeral")
     untried(fleet, general, "connect to", "not tried")
     _master_untried(fleet, tried)
@@ -100,7 +100,7 @@ def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     for host in fleet.hosts:
         if host.name not in accounted:
             what = f"master port {fleet.plan.master_port} on {fleet.plan.master}"
-            fleet.missing.setdefault((what, "not tried"), []).append(host.name)
+            fleet.lack(what, "not tried", host.name)
 
 
 def _by_outcome() -> dict[str, set[str]]:

@@ -22,9 +22,6 @@ from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
 
-# Times and processes are watched: these run one after the other, not beside other tests.
-pytestmark = pytest.mark.alone
-
 PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
 
 
@@ -240,6 +237,7 @@ def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
     session.close()
 
 
+@pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import json
     import zlib
@@ -352,6 +350,7 @@ def test_a_fleet_connects_answers_and_closes() -> None:
     assert gone([session.hello.pid for session in sessions.values()]) == []
 
 
+@pytest.mark.alone
 def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")
     started = time.monotonic()
@@ -472,22 +471,19 @@ def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest
         opened.close()
 
 
-@pytest.fixture
-def dripping(tmp_path: Path) -> str:
-    """A Python whose output comes 120 bytes a second."""
+def dripping(place: Path, bytes_per_s: int) -> str:
+    """A Python whose output comes so slowly."""
     drip = Path(__file__).parents[1] / "lab" / "programs" / "drip.py"
-    stub = tmp_path / "python3"
-    stub.write_text(f'#!/bin/sh\n{sys.executable} "$@" | {sys.executable} -I -S {drip} 120\n')
-    stub.chmod(0o755)
-    return str(stub)
+    return write_python(place / "p", f'{sys.executable} "$@" | {sys.executable} -I -S {drip} {bytes_per_s}\n')
 
 
-def test_an_answer_that_drips_ends_the_session(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.alone
+def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known for what it is long before its end, and whoever waits for another answer need wait no more."""
     from nccl_doctor.transport import session as sessions
 
     monkeypatch.setattr(sessions, "DRIP_S", 1.0)
-    opened = open_session(python=dripping)
+    opened = open_session(python=dripping(tmp_path, 120))
     try:
         assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
         started = time.monotonic()
@@ -498,8 +494,9 @@ def test_an_answer_that_drips_ends_the_session(dripping: str, monkeypatch: pytes
         opened.close()
 
 
-def test_a_first_line_that_drips_is_slow_and_no_garbage(dripping: str) -> None:
-    found = reach_of(python=dripping, start_s=1.0)
+@pytest.mark.alone
+def test_a_first_line_that_drips_is_slow_and_no_garbage(tmp_path: Path) -> None:
+    found = reach_of(python=dripping(tmp_path, 20), start_s=3.0)
     assert found.outcome is ReachOutcome.TIMED_OUT and "came too slowly" in found.detail and found.evidence
 
 
@@ -520,6 +517,7 @@ def test_a_network_that_pauses_does_not_drip() -> None:
     assert not drips(*((number / 10, 40) for number in range(40)))
 
 
+@pytest.mark.alone
 def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
     found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
     assert isinstance(found, Session), found

@@ -104,7 +104,7 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
                 "app.collective-mismatch",
                 0.78,
                 f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
-                [*lines, *last_words(case, {item.rank, ahead[0].rank})[-4:]],
+                [*lines, *_telling(last_words(case, {item.rank, ahead[0].rank}))],
                 {item.rank},
                 why=completed_what_another_waits_in.__doc__ or "",
                 final=True,
@@ -116,6 +116,13 @@ _EPOCH_DONE = re.compile(
     r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
     re.IGNORECASE,
 )
+
+
+def _telling(words: list[Hit]) -> list[Hit]:
+    """Of what ranks said: that they ran out of data or were done, then the last lines."""
+    return [*(hit for hit in words if _EPOCH_DONE.search(hit.text)), *words[-4:]]
+
+
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
 _ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL"))
@@ -361,6 +368,7 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
             [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])],
             ranks,
             why=uneven_batches.__doc__ or "",
+            final=True,  # that the ranks then meet in different calls is its effect
         )
 
 

@@ -51,33 +51,6 @@ _JUDGED = frozenset(
 )
 
 
-# What NCCL's words (not the file that prints them) name so clearly that they decide before its parts do.
-_SUBJECTS = (
-    "ib.memlock",
-    "ib.retry-exceeded",
-    "ib.gid-index",
-    "ib.port-down",
-    "sys.nofile",
-    "sys.threads",
-    "sys.shm",
-    "net.port-in-use",
-    "gpu.imex",
-    "gpu.fabric-manager",
-    "gpu.nvlink",
-    "gpu.ecc",
-    "gpu.duplicate",
-    "gpu.oom",
-    "gpu.not-visible",
-    "sw.nccl-version-mismatch",
-)
-
-
-def _by_subject(hit: Hit) -> str:
-    """The cause that the words of a warning name; empty if they name none of the telling ones."""
-    message = hit.groups["message"]
-    return next((cause for cause in _SUBJECTS if topics.TOPICS[cause].search(message)), "")
-
-
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
@@ -91,7 +64,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
-        subject = _by_subject(hit)
+        subject = topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
             why = unknown_nccl_warning.__doc__ or ""
@@ -393,6 +366,15 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
         if cause and not case.overcome("child-terminated"):
             title = f"a worker ended by {phrase}"
             yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
+
+
+@diagnosis
+def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
+    """The program told that the host's memory was nearly full (90 %), and then a process was ended by SIGKILL."""
+    full, killed = case.last("host-memory-used"), case.first("sigkill")
+    if full is not None and killed is not None and case.after(killed, full):
+        title = "SIGKILL when the host's memory was nearly full"
+        yield Candidate("sys.host-oom", 0.78, title, [full, killed], why=killed_with_memory_full.__doc__ or "")
 
 
 _WAITS = re.compile(

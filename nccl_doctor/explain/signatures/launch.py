@@ -65,6 +65,14 @@ says(
     why="Fewer nodes than --nnodes came within the join time-out.",
 )
 says(
+    "ray-train-startup",
+    "worker group startup timed out after {seconds} seconds waiting for {workers:int} workers",
+    cause="launch.world-size",
+    strength=0.86,
+    title="Ray had no room for {workers} workers within {seconds} s",
+    why="The cluster has fewer free CPUs or GPUs than the workers ask for, or nodes are still missing.",
+)
+says(
     "rank-twice",
     "ranks has already checked in",
     "Bootstrap Root : rank {rank:int} of {world:int} ranks has already checked in",

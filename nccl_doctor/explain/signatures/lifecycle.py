@@ -17,10 +17,11 @@ _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
     r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
-    r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
+    r"[Ee]rror(?!s?\W{1,3}(?:0|None|null)\b|_| rate)\b",
 )
 
 
+_PROBE = re.compile(r'"GET /(?:health|metrics|ping|ready|live)')  # answered by the front, whatever the engine does
 _EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
 # An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
 _OF_THE_JOB = re.compile(
@@ -39,7 +40,8 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
-    return not trouble and bool(_NUMBER_NEAR.search(line))
+    probe = '"GET /' in line and _PROBE.search(line)
+    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -70,10 +72,11 @@ says(
     "step:",
     "finished with value",
     " completed after ",
+    'HTTP/1.1" 200',
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
-    why="A training loop reports a step.",
+    why="A training loop reports a step, or a server has answered a request.",
 )
 says(
     "ended-well",
@@ -126,6 +129,7 @@ says(
     "All tests completed",
     " 0 failures",
     "Application startup complete",
+    "Uvicorn running on",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
@@ -146,6 +150,7 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
+    "checkpoint={}, error=None, path=",  # Ray Train's Result
     "un finished",
     "un completed",
     "rain finished",
@@ -202,6 +207,12 @@ says(
     why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
+says(
+    "ray-worker-rank",
+    "pid={pid:int}) world_rank={rank:int},",
+    role=Role.FACT,
+    why="Ray Train's list of its workers: which process is which rank.",
+)
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 
 says(
