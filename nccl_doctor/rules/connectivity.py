@@ -397,7 +397,17 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         pair: path.outcome == "black-hole" and path.largest_passed < min(own.get(pair[0], 0), own.get(pair[1], 1 << 30))
         for pair, path in holes.items()
     }
-    for culprit in blame(bad):
+    lost: dict[str, int] = {}  # host -> the smallest packet that vanished on any of its paths, in bytes
+    for pair in (pair for pair, is_bad in bad.items() if is_bad):
+        for host in pair:
+            lost[host] = min(lost.get(host, 1 << 30), holes[pair].smallest_lost)
+    # A path that carries no packet of the sizes that vanish elsewhere speaks for nobody.
+    tried = {
+        pair: is_bad
+        for pair, is_bad in bad.items()
+        if is_bad or holes[pair].interface_mtu >= min((lost[host] for host in pair if host in lost), default=0)
+    }
+    for culprit in blame(tried):
         yield _black_hole(fleet, culprit, paths)
 
 
@@ -507,13 +517,13 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         total = sum(lost[pair] for pair in culprit.pairs)
         share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
         names = " and ".join(culprit.hosts)
-        side = {"in": "towards", "out": "from"}.get(
-            culprit.direction, "at" if culprit.direction == "both" else "between"
-        )
+        where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
+        if culprit.direction == "pair" and len(culprit.pairs) == 1:
+            where["pair"] = f"from {culprit.pairs[0][0]} to {culprit.pairs[0][1]}"
         yield finding(
             "net.packet-loss",
             Severity.FAIL,
-            f"{share:.1f} % of packets {side} {names} are lost",
+            f"{share:.1f} % of packets {where[culprit.direction]} are lost",
             [
                 Evidence(
                     f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",

@@ -186,9 +186,12 @@ def fold(findings: list[Finding]) -> list[Finding]:
     order = [(_order(item), number) for number, item in enumerate(findings)]
     folded: list[Finding] = []
     for number, item in enumerate(findings):
-        above = {other for other in explained[number] if number not in explained[other]}
+        # What is only told (that the collectives work, say) is nobody's consequence.
+        told = item.severity is Severity.INFO
+        above = set() if told else {other for other in explained[number] if number not in explained[other]}
         roots = {other for other in above if not explained[other]} or above
-        under = findings[min(roots, key=order.__getitem__)].id if roots else ""
+        near = {other for other in roots if not set(item.hosts).isdisjoint(findings[other].hosts)} or roots
+        under = findings[min(near, key=order.__getitem__)].id if near else ""
         folded.append(msgspec.structs.replace(item, folded_under=under))
     return folded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.mesh import Link, Links, Listening
+from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame
@@ -38,6 +38,10 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
             fleet.lack(f"master port {master.port}", master.detail or master.outcome, host)
             continue
         holder = master.holder
+        if holder and AGENT_MARK in holder.command:
+            why = f"another run of nccl-doctor holds it (pid {holder.pid}): run again when that has ended"
+            fleet.missing.setdefault((f"master port {master.port}", why), []).append(host)
+            continue
         who = f"{holder.command} (pid {holder.pid}, user {holder.user})" if holder and holder.pid else ""
         owner = f"a process of user {holder.user}" if holder and holder.user else "a process that cannot be seen"
         yield finding(
