@@ -1,6 +1,6 @@
 """What bench's own machinery costs: its timed loop beside a bare torch.distributed loop, in turns within one world.
 
-    python benchmarks/bench_overhead.py [--ranks 2] [--sizes 64K:16M:x4] [--seconds 0.01] [--limit 60] [--backend nccl]
+    python benchmarks/bench_overhead.py [--ranks 2] [--sizes 64K:16M:x4] [--seconds 0.01] [--limit 100] [--backend nccl]
 
 Each round runs the worker's own timed loop (``Worker._timed``: the code that bench runs) and a bare loop of
 ``dist.all_reduce`` calls with one clock reading before and one after, in an order drawn by lot, on the same buffers and
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", default="64K:16M:x4")
     parser.add_argument("--seconds", type=float, default=0.01, help="per block")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds per size at most")
+    parser.add_argument("--limit", type=float, default=100.0, help="seconds per size at most")
     parser.add_argument("--backend", default="gloo", choices=["gloo", "nccl"])
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

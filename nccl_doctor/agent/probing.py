@@ -115,13 +115,6 @@ class CommandResult(NamedTuple):
         return first[:300]
 
 
-class MissingModule(ProbeTrouble):
-    """A pure-Python module that this Python lacks; the controller may carry it over and ask again."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__("tool-missing", "no module %s" % module, {"module": module})
-
-
 Emitter = Callable[[Dict[str, Any]], None]
 
 _thread = threading.local()

@@ -14,6 +14,7 @@ from nccl_doctor.bench.path import Path, find_path, path_findings
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.statistics import Fit, fit
 from nccl_doctor.bench.verdict import Ground, SizeChange, Verdict, changes, verdict_findings, verdicts
+from nccl_doctor.facts import files
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.redaction import redact_environment, redact_text
 from nccl_doctor.findings.model import Finding
@@ -85,7 +86,7 @@ def read(path: FilePath) -> Outcome:
 
 def write(outcome: Outcome, path: FilePath) -> None:
     """Keep a run; ``OSError`` passes through."""
-    path.write_bytes(encode(outcome))
+    files.write(path, encode(outcome))
 
 
 def encode(outcome: Outcome) -> bytes:

@@ -22,7 +22,7 @@ def report(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; standard output without it.")
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Report format [default: by the output's ending, else html].")
+        str, typer.Option(metavar="FORMAT", help="Report format [default: by the output's ending; html without one].")
     ] = "",
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,
@@ -35,11 +35,16 @@ def report(
 ) -> None:
     """Render a saved bundle: html, junit, json, sarif, github, gitlab, prometheus, nhc."""
     from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.facts import files
     from nccl_doctor.report import formats
     from nccl_doctor.rules.gate import decide
 
     endings = {".html": "html", ".xml": "junit", ".json": "json", ".sarif": "sarif", ".prom": "prometheus"}
-    name = format or endings.get(output.suffix if output else ".html", "html")
+    ending = output.suffix.lower() if output else ""
+    name = format or (endings.get(ending, "") if ending else "html")
+    if not name:
+        known = ", ".join(endings)
+        _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
     if name not in formats.names():
         _hosts.stop(f"--format {name!r}: expected one of {', '.join(formats.names())}")
     if output is not None:
@@ -58,7 +63,7 @@ def report(
         sys.stdout.write(text)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        files.write(output, text.encode())
     except OSError as error:
         _hosts.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
 

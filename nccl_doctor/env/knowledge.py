@@ -268,15 +268,6 @@ def lookup(name: str, nccl_version: str = "", torch_version: str = "") -> Answer
     return Answer(name, Status.UNKNOWN, family=family, near=near(name))
 
 
-def advice_is_live(name: str, nccl_version: str = "", torch_version: str = "") -> bool:
-    """Whether setting ``name`` has any effect at these versions: what ``explain`` asks before it gives advice."""
-    answer = lookup(name, nccl_version, torch_version)
-    if answer.status is Status.RENAMED and answer.variable is not None:
-        # A renamed variable is alive as long as its reader still accepts the old name.
-        return versions.at_most(versions.parse(answer.version), answer.variable.last)
-    return answer.status is Status.CURRENT
-
-
 def family_of(name: str) -> Family | None:
     """The plugin family a name belongs to by its prefix."""
     return next((family for family in load().families if name.startswith(family.prefix)), None)

@@ -89,8 +89,9 @@ def _oldest(case: Case, what: str) -> str:
     return min(found, key=versions.parse, default="")
 
 
+_NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
 _NEXT = {
-    "net.": "nccl-doctor check --stage ports --hosts HOSTFILE",
+    "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
     "gpu.": "nccl-doctor check --stage gpu --hosts HOSTFILE",
     "sys.": "nccl-doctor check --stage system --hosts HOSTFILE",
@@ -113,11 +114,17 @@ def _closed_first(case: Case) -> str:
 _SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
 
 
-def _info_was_on(case: Case) -> bool:
-    """Whether any line kept is one of NCCL's INFO lines: then what is missing was cut away, not switched off."""
+def _says(case: Case, words: str) -> bool:
+    """Whether any line kept has these words (an expression, any case)."""
     summary = case.summary
     kept = [*(group.hits for group in summary.groups.values()), *summary.tails.values(), *summary.before.values()]
-    return any("NCCL INFO" in hit.text for hits in kept for hit in hits)
+    return any(re.search(words, hit.text, re.IGNORECASE) for hits in kept for hit in hits)
+
+
+def _without_nccl(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> bool:
+    """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, or a job that speaks of Gloo only."""
+    found = bool(causes) and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
+    return found or (_says(case, "gloo") and not _says(case, "nccl"))
 
 
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
@@ -136,12 +143,14 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
             steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
-        if not case.has("nccl-init-start", "bootstrap-using", "network-used") and not (
-            causes and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
-        ):
+            if case.has("socket-timeout") and not case.has("watchdog-timeout"):
+                steps.append(f"lost packets look the same: {_NETWORK}")
+        seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
+        if not seen and not _without_nccl(case, verdict, causes):
             steps.append(
+                # Any INFO line: what is missing was cut away, not switched off.
                 "give the whole log: the first INFO lines of NCCL are missing from these"
-                if _info_was_on(case)
+                if _says(case, "NCCL INFO")
                 else "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
             )
         gone = _closed_first(case)

@@ -117,7 +117,8 @@ def _failure_seen(case: Case) -> bool:
         return True
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]
-    if any(signature.role is Role.SYMPTOM and signature not in outlived for signature in seen):
+    symptoms = [signature for signature in seen if signature.role is Role.SYMPTOM and signature not in outlived]
+    if any((hit.file, hit.line) not in case.caught for signature in symptoms for hit in case.hits(signature.name)):
         return True
     calm = {
         (hit.file, hit.line)
@@ -130,7 +131,7 @@ def _failure_seen(case: Case) -> bool:
     return any(
         topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.outlived(hit)
         for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm
+        if (hit.file, hit.line) not in calm | case.caught
         and hit.file not in ended
         and not any(signature.match(hit.text) for signature in outlived)
     )
@@ -164,7 +165,8 @@ def _good_end(case: Case) -> list[Hit]:
         name for name, signature in case.signatures.items() if signature.role is Role.HARMLESS or case.overcome(name)
     ]
     found += [hit for name in calm for hit in case.hits(name)[:1]]
-    ending = [hit for hits in case.summary.tails.values() for hit in hits[-3:]]
+    tails = case.summary.tails.values()
+    ending = [hit for last in (slice(-3, None), slice(None, -3)) for hits in tails for hit in hits[last]]
     return _unique([*proof, *(hit for hit in found if hit not in proof), *ending])[: MAX_EVIDENCE + 6]
 
 
@@ -229,12 +231,38 @@ def _shape(text: str) -> str:
     return re.sub(r"[0-9a-fA-Fx]*\d[0-9a-fA-Fx]*", "#", text)[-160:]
 
 
+def _latest(case: Case, quoted: list[Hit]) -> list[Hit]:
+    """The last line of each message that was said more than once: of the others only the number is kept."""
+    lasts = [case.last(name) for name in dict.fromkeys(hit.signature for hit in quoted)]
+    return [hit for hit in lasts if hit is not None]
+
+
+def _around(case: Case, quoted: list[Hit]) -> list[Hit]:
+    """Lines that sound like trouble next to the quoted ones, the nearest first: the same event in other words."""
+    places: dict[str, list[int]] = {}
+    for hit in quoted:
+        places.setdefault(hit.file, []).append(hit.line)
+    apart = {
+        (hit.file, hit.line): min(abs(hit.line - line) for line in places[hit.file])
+        for hit in topics.trouble(case)
+        if hit.file in places
+    }
+    effects = {(hit.file, hit.line) for name in case.summary.groups for hit in _folded(case, name)}
+    near = [hit for hit in topics.trouble(case) if apart.get((hit.file, hit.line), _NEAR) < _NEAR]
+    near = [hit for hit in near if (hit.file, hit.line) not in effects]
+    return _fresh(quoted, sorted(near, key=lambda hit: (apart[hit.file, hit.line], hit.file, hit.line)))
+
+
+_NEAR = 12  # lines
+
+
 def _cause(case: Case, item: Candidate) -> Cause:
     own = _spread(item.hits)
     # Half of the room goes to the lines that decided it; the rest to others on the same subject.
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(topics.supporting(case, item.id)))
-    hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])[:MAX_EVIDENCE]
+    hits = _unique([*own[:half], *more[:half], *own[half:], *more[half:]])
+    hits = _unique([*hits, *_latest(case, own), *_around(case, hits)])[:MAX_EVIDENCE]
     playbook = playbooks.for_finding(item.id)
     evidence = tuple(_quote(hit) for hit in hits)
     fixes, env = advice.for_cause(case, item.id, playbook, evidence)
@@ -276,18 +304,22 @@ def _sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     return f"{where}: {title}" if where and not title.startswith("rank") else title
 
 
+def _folded(case: Case, name: str) -> list[Hit]:
+    """The hits of a signature whose lines are only counted, as consequences."""
+    signature = case.signatures.get(name)
+    return case.hits(name) if signature is not None and signature.role is Role.SYMPTOM and signature.fold else []
+
+
 def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, ...]:
     quoted = {(item.source, item.line) for cause in causes[:1] for item in cause.evidence}
     folded: dict[str, tuple[int, list[Hit]]] = {}
     for name in case.summary.groups:
-        signature = case.signatures.get(name)
-        if signature is None or signature.role is not Role.SYMPTOM or not signature.fold:
-            continue
-        hits = [hit for hit in case.hits(name) if (hit.file, hit.line) not in quoted]
+        hits = [hit for hit in _folded(case, name) if (hit.file, hit.line) not in quoted]
         if not hits:
             continue
-        count, before = folded.get(signature.fold, (0, []))
-        folded[signature.fold] = (count + case.count(name), before + hits)
+        fold = case.signature(name).fold
+        count, before = folded.get(fold, (0, []))
+        folded[fold] = (count + case.count(name), before + hits)
     found = []
     for phrase, (count, hits) in folded.items():
         ranks = tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))

@@ -67,6 +67,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }.items()
 }
 _PLAUSIBLE = 0.6
+_BESIDE = 0.58  # what the job does not use, as far as its lines say
+_SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded
 _TOPIC = {cause: place for place, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 _EXTRA = 0.012  # each further signature that agrees
 
@@ -90,7 +92,7 @@ def collect(case: Case) -> list[Candidate]:
         found.append(
             Candidate(
                 signature.cause,
-                signature.strength,
+                min(signature.strength, _BESIDE) if all(map(case.beside_the_job, hits)) else signature.strength,
                 _title(signature.title, hits[0]),
                 [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
                 *speakers(hits),
@@ -101,17 +103,35 @@ def collect(case: Case) -> list[Candidate]:
         found.extend(rule(case))
     if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
         found.extend(_last_resort(case))
+    else:  # behind what somebody said, words still tell what else it may be
+        known = {item.id for item in found}
+        found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
     return _join(found)
 
 
-def _last_resort(case: Case) -> list[Candidate]:
-    """What the words of the lines that sound like trouble are about, when no signature is convincing."""
+_LIKELIEST = (0.36, 0.32, 0.29, 0.26)
+_FURTHER = (0.24, 0.22, 0.2)
+
+
+def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
+    """What the words of the lines that sound like trouble are about, the subject of most lines first."""
     votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
-    found = []
-    for place, (cause, hits) in enumerate(votes[:4]):
-        strength = (0.36, 0.32, 0.29, 0.26)[place]
-        title = f"perhaps this, by the words of some lines: {playbooks.load(cause).title}"
-        found.append(Candidate(cause, strength, title, hits, ranks_of(hits), vague=True))
+    return [
+        Candidate(
+            cause,
+            strength,
+            f"perhaps this, by the words of some lines: {playbooks.load(cause).title}",
+            hits,
+            ranks_of(hits),
+            vague=True,
+        )
+        for strength, (cause, hits) in zip(strengths, votes, strict=False)
+    ]
+
+
+def _last_resort(case: Case) -> list[Candidate]:
+    """What is left when no signature is convincing: words, else the log's last lines."""
+    found = _by_words(case, _LIKELIEST)
     last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
     if last and not found:
         title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
@@ -180,7 +200,8 @@ _SLOWNESS = frozenset(
 def _survived(case: Case, item: Candidate) -> bool:
     """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
     if case.ordinary or any(
-        case.count(name) for name, signature in case.signatures.items() if signature.role is Role.SYMPTOM
+        signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name)
+        for name, signature in case.signatures.items()
     ):
         return False
     if case.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
@@ -200,14 +221,20 @@ def _survived(case: Case, item: Candidate) -> bool:
 
 def _at_start(item: Candidate) -> bool:
     """Whether all of it says that the program could not start: then any step of the program speaks against it."""
-    return all(hit.signature in ("shell-missing", "argparse", "config-refused") for hit in item.hits)
+    return item.id in ("gpu.fabric-manager", "sw.no-nccl-backend") or all(
+        hit.signature in ("shell-missing", "argparse", "config-refused") for hit in item.hits
+    )
 
 
-_RETRY = re.compile(r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d", re.IGNORECASE)
+_RETRY = re.compile(
+    r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
+    r"\bcontinuing\b|\bfalling back\b",
+    re.IGNORECASE,
+)
 
 
 def _retried(item: Candidate) -> bool:
-    """Whether every line of it says that the program tries again."""
+    """Whether every line of it says that the program tries again, or goes on without."""
     return all(_RETRY.search(hit.text) for hit in item.hits)
 
 
@@ -246,6 +273,14 @@ def _place(item: Candidate) -> tuple[str, int]:
 def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str, float]) -> bool:
     if before[cause.id] < _PLAUSIBLE or effect.final:
         return False
+    if effect.id == "launch.killed" and cause.id in _WATCHED and _by_hand(effect):
+        return True
+    if {cause.id, effect.id} == {"launch.killed", "sys.node-failure"}:
+        killed = cause if cause.id == "launch.killed" else effect
+        if any(_TAKEN_AWAY.search(hit.text) for hit in killed.hits):  # a host that was taken away is lost, too
+            return cause is killed
+    if cause.id == "net.firewall" and effect.id == "net.master-unreachable":
+        return before[cause.id] >= _SEEN
     if effect.id in EXPLAINS.get(cause.id, frozenset()):
         # Where each could explain the other, the stronger one does; of equals neither.
         return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]
@@ -262,6 +297,17 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
     # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
     later = case.after(_first(cause), _first(effect))
     return later is not True
+
+
+# What makes a job slow or hang: somebody who watches it stops it, and looks for the reason afterwards.
+_WATCHED = frozenset(("gpu.thermal-power", "gpu.ecc", "gpu.nvlink", "gpu.p2p", "ib.port-down", "net.slow"))
+_HAND = re.compile(r"Force Terminated|CANCELLED AT|scancel|KeyboardInterrupt")
+_TAKEN_AWAY = re.compile(r"preempt|\bspot\b|maintenance|scale.?down", re.IGNORECASE)
+
+
+def _by_hand(item: Candidate) -> bool:
+    """Whether somebody stopped the job by hand: no limit and no preemption is named."""
+    return all(_HAND.search(hit.text) and "DUE TO" not in hit.text for hit in item.hits)
 
 
 def _first(item: Candidate) -> Hit:

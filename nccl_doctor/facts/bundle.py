@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
 import zlib
 from pathlib import Path
 
 import msgspec
 
+from nccl_doctor.facts import files
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, ProbeResult
 
 # An eight-GPU host is about 63 kB of JSON, a twelfth of it on disk: 10,000 are 630 MB from a file of 54 MB.
@@ -31,21 +30,8 @@ def to_bytes(bundle: Bundle) -> bytes:
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Write a bundle, readable by its owner alone, and never half: to a temporary file beside it, then renamed.
-
-    What is there and is no file (a pipe, /dev/stdout, /dev/null) is written to: root would rename over the device.
-    """
-    if path.exists() and not path.is_file():
-        path.write_bytes(to_bytes(bundle))
-        return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(to_bytes(bundle))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Write a bundle, readable by its owner alone, and never half."""
+    files.write(path, to_bytes(bundle), private=True)
 
 
 def read(path: Path) -> Bundle:

@@ -1,4 +1,4 @@
-"""Parsers of ibstat, ibstatus, ibv_devinfo and show_gids: further witnesses beside sysfs.
+"""Parsers of ibstat, ibv_devinfo and show_gids: further witnesses beside sysfs.
 
 Every line is ``name: value`` under a device or port heading; indentation, tabs, prompts and missing lines do not
 matter. Text without a single device is refused with :class:`ToolTextError`. All parsers are linear.
@@ -15,7 +15,6 @@ TEXT_LIMIT = 1 << 20
 
 _PANIC = re.compile(r"ibpanic:.{0,80}?'([A-Za-z0-9_.\-]{1,64})'")
 _IBSTAT_CA = re.compile(r"CA '([A-Za-z0-9_.\-]{1,64})'")
-_IBSTATUS = re.compile(r"Infiniband device '([A-Za-z0-9_.\-]{1,64})' port ([0-9]{1,3}) status")
 _GID_LINE = re.compile(r"GID\[ {0,4}([0-9]{1,4})\]:\s{0,16}([0-9a-fA-F:.]{2,45})(?:, (RoCE v[0-9.]{1,3}|IB))?")
 _HEX_GID = re.compile(r"[0-9a-fA-F:]{39}")
 
@@ -115,19 +114,6 @@ def parse_ibstat(text: str) -> ToolOutput:
         elif devices and (pair := _field(line)):
             (devices[-1].ports[-1].fields if devices[-1].ports else devices[-1].fields)[pair[0]] = pair[1]
     return _frozen(devices, errors, failed, "ibstat")
-
-
-def parse_ibstatus(text: str) -> ToolOutput:
-    """``ibstatus``: one block per port with ``state``, ``phys_state``, ``rate``, ``link_layer``, ``default_gid``."""
-    devices: list[_Device] = []
-    for line in _lines(text):
-        if found := _IBSTATUS.match(line):
-            if not devices or devices[-1].name != found.group(1):
-                devices.append(_Device(found.group(1)))
-            devices[-1].ports.append(_Port(int(found.group(2))))
-        elif devices and (pair := _field(line)):
-            devices[-1].ports[-1].fields[pair[0]] = pair[1]
-    return _frozen(devices, [], None, "ibstatus")
 
 
 def parse_ibv_devinfo(text: str) -> ToolOutput:

@@ -47,6 +47,9 @@ class ReachOutcome(enum.Enum):
     NOT_TRIED = "not-tried"  # or hardly: the run's deadline, or the stop after repeated authentication failures
 
 
+NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
+
+
 class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a host was reached, or why not.
 

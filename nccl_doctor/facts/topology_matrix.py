@@ -1,8 +1,9 @@
 """Parse ``nvidia-smi topo -m`` (also ``-mp`` and ``-p2p``) of any age, as printed or as pasted into a ticket.
 
-The text is taken as people keep it: tabs or blanks, re-aligned by hand, ANSI codes, a shell prompt before it, ``#`` in
-front of every line, header names or cells run together, no header, no legend, rows cut off at the end. What is not
-there is reported as truncated and never filled in: every link in the result is one cell that was read.
+The text is taken as people keep it: tabs or blanks, re-aligned by hand, ANSI codes, a shell prompt before it, ``#``,
+``>``, a host or a time in front of every line, a table of ``|``, header names or cells run together, no header, no
+legend, rows cut off at the end. What is not there is reported as truncated and never filled in: every link in the
+result is one cell that was read.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ DEVICE_LIMIT = 512
 
 P2P_KINDS = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"})
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
-_CELL = re.compile(r"NV[0-9]{1,3}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|DR|NS|U(?![A-Za-z])|X(?![a-z0-9])")
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\[[0-9;]{0,8}m")  # some pages drop the escape and keep the rest
+_CELL = re.compile(r"NV[0-9]{1,3}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|DR|NS|U(?![A-Za-z])|X(?![a-z])")
 _AFFINITY = (
     ("cpus", re.compile(r"CPU {0,8}Affinity")),
     ("numa", re.compile(r"NUMA {0,8}Affinity")),
@@ -32,6 +33,10 @@ _NAME = re.compile(r"GPU[0-9]{1,4}|NIC[0-9]{1,4}|mlx[0-9]_(?:bond_)?[0-9]{1,3}|[
 _LEGEND = re.compile(r"\s*(X|SYS|SOC|NODE|PHB|PXB|PIX|NV#|OK|CNS|GNS|TNS|NS|DR|U)\s{1,8}= ")
 _NIC_LEGEND = re.compile(r"\s*(NIC[0-9]{1,4}):\s{0,8}([A-Za-z0-9_.\-]{1,40})\s*$")
 _GPU = re.compile(r"GPU[0-9]{1,4}")
+# What a launcher, a mail or a log puts before each line, seen at the first row. Digits differ from line to line.
+_PREFIXED = re.compile(r"(.{0,119}?[^A-Za-z0-9_])GPU0[ \t]{1,40}X[ \t]")
+# A page that lost its tabs: 'GPU0XNODESYS0-15'.
+_GLUED = re.compile(rf"\s*((?:GPU|NIC|mlx[0-9]_(?:bond_)?)[0-9]{{1,4}})(?=(?:{_CELL.pattern}){{2}})")
 
 
 class TopologyError(ValueError):
@@ -113,7 +118,7 @@ class _Section:
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> Matrix:
     """The matrix in the text; ``TopologyError`` if there is none. Linear in the length of the text."""
-    lines = [_clean(line) for line in text[:TEXT_LIMIT].splitlines()]
+    lines = _unprefixed([_clean(line) for line in text[:TEXT_LIMIT].splitlines()])
     sections, legend, nic_legend = _read(lines)
     sections = [_with_names(section) for section in sections if section.rows]
     if not sections:
@@ -145,10 +150,21 @@ def parse(text: str) -> Matrix:
 
 
 def _clean(line: str) -> str:
-    """The line without ANSI codes and comment marks, cut at the limit."""
+    """The line without ANSI codes, comment, quote and table marks, cut at the limit."""
     line = _ANSI.sub("", line[:LINE_LIMIT]).rstrip()
     bare = line.lstrip()
-    return " " + bare[1:] if bare.startswith("#") else line
+    if bare.startswith("|"):
+        return bare.replace("|", " ").rstrip()
+    return " " + bare[1:] if bare.startswith(("#", ">")) else line
+
+
+def _unprefixed(lines: list[str]) -> list[str]:
+    """The lines without what stands before the first row, where a line begins with the same but for its digits."""
+    prefix = next((found.group(1) for line in lines if (found := _PREFIXED.match(line))), "")
+    if not prefix.strip():
+        return lines
+    shape = re.compile(re.sub("[0-9]+", "[0-9]+", re.escape(prefix.rstrip())))
+    return [line[found.end() :] if (found := shape.match(line)) else line for line in lines]
 
 
 def _read(lines: list[str]) -> tuple[list[_Section], set[str], dict[str, str]]:
@@ -156,6 +172,8 @@ def _read(lines: list[str]) -> tuple[list[_Section], set[str], dict[str, str]]:
     legend: set[str] = set()
     nic_legend: dict[str, str] = {}
     for line in lines:
+        if found := _GLUED.match(line):
+            line = f"{found.group(1)} {line[found.end() :]}"
         words = line.split(None, 2)
         if not words:
             continue
@@ -209,8 +227,8 @@ def _row(section: _Section, name: str, rest: str) -> None:
         while start < len(rest) and rest[start] in " \t":
             start += 1
         found = _CELL.match(rest, start)
-        if not found:
-            break
+        if not found or (found.group().startswith("NV") and re.match("[0-9,-]", rest[found.end() : found.end() + 1])):
+            break  # or 'NV40-15': where the links end and the CPUs begin cannot be told
         cells.append(found.group())
         position = found.end()
     if section.names and (len(cells) < limit or cells[section.names.index(name)] != "X"):
@@ -233,8 +251,8 @@ def _affinity(section: _Section, rest: str, offset: int) -> dict[str, str]:
     """
     columns = section.affinity
     values = rest.split()
-    if not columns or not values:
-        return {}
+    if not columns or not values or not rest[0].isspace():
+        return {}  # nothing there, or glued to the last cell: where one value ends cannot be told
     if len(values) >= len(columns):
         return dict(zip(columns, values, strict=False))
     if "\t" in rest:

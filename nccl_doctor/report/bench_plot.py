@@ -17,6 +17,7 @@ from nccl_doctor.bench.model import Measurement
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate
+from nccl_doctor.facts import files
 from nccl_doctor.report.bench_console import microseconds
 from nccl_doctor.report.safe_text import moment, visible
 
@@ -41,7 +42,7 @@ class Series(msgspec.Struct, frozen=True):
 def write_plot(path: Path, runs: Sequence[Run]) -> None:
     """Write the plot that the file's ending asks for (.svg or .html); ``OSError`` passes through."""
     text = html(runs) if path.suffix.lower() == ".html" else svg(runs)
-    path.write_text(text, encoding="utf-8")
+    files.write(path, text.encode())
 
 
 def svg(runs: Sequence[Run]) -> str:

@@ -110,7 +110,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     for item in items if verbose else items[:TITLES_SHOWN]:
         line(Text(visible(item.title)))
     if len(items) > TITLES_SHOWN and not verbose:
-        line(Text(f"... and {len(items) - TITLES_SHOWN} hosts more like these (--verbose shows all)", "dim"))
+        line(Text(f"... and {len(items) - TITLES_SHOWN} more like these (--verbose shows all)", "dim"))
     # The proof of each, before more proof of any: the reader wants to see that all of them are real.
     proofs = [proof for rank in zip_longest(*(item.evidence for item in items)) for proof in rank if proof is not None]
     shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]

@@ -9,12 +9,13 @@ from rich.text import Text
 
 from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.facts.fold import few
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
 
 QUOTES = 4  # evidence lines shown; --format json has them all
-QUOTE_WIDTH = 220
+QUOTE_WIDTH = 300
 _LABEL = 21
 _PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
 _MARK = {
@@ -48,8 +49,9 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         _print_next(explanation, console)
         console.print()
     shown = explanation.causes if undecided else explanation.causes[:1]
+    quoted: set[tuple[str, int | None, str]] = set()
     for cause in shown[:3]:
-        _print_cause(cause, console, decided=not undecided)
+        _print_cause(cause, console, quoted, decided=not undecided)
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
     best = shown[0].confidence if shown else 0.0
     for label, items in (
@@ -79,12 +81,12 @@ def _print_next(explanation: Explanation, console: Console) -> None:
         console.print(_row("next" if number == 0 else "", step))
 
 
-def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
+def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
     where = []
     if cause.ranks:
         where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
     if cause.hosts:
-        where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
+        where.append(few(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit
         head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
         head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
@@ -92,8 +94,12 @@ def _print_cause(cause: Cause, console: Console, decided: bool) -> None:
         if head.cell_len <= console.width:
             break
     console.print(head)
-    for item in cause.evidence[:QUOTES]:
+    new = [item for item in cause.evidence[:QUOTES] if (item.source, item.line, item.text) not in quoted]
+    quoted.update((item.source, item.line, item.text) for item in new)
+    for item in new:
         console.print(_quote(item))
+    if again := len(cause.evidence[:QUOTES]) - len(new):
+        console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
     if len(cause.evidence) > QUOTES:
         console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
     if not decided:

@@ -124,7 +124,8 @@ def _words(matrix: Matrix, found: Sequence[Uneven], facts: Sequence[tuple[str, s
         say("distance" if everyone else "uneven", item.text, "bold yellow")
     statuses_only = {link.kind for link in matrix.links} <= P2P_KINDS
     if not found and len(matrix.gpus) > 1 and not matrix.truncated and not statuses_only:
-        say("even", "every GPU has the same links and an equally near NIC" if matrix.nics else "no GPU stands out")
+        equally = len({near.kind for near in near_nics(matrix).values()}) == 1
+        say("even", "every GPU has the same links and an equally near NIC" if equally else "no GPU stands out")
     for note in matrix.notes:
         say("truncated" if matrix.source == "nvidia-smi" else "not known", note, "bold yellow")
     return lines

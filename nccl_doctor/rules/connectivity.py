@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolver, Throughput
+from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolution, Resolver, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
@@ -25,6 +26,8 @@ SLOW_SHARE = 0.25
 DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 # Beyond this, logs of several hosts can no longer be put in order by their time stamps.
 CLOCK_SECONDS = 1.0
+# A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
+LOOKUP_SECONDS = 1.0
 # What IP_MTU says of Linux's loopback interface (65536, capped); the largest of real interfaces is IPoIB's 65520.
 LOOPBACK_MTU = 65535
 
@@ -83,17 +86,26 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
-@fleet_rule("connectivity", "net.hostname-resolution.loopback", "net.hostname-resolution.unresolved.own-name")
+@fleet_rule(
+    "connectivity",
+    "net.hostname-resolution.loopback",
+    "net.hostname-resolution.unresolved.own-name",
+    "net.hostname-resolution.wrong-address",
+)
 def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
-    """A host's own name resolves to a loopback address on that host, or to nothing.
+    """A host's own name resolves to a loopback address on that host, to one that it does not have, or to nothing.
 
     Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
     """
     _alone(fleet)
-    for host, names in sorted(fleet.every(Names).items()):
+    seen = fleet.every(Names)
+    for host, names in sorted(seen.items()):
         first = names.own.addresses[:1]
-        if not first:
+        elsewhere = bool(names.addresses) and not set(names.own.addresses) & set(names.addresses)
+        if names.host_name == "localhost" or (first and elsewhere and names.host_name in {*seen} - {host}):
+            yield _name_of_another(host, names)
+        elif not first:
             yield finding(
                 "net.hostname-resolution.unresolved.own-name",
                 Severity.FAIL,
@@ -120,6 +132,53 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
                 ],
                 explains=("collectives", "net.wrong-interface"),
             )
+        elif elsewhere:
+            yield _own_name_elsewhere(host, names)
+
+
+def _name_of_another(host: str, names: Names) -> Finding:
+    """Mending /etc/hosts would hide it: the host's name itself is wrong."""
+    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
+    return finding(
+        "net.hostname-resolution.wrong-address",
+        Severity.FAIL,
+        f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
+        [
+            Evidence(names.host_name, source="hostname", host=host),
+            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+        ],
+        places=[Place(host=host)],
+        fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
+        explains=("collectives", "net.wrong-interface", "net.hostname-resolution.loopback"),
+    )
+
+
+def _own_name_elsewhere(host: str, names: Names) -> Finding:
+    """Gloo takes the first address of the own name that can be bound, else loopback."""
+    return finding(
+        "net.hostname-resolution.wrong-address",
+        Severity.FAIL,
+        f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
+        [
+            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+            Evidence(f"{host} has {', '.join(names.addresses)}", source="/proc/net", host=host),
+        ],
+        places=[Place(host=host)],
+        fixes=[_entry_fix(host, names.host_name, names.own, names)],
+        explains=("collectives", "net.wrong-interface"),
+    )
+
+
+def _entry_fix(host: str, name: str, answer: Resolution, owner: Names) -> Fix:
+    """Put the owner's address into the line of /etc/hosts, where the line is known and the owner has but one."""
+    right = [address for address in owner.addresses if ":" not in address and not _is_loopback(address)]
+    what = f"correct the entry of {name} on {host}"
+    if not answer.line:
+        return Fix(what, f"getent ahosts {name}", host)
+    if len(right) != 1:
+        return Fix(what, f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts", host)
+    wrong = answer.quoted.split()[0]
+    return Fix(f"{what}: it is {right[0]}", f"sudo sed -i '{answer.line}s/{wrong}/{right[0]}/' /etc/hosts", host)
 
 
 @fleet_rule("connectivity", "net.hostname-resolution.unresolved")
@@ -220,14 +279,36 @@ def _wrong_address(
         f"{host} takes {name} for {first}, {what}",
         evidence,
         places=[Place(host=host, peer=name)],
+        fixes=[_entry_fix(host, name, answer, seen[name])],
+        explains=("net.master-unreachable", "net.firewall", "collectives"),
+    )
+
+
+@host_rule("connectivity", "net.hostname-resolution.slow")
+def names_are_slow(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Half of the names looked up on a host took more than a second: a name server that does not answer is asked first.
+
+    Every rank looks up the master's name and Gloo its own: the job starts late on all hosts, and looks as if it hung.
+    """
+    names = host.need(Names)
+    if names.lookup_s is None or names.lookup_s < LOOKUP_SECONDS:
+        return
+    yield finding(
+        "net.hostname-resolution.slow",
+        Severity.WARN,
+        f"looking up a name takes {names.lookup_s:.1f} s on {host.name}: all ranks of the job wait for it",
+        [
+            Evidence(f"median of the names looked up: {names.lookup_s:.1f} s", source="getaddrinfo", host=host.name),
+            *(Evidence(line, source="/etc/resolv.conf", host=host.name) for line in names.resolver),
+        ],
+        places=[Place(host=host.name)],
         fixes=[
             Fix(
-                f"correct the entry of {name} on {host}",
-                f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts" if answer.line else f"getent ahosts {name}",
-                host,
+                "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
+                f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
+                host.name,
             )
         ],
-        explains=("net.master-unreachable", "net.firewall", "collectives"),
     )
 
 
@@ -301,11 +382,11 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
     silent = _without_udp(paths)
     for host, gaps in silent.items():
-        fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+        fleet.lack("path MTU", gaps, host)
     for (host, peer), path in paths.items():
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
-            fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
+            fleet.lack(f"path MTU to {peer}", why, host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -517,9 +598,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.missing.setdefault((f"throughput to {flow.peer}", why), []).append(host)
+                fleet.lack(f"throughput to {flow.peer}", why, host)
         if not fact.flows:
-            fleet.missing.setdefault(("throughput", "no flow was measured"), []).append(host)
+            fleet.lack("throughput", "no flow was measured", host)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)

@@ -20,6 +20,7 @@ from nccl_doctor.env.socket_interface import (
     parse_filter,
 )
 from nccl_doctor.env.versions import Version, show
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.facts.mesh import Links, Names
 from nccl_doctor.facts.model import Plan
@@ -104,13 +105,7 @@ def view(host: Host, plan: Plan) -> View:
 
 def views(fleet: Fleet) -> dict[str, View]:
     """The view of every host; hosts without one become unknown."""
-    found = {}
-    for host in fleet.hosts:
-        try:
-            found[host.name] = host.once(view, fleet.plan)
-        except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
-    return found
+    return fleet.of_each(lambda host: host.once(view, fleet.plan))
 
 
 def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
@@ -120,6 +115,27 @@ def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recomm
 
 
 # --- one host: settings --------------------------------------------------------------------------------------------
+
+
+@host_rule("interfaces", "net.loopback-down")
+def loopback_down(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The loopback interface is up: through it go also packets to the host's own other addresses.
+
+    Without it two ranks on one host cannot connect to each other, whatever interface they use.
+    """
+    facts = host.need(Interfaces)
+    found = [address for address in facts.addresses if address.loopback]
+    if any(address.up for address in found) or not (found or facts.device("lo")):
+        return
+    yield finding(
+        "net.loopback-down",
+        Severity.FAIL,
+        f"the loopback interface of {host.name} is down: its ranks cannot connect to each other",
+        Evidence(f"lo {found[0].address}: not up" if found else "lo has no address", "getifaddrs", host=host.name),
+        hosts=(host.name,),
+        fixes=(Fix("bring it up", "sudo ip link set lo up", host.name),),
+        explains=("collectives",),
+    )
 
 
 @host_rule("interfaces", "net.wrong-interface.no-match")
@@ -223,6 +239,44 @@ def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=_remove(setting, host.name),
             env=_unset(setting, "it names no interface"),
+            explains=("collectives",),
+        )
+
+
+@fleet_rule("interfaces", "net.wrong-interface.gloo-loopback")
+def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME does not name the loopback interface on one of several hosts.
+
+    Of two peers the one with the greater address connects: 127.0.0.1 connects to a peer in 10.0.0.0/8, which works, but
+    a peer above it (172.16/12, 192.168/16) is told to connect to 127.0.0.1, which is itself.
+    """
+    _several(fleet)
+    seen = views(fleet)
+    for item in seen.values():
+        if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:
+            continue
+        told = item.gloo.addresses[0]
+        if not told.loopback:
+            continue
+        peers = [
+            peer.gloo.addresses[0] for peer in seen.values() if peer is not item and peer.gloo and peer.gloo.addresses
+        ]
+        misled = any(peer.family != told.family or peer.interface.ip > told.interface.ip for peer in peers)  # type: ignore[operator]
+        value = fleet.plan.env.get("GLOO_SOCKET_IFNAME") or item.facts.environment.get("GLOO_SOCKET_IFNAME", "")
+        setting = Setting("GLOO_SOCKET_IFNAME", value, "environment")
+        yield finding(
+            "net.wrong-interface.gloo-loopback",
+            Severity.FAIL if misled else Severity.WARN,
+            f"GLOO_SOCKET_IFNAME={value} makes Gloo hand {told.address} to its peers"
+            + (
+                ""
+                if misled
+                else "; it works only because their addresses are lower, so that they need not connect to it"
+            ),
+            (_quote(setting, item.host), _interface_list(item)),
+            hosts=(item.host,),
+            fixes=_remove(setting, item.host),
+            env=_unset(setting, "it names the loopback interface"),
             explains=("collectives",),
         )
 
@@ -441,7 +495,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "net.wrong-interface.duplicate-address",
             Severity.FAIL,
-            f"{len(items)} hosts would all hand out {number} ({_names(sorted({address.name for address in chosen}))}): "
+            f"{len(items)} hosts would all hand out {number} ({few(sorted({address.name for address in chosen}))}): "
             "connections end on the wrong host",
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
@@ -458,6 +512,49 @@ def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
             if not address.loopback and not address.link_local:
                 owners.setdefault(address.address, []).append(item)
     return {number: items for number, items in owners.items() if len(items) > 1}
+
+
+@fleet_rule("interfaces", "net.wrong-interface.duplicate-address")
+def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
+    """No host carries, as a further address, the one that another host hands out: packets go to whoever answers ARP."""
+    _several(fleet)
+    seen = views(fleet)
+    owners = {address.address: (item, address) for item in seen.values() for address in item.used}
+    for item in seen.values():
+        own = {address.address for address in item.used}
+        for address in item.facts.addresses:
+            if address.loopback or address.address in own or address.address not in owners:
+                continue
+            owner, theirs = owners[address.address]
+            if trap(address, item.facts) or trap(theirs, owner.facts):
+                continue
+            yield finding(
+                "net.wrong-interface.duplicate-address",
+                Severity.FAIL,
+                f"{item.host} also has {address.address} ({address.name}), the address of {owner.host}: what is sent there "
+                "reaches either",
+                (
+                    Evidence(f"{address.name} {address.address}/{address.prefix}", "getifaddrs", host=item.host),
+                    _choice_evidence(owner, theirs),
+                ),
+                hosts=(item.host, owner.host),
+                fixes=(
+                    Fix(
+                        f"take the address from {item.host}, if it is {owner.host}'s",
+                        f"sudo ip address del {address.address}/{address.prefix} dev {address.name}",
+                        item.host,
+                    ),
+                ),
+                explains=(
+                    "net.wrong-interface.unreachable",
+                    "net.hostname-resolution.wrong-address",
+                    "net.firewall",
+                    "net.master-unreachable",
+                    "net.packet-loss",
+                    "net.slow",
+                    "collectives",
+                ),
+            )
 
 
 @fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")
@@ -516,7 +613,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
             yield finding(
                 "net.wrong-interface.unreachable",
                 Severity.FAIL,
-                f"NCCL would hand out {address.address} ({address.name}), which {_names(sources)} cannot reach"
+                f"NCCL would hand out {address.address} ({address.name}), which {few(sources)} cannot reach"
                 + (f"; {elsewhere[0].address} of the same host is reachable" if elsewhere else ""),
                 proof,
                 places=tuple(Place(host, nic=address.name, peer=source) for source in sources[:8]),
@@ -591,51 +688,44 @@ def _peer_networks(seen: Mapping[str, View], host: str) -> tuple[Evidence, ...]:
     return tuple(_interface_list(item) for item in peers)
 
 
-@fleet_rule("interfaces", "net.rp-filter.strict")
-def reverse_path_filter(fleet: Fleet) -> Iterator[Finding]:
+@host_rule("interfaces", "net.rp-filter.strict")
+def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
     """Where a host has two addresses in one network, strict reverse-path filtering is off.
 
     With rp_filter = 1 the kernel drops what arrives on the interface it would not answer through.
     """
-    for host in fleet.hosts:
-        try:
-            facts, system = host.need(Interfaces), host.need(System)
-        except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
-            continue
-        groups: dict[str, set[str]] = {}
-        for address in facts.addresses:
-            if address.family == "inet" and address.running and not trap(address, facts) and address.prefix < 32:
-                groups.setdefault(str(address.network), set()).add(address.name)
-        overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
-        for network, names in sorted(groups.items()):
-            strict = [
-                name
-                for name in sorted(names)
-                if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
-            ]
-            if len(names) > 1 and strict:
-                yield finding(
-                    "net.rp-filter.strict",
-                    Severity.WARN,
-                    f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
-                    tuple(
-                        Evidence(
-                            f"net.ipv4.conf.{name}.rp_filter = 1 (own or all)",
-                            "/proc/sys/net/ipv4/conf",
-                            host=host.name,
-                        )
-                        for name in strict[:4]
-                    ),
-                    hosts=(host.name,),
-                    fixes=(
-                        Fix(
-                            "loose mode, until the next boot",
-                            f"sudo sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[-1]}.rp_filter=2",
-                            host.name,
-                        ),
-                    ),
-                )
+    facts, system = host.need(Interfaces), host.need(System)
+    groups: dict[str, set[str]] = {}
+    for address in facts.addresses:
+        if address.family == "inet" and address.running and not trap(address, facts) and address.prefix < 32:
+            groups.setdefault(str(address.network), set()).add(address.name)
+    overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
+    for network, names in sorted(groups.items()):
+        strict = [
+            name
+            for name in sorted(names)
+            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
+        ]
+        if len(names) > 1 and strict:
+            yield finding(
+                "net.rp-filter.strict",
+                Severity.WARN,
+                f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
+                [
+                    Evidence(
+                        f"net.ipv4.conf.{name}.rp_filter = 1 (own or all)", "/proc/sys/net/ipv4/conf", host=host.name
+                    )
+                    for name in strict[:4]
+                ],
+                hosts=(host.name,),
+                fixes=[
+                    Fix(
+                        "loose mode, until the next boot",
+                        f"sudo sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[-1]}.rp_filter=2",
+                        host.name,
+                    )
+                ],
+            )
 
 
 @fleet_rule("interfaces", "net.interface-choice")
@@ -650,7 +740,7 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     for item in seen.values():
         groups.setdefault(_choice_text(item), []).append(item)
     summary = "; ".join(
-        text + ("" if len(groups) == 1 else f" on {_names([item.host for item in items])}")
+        text + ("" if len(groups) == 1 else f" on {few([item.host for item in items])}")
         for text, items in sorted(groups.items())
     )
     if advised is None:
@@ -659,6 +749,8 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         outcome = f"; set {advised.advice.name}='{advised.advice.value}'"
     elif advised.harmful:
         outcome = f"; {advised.reason}"
+    elif advised.works and any(one.loopback for item in seen.values() if item.gloo for one in item.gloo.addresses):
+        outcome = "; NCCL needs nothing set"  # Gloo does: a finding of its own says so
     elif advised.works:
         outcome = "; nothing needs setting"
     else:
@@ -684,10 +776,6 @@ def _choice_text(item: View) -> str:
 
 def _gloo_name(address: Address) -> str:
     return f"{address.name} ({address.address})" if address.loopback else address.name
-
-
-def _names(hosts: list[str]) -> str:
-    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 
 
 def handed_out(host: Host, plan: Plan) -> tuple[Address, ...]:

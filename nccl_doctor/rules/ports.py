@@ -31,11 +31,11 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         master = listening.master
         if master is None and host == fleet.plan.master:
             what = f"master port {fleet.plan.master_port}"
-            fleet.missing.setdefault((what, "nobody tried to listen on it"), []).append(host)
+            fleet.lack(what, "nobody tried to listen on it", host)
         if master is None or master.outcome == "ok":
             continue
         if master.outcome != "in-use":
-            fleet.missing.setdefault((f"master port {master.port}", master.detail or master.outcome), []).append(host)
+            fleet.lack(f"master port {master.port}", master.detail or master.outcome, host)
             continue
         holder = master.holder
         who = f"{holder.command} (pid {holder.pid}, user {holder.user})" if holder and holder.pid else ""
@@ -71,7 +71,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     tried = [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links]
     for host, link in tried:
         if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
-            fleet.missing.setdefault((f"connect to {link.peer}", f"{link.outcome}: {link.detail}"), []).append(host)
+            fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
     general = _pairs(tried, "ephemeral")
     untried(fleet, general, "connect to", "not tried")
     _master_untried(fleet, tried)
@@ -96,7 +96,7 @@ def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     for host in fleet.hosts:
         if host.name not in accounted:
             what = f"master port {fleet.plan.master_port} on {fleet.plan.master}"
-            fleet.missing.setdefault((what, "not tried"), []).append(host.name)
+            fleet.lack(what, "not tried", host.name)
 
 
 def _by_outcome() -> dict[str, set[str]]:
@@ -137,9 +137,19 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         "both": f"TCP connections to and from {names} are {verb}",
         "pair": f"TCP connections between {names} are {verb}",
     }[culprit.direction]
-    can = ""
+    can, look = "", "look for the rule that does it"
     if culprit.direction == "in" and connect_out.intersection(culprit.hosts):
         can = f"; {names} itself can connect out"
+    elif len(culprit.pairs) == 1:
+        client, server = culprit.pairs[0]
+        where = f"TCP connections from {client} to {server} are {verb}"
+        if any(link.outcome == "ok" for link in links.get((server, client), ())):
+            can = f"; {server} can connect to {client}"
+        look += f": {server}'s on what comes in from {client}, or {client}'s on what goes out"
+    way = []
+    if culprit.direction == "pair":  # between these two alone: a wrong route or neighbour entry does that as well
+        client, address = culprit.pairs[0][0], links[culprit.pairs[0]][0].address
+        way.append(Fix("see which way packets take", f"ip route get {address}; ip neigh show {address}", client))
     guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(
         id,
@@ -150,13 +160,22 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[
             Fix(
-                "look for the rule that does it",
+                look,
                 "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
                 guilty,
             ),
+            *way,
             Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
         ],
-        explains=("net.master-unreachable", "net.mtu", "net.slow", "collectives", "net.wrong-interface"),
+        explains=(
+            "net.master-unreachable",
+            "net.mtu",
+            "net.slow",
+            "collectives",
+            "net.wrong-interface.unreachable",
+            "net.wrong-interface.different-subnet",
+            "net.wrong-interface.extra",
+        ),
     )
 
 

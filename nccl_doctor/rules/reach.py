@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
@@ -64,8 +64,9 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ReachOutcome.CUT_OFF: (
         "host.cut-off",
         "the connection, or the Python that was started over it, ended before it had answered",
-        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that reads standard input",
-        "ssh {login} 'dmesg -T | tail -50'",
+        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that fails or reads "
+        "standard input (~/.bashrc runs for commands, too)",
+        "ssh {login} 'echo started'; ssh {login} 'dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: (
         "host.unexpected-output",
@@ -87,20 +88,32 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
 }
 
+_NO_ANSWER = (
+    "host.ssh-timeout",
+    "the login works, but nothing starts after it",
+    "see what the login waits for: a shell profile that reads input or sleeps, a forced command in authorized_keys or "
+    "sshd_config, a home directory on a hung file system, a host out of memory",
+    "time ssh -v {login} 'echo started'",
+)
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
 def reach_findings(bundle: Bundle) -> list[Finding]:
     """One finding for every host on which no agent ran, alike ones folded into one."""
-    alike: dict[tuple[ReachOutcome, str], list[HostFacts]] = {}
+    alike: dict[tuple[str, ReachOutcome, str], list[HostFacts]] = {}
     for facts in bundle.hosts:
         if facts.reach.outcome is not ReachOutcome.OK:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
-            alike.setdefault((facts.reach.outcome, own), []).append(facts)
-    return [
-        _finding(outcome, hosts) for (outcome, _), hosts in sorted(alike.items(), key=lambda item: item[0][0].value)
-    ]
+            alike.setdefault((_way(facts.reach)[1], facts.reach.outcome, own), []).append(facts)
+    return [_finding(hosts) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
+
+
+def _way(reach: Reach) -> tuple[str, str, str, str]:
+    """Its row of the table above."""
+    silent = reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER)
+    return _NO_ANSWER if silent else _WAYS[reach.outcome]
 
 
 def _told(reach: Reach) -> tuple[str, ...]:
@@ -115,14 +128,14 @@ def _login(facts: HostFacts) -> str:
     return f"{port}{facts.reach.user}@{facts.name}" if facts.reach.user else f"{port}{facts.name}"
 
 
-def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
-    id, title, advice, command = _WAYS[outcome]
+def _finding(hosts: list[HostFacts]) -> Finding:
+    first = hosts[0]
+    id, title, advice, command = _way(first.reach)
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
         for facts in hosts
         for text in _told(facts.reach)
     ]
-    first = hosts[0]
     port = first.reach.port
     known = first.name if port in (0, 22) else f"'[{first.name}]:{port}'"  # as known_hosts spells it
     filled = command.format(
@@ -130,7 +143,7 @@ def _finding(outcome: ReachOutcome, hosts: list[HostFacts]) -> Finding:
     )
     return finding(
         id,
-        Severity.WARN if outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
+        Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
         title,
         evidence,
         places=[Place(host=facts.name) for facts in hosts],

@@ -186,7 +186,7 @@ def same(fleet: Fleet) -> Iterator[Finding]:
         for subject in need.subjects:
             row = table.get(subject)
             if row is None:
-                fleet.missing.setdefault((f"same={subject}", "found on no host"), []).extend(every)
+                fleet.lack(f"same={subject}", "found on no host", *every)
             elif not row.equal:
                 yield finding(
                     "require.same",

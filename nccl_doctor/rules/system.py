@@ -32,9 +32,9 @@ SERVICES = (
 )
 
 
-@host_rule("system", "sys.shm.missing", "sys.shm.too-small", "sys.shm.full")
+@host_rule("system", "sys.shm.missing", "sys.shm.read-only", "sys.shm.too-small", "sys.shm.full")
 def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
-    """/dev/shm is there, large enough, and not full.
+    """/dev/shm is there, writable, large enough, and not full.
 
     NCCL's shared-memory transport and DataLoader workers put their buffers into /dev/shm. A container without
     ``--shm-size`` has 64 MiB of it: the job dies with a bus error or "Error while creating shared memory segment".
@@ -55,7 +55,17 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     proof = Evidence(
         f"/dev/shm: {size(shm.size_bytes)} in all, {size(shm.free_bytes)} free", "statvfs /dev/shm", host=host.name
     )
-    if shm.size_bytes < value("shm.warn"):
+    if shm.read_only:
+        yield finding(
+            "sys.shm.read-only",
+            Severity.FAIL,
+            "/dev/shm is read-only: NCCL's shared-memory transport and DataLoader workers cannot work",
+            Evidence("/dev/shm is mounted ro", "/proc/self/mountinfo", host=host.name),
+            hosts=(host.name,),
+            fixes=(Fix("make it writable until the next boot", "sudo mount -o remount,rw /dev/shm", host.name),),
+            explains=("collectives",),
+        )
+    elif shm.size_bytes < value("shm.warn"):
         tiny = shm.size_bytes <= value("shm.fail")
         yield finding(
             "sys.shm.too-small",
@@ -143,15 +153,24 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_COMPARED_LIMITS = {
+    "memlock": "locked memory",
+    "nofile": "open files",
+    "nproc": "processes",
+    "as": "address space",  # CUDA reserves more than there is memory
+    "fsize": "file size",  # a checkpoint is cut off, and its writer killed by SIGXFSZ
+}
+
+
 @fleet_rule("system", "sys.limits-differ")
 def limits_differ(fleet: Fleet) -> Iterator[Finding]:
     """Logins have the same resource limits on all hosts.
 
-    Nodes of one cluster are set up alike. One node whose limits on locked memory, open files or processes are lower
-    than everywhere else has missed a configuration step, and a job fails there only.
+    Nodes of one cluster are set up alike. One node whose limits on locked memory, open files, processes,
+    address space or file size are lower than everywhere else has missed a configuration step, and a job fails there only.
     """
     every = fleet.every(System)
-    for name, label in (("memlock", "locked memory"), ("nofile", "open files"), ("nproc", "processes")):
+    for name, label in _COMPARED_LIMITS.items():
         known = {host: system.limits[name].soft for host, system in every.items() if name in system.limits}
         row = drift.row(label, {host: _show(soft, name) for host, soft in known.items()})
         if not row.odd:
@@ -200,7 +219,7 @@ def _limit(system: System, name: str) -> Limit:
 def _show(count: int, name: str = "memlock") -> str:
     if count == UNLIMITED:
         return "unlimited"
-    return size(count) if name == "memlock" else str(count)
+    return str(count) if name in ("nofile", "nproc") else size(count)
 
 
 @host_rule("system", "sys.nofile")
@@ -268,6 +287,35 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_EXECUTED = ("/tmp", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+
+
+@host_rule("system", "sys.noexec")
+def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
+    """What torch.compile, Triton and torch's C++ extensions build lies where it may be executed.
+
+    They write libraries into /tmp (TMPDIR) or a cache directory and load them; on a file system mounted noexec that
+    ends in "failed to map segment from shared object".
+    """
+    for entry in _one_per_mount(tuple(item for item in host.need(System).filesystems if item.role in _EXECUTED)):
+        if entry.noexec:
+            yield finding(
+                "sys.noexec",
+                Severity.WARN,
+                f"{entry.path} is mounted noexec: torch.compile, Triton and C++ extensions that are built there cannot be loaded",
+                Evidence(
+                    f"{entry.mount} ({entry.type} {entry.source}) has noexec", "/proc/self/mountinfo", host=host.name
+                ),
+                hosts=(host.name,),
+                fixes=(
+                    Fix("allow it until the next boot", f"sudo mount -o remount,exec {entry.mount}", host.name),
+                    Fix(
+                        "or build elsewhere: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR in a directory that allows it"
+                    ),
+                ),
+            )
+
+
 @host_rule("system", "sys.disk-full", "sys.disk-full.inodes", "sys.disk-full.low", "sys.disk-full.read-only")
 def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     """The places a job writes to (/tmp, home, caches) have free space and inodes, and can be written."""
@@ -304,7 +352,10 @@ def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
     if entry.read_only and entry.role in ("/tmp", "TMPDIR"):
         yield finding(
             "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
-            fixes=(Fix("a disk error can cause it", "dmesg | grep -iE 'remount|I/O error'", host),),
+            fixes=(
+                Fix("see whether a disk error caused it", "dmesg | grep -iE 'remount|I/O error'", host),
+                Fix("if not, make it writable", f"sudo mount -o remount,rw {entry.mount or entry.path}", host),
+            ),
         )  # fmt: skip
     elif entry.free_bytes < value("disk.free.fail"):
         yield finding(
@@ -446,13 +497,15 @@ def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
         if len(numbers) != 3:
             raise MissingFact(name, "not readable")
         if numbers[2] < value("tcp.buffer.warn"):
+            crippled = numbers[2] < value("tcp.buffer.fail")
             yield finding(
                 "net.slow.tcp-buffers",
-                Severity.WARN,
+                Severity.FAIL if crippled else Severity.WARN,
                 f"{name} lets a TCP buffer grow to {size(numbers[2])} only: one stream cannot fill a fast link",
                 Evidence(f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}", host=host.name),
                 hosts=(host.name,),
                 fixes=(Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'", host.name),),
+                explains=("net.slow.link", "collectives") if crippled else (),
             )
 
 
@@ -472,9 +525,10 @@ def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
     )
     fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'", host.name)
     if high - low + 1 < value("ports.ephemeral.warn"):
+        severity = Severity.FAIL if high - low + 1 < value("ports.ephemeral.fail") else Severity.WARN
         yield finding(
-            "net.ephemeral-ports.few", Severity.WARN, f"Only {high - low + 1} ephemeral ports", proof,
-            hosts=(host.name,), fixes=(fix,),
+            "net.ephemeral-ports.few", severity, f"Only {high - low + 1} ephemeral ports", proof,
+            hosts=(host.name,), fixes=(fix,), explains=("collectives",),
         )  # fmt: skip
     if plan.master == host.name and low <= plan.master_port <= high:
         yield finding(

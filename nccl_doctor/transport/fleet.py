@@ -6,8 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
@@ -15,7 +14,6 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
 from nccl_doctor.transport.launch import launch
 from nccl_doctor.transport.session import Session, connect, cut_short
 
-T = TypeVar("T")
 OnProgress = Callable[[str, "Session | Reach"], None]
 
 
@@ -162,32 +160,6 @@ class _Attempt:
                     self._done.put((entry.name, result))
             if late and isinstance(result, Session):
                 result.close()
-
-
-def call_all(sessions: Mapping[str, Session], function: Callable[[str, Session], T]) -> dict[str, T]:
-    """Call ``function(name, session)`` for all sessions at once, a thread each; the first exception is raised last.
-
-    The calls are as bounded in time as the session's methods are.
-    """
-    results: dict[str, T] = {}
-    trouble: list[BaseException] = []
-    done: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def call(name: str, session: Session) -> None:
-        try:
-            results[name] = function(name, session)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            trouble.append(error)
-        finally:
-            done.put(None)
-
-    for name, session in sessions.items():
-        threading.Thread(target=call, args=(name, session), daemon=True, name=f"call {name}").start()
-    for _ in sessions:
-        done.get()
-    if trouble:
-        raise trouble[0]
-    return {name: results[name] for name in sessions}
 
 
 def close_all(items: Iterable[Session | Reach], limit_s: float = 5.0) -> None:

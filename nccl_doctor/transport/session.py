@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import json
 import queue
+import re
 import threading
 import time
 import zlib
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.launch import launch
@@ -25,7 +26,10 @@ from nccl_doctor.transport.launch import launch
 PING_S = 10.0  # the agent ends after 45 s of silence
 GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
 SILENCE_S = 20.0  # of an agent that is overdue with an answer: then nothing more is waited for
-LATE_LIMIT = 2  # times that answers were overdue: the line drips, and each further question would wait in vain as well
+LATE_LIMIT = 2  # times that answers were overdue: each further question would wait in vain as well
+DRIP_S = 5.0  # a line that comes for so long, without a pause of DRIP_PAUSE_S and
+DRIP_BYTES_PER_S = 500  # slower than this, drips: 20 kB would take over 40 s. A network that loses packets pauses
+DRIP_PAUSE_S = 2.0  # longer, or brings more at once.
 LINE_LIMIT = 20 << 20  # bytes of one line; the agent cuts replies at 16 MiB
 NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's first line
 CARRIED = frozenset({"pynvml"})  # pure-Python modules that are sent along when a host's Python lacks them
@@ -93,12 +97,41 @@ def cut_short(reach: Reach, options: ConnectOptions) -> Reach:
     return msgspec.structs.replace(reach, outcome=ReachOutcome.NOT_TRIED, detail=detail)
 
 
+class _Pace:
+    """How fast one line comes in."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._since = self._last = 0.0
+
+    def take(self, size: int, now: float) -> None:
+        """So many bytes came; ``restart`` for the first ones of a line."""
+        if now - self._last > DRIP_PAUSE_S:
+            self.bytes, self._since = 0, now
+        self.bytes += size
+        self._last = now
+
+    def restart(self) -> None:
+        """What comes next belongs to another line."""
+        self._last = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long the line has been coming."""
+        return self._last - self._since
+
+    @property
+    def drips(self) -> bool:
+        """Whether it will not be whole in any useful time."""
+        return self.seconds >= DRIP_S and self.bytes < DRIP_BYTES_PER_S * self.seconds
+
+
 class Session:
     """One live agent. Methods may be called from several threads; waits are limited by their own limit and the run's.
 
     ``hello`` says who answered; ``reach`` becomes ``cut-off`` when the connection is lost before :meth:`close`, and
     ``timed-out`` while the agent, which answers for its probes' limits itself, has fallen silent (a hung host, a line
-    on which bytes drip): nothing more is asked of it then, or each probe would wait for its own limit in vain.
+    whose answers come too late): nothing more is asked of it then, or each probe would wait for its own limit in vain.
     """
 
     def __init__(
@@ -115,6 +148,7 @@ class Session:
         self._stream = stream
         self._deadline = deadline
         self._held = bytearray()
+        self._pace = _Pace()
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._lock = threading.Lock()
@@ -342,6 +376,10 @@ class Session:
         try:
             while True:
                 self._take_lines()
+                if self._pace.drips and b'{"id"' in self._held:  # not what a login shell's job prints
+                    pace = f"{self._pace.bytes} bytes in {self._pace.seconds:.0f} s"
+                    self._lose(f"the answer comes too slowly: {pace}", ReachOutcome.TIMED_OUT)
+                    return
                 if time.monotonic() - pinged >= PING_S:
                     self._send({"op": "ping"})
                     pinged = time.monotonic()
@@ -350,6 +388,7 @@ class Session:
                     if not block:
                         break
                     self._held += block
+                    self._pace.take(len(block), time.monotonic())
             self._lose("the stream ended" + (" in the middle of an answer" if self._held.strip() else ""))
         except (OSError, ValueError, EOFError) as error:
             self._lose(str(error) or type(error).__name__)
@@ -358,6 +397,7 @@ class Session:
         while (end := self._held.find(b"\n")) >= 0:
             line = bytes(self._held[:end])
             del self._held[: end + 1]
+            self._pace.restart()
             self._take(line)
         if len(self._held) > LINE_LIMIT:
             raise OSError(f"a line of more than {LINE_LIMIT} bytes")
@@ -378,8 +418,8 @@ class Session:
         if waiting is not None:
             waiting.put(message)
 
-    def _lose(self, why: str) -> None:
-        """The connection is gone: every waiting request is answered, and the reach says cut off."""
+    def _lose(self, why: str, outcome: ReachOutcome = ReachOutcome.CUT_OFF) -> None:
+        """The connection is gone or good for nothing: every waiting request is answered, and the reach says why."""
         tail = ""
         for _ in range(5):  # what the agent said last travels on a stream of its own, and may come a moment later
             tail = last_line(self._stream.error_text())
@@ -389,13 +429,12 @@ class Session:
         with self._lock:
             if self._lost:
                 return
-            self._lost = f"connection lost: {why}" + (f" (stderr: {tail})" if tail else "")
+            cut = outcome is ReachOutcome.CUT_OFF
+            self._lost = ("connection lost: " if cut else "") + why + (f" (stderr: {tail})" if tail else "")
             waiting = set(self._waiting.values())
             if not self._closed:
-                evidence = tuple(text for text in (why, quote(bytes(self._held)), tail) if text)
-                self.reach = msgspec.structs.replace(
-                    self.reach, outcome=ReachOutcome.CUT_OFF, detail=self._lost, evidence=evidence
-                )
+                evidence = tuple(text for text in (why, quote(bytes(self._held)) if cut else "", tail) if text)
+                self.reach = msgspec.structs.replace(self.reach, outcome=outcome, detail=self._lost, evidence=evidence)
         for answers in waiting:
             answers.put(_Lost(self._lost))
 
@@ -475,9 +514,13 @@ class _Greeting:
         return Unreachable(ReachOutcome.GARBAGE, detail, self._noise(), last_line(self._stream.error_text()))
 
     def _too_late(self) -> Unreachable:
+        begun = bytes(self._seen[self._seen.rfind(b"\n") + 1 :])
+        if begun and begun.startswith(self._marker[: len(begun)]):
+            detail = f"connected, but the agent's first line came too slowly: {len(begun)} bytes of it"
+            return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._options.start_s:.0f} s", quote(begun))
         if self._seen.strip():
             return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
-        detail = f"connected, but the agent did not answer within {self._options.start_s:.0f} s"
+        detail = f"{NO_ANSWER} within {self._options.start_s:.0f} s"
         return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
 
     def _ended(self) -> Unreachable:
@@ -522,7 +565,11 @@ def quote(data: bytes, limit: int = 300) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+_SAYS_WHY = re.compile(r"error|denied|not found|cannot|no such|refused|killed|unable", re.I)
+
+
 def last_line(text: str) -> str:
-    """The last line of a command's stderr that says something, made safe to print."""
+    """The last line of a command's stderr that says something (of an error, if one does), made safe to print."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return quote(lines[-1].encode("utf-8", "replace")) if lines else ""
+    errors = [line for line in lines if _SAYS_WHY.search(line)]
+    return quote((errors or lines)[-1].encode("utf-8", "replace")) if lines else ""

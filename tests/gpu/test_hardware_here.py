@@ -22,13 +22,13 @@ import pytest
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import find
-from nccl_doctor.facts.smi_query import parse as parse_smi
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import parse as parse_matrix
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.gpu import GVISOR
 from nccl_doctor.rules.judge import judge
 from tests.gpu import recording
+from tests.tools import smi_query
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.gpu
@@ -100,7 +100,7 @@ def test_what_every_driver_tells_is_told(gpus: GpuFact) -> None:
 
 
 def test_nvidia_smi_agrees(gpus: GpuFact) -> None:
-    query = parse_smi(smi("-q"))
+    query = smi_query.parse(smi("-q"))
     assert query.driver == gpus.system.driver
     assert query.cuda in (None, gpus.system.cuda_driver)
     assert query.attached == len(gpus.gpus)

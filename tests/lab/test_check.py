@@ -14,6 +14,7 @@ from ClusterShell.NodeSet import NodeSet
 from nccl_doctor.findings import playbooks
 
 from . import faults, gate, machine
+from .conftest import CleanRun
 from .lab import Lab
 
 HEALTHY, FAULTY = 0, 11
@@ -36,6 +37,11 @@ class Case:
     quotes: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--quick",)
     severity: str = "fail"
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Links are measured where ``--quick`` is not given: beside other tests they would be slow for another reason."""
+        return [] if "--quick" in self.options else [pytest.mark.alone]
 
     def __str__(self) -> str:
         return "-".join([self.fault, *(f"{name}-{value}" for name, value in self.parameters.items())])
@@ -60,7 +66,7 @@ CASES = [
     Case("old-python", ("host.python-too-old",), quotes=("3.6",)),
     Case("garbage-answer", ("host.unexpected-output",), quotes=("owned",)),
     Case("answer-cut", ("host.cut-off",)),
-    Case("answer-drips", ("host.ssh-timeout",)),
+    Case("answer-drips", ("host.ssh-timeout",), parameters={"bytes_per_s": 100}, quotes=("too slowly",)),
     # names
     Case("own-name-loopback", ("net.hostname-resolution.loopback",), quotes=("127.0.1.1", "/etc/hosts")),
     Case("stale-address", ("net.hostname-resolution",), quotes=("10.77.0.99", "gpu03")),
@@ -149,16 +155,21 @@ def causes(report: dict[str, Any], *severities: str) -> list[dict[str, Any]]:
     return [item for item in told if item["severity"] in severities and not item.get("folded_under", "")]
 
 
-def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
-    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed."""
-    code, report = check(lab)
+@pytest.mark.alone
+def test_a_clean_lab_has_no_findings(clean_run: CleanRun, lab: Lab) -> None:
+    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed.
+
+    Collectives included: every rank on every host, over gloo where there is no GPU.
+    """
+    report = clean_run.report
     assert report["findings"] == []
     assert report["verdict"] == "healthy", report["unknown"]
-    assert code == HEALTHY
+    assert clean_run.done.returncode == HEALTHY
     assert report["reached"] == lab.hostnames
+    assert {stage["name"]: stage["state"] for stage in report["stages"]}["collectives"] == "pass"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=case.marks, id=str(case)) for case in CASES])
 def test_the_fault_is_named_and_its_host_kept_out(lab: Lab, case: Case, tmp_path: Path) -> None:
     """By check, and by preflight from what check saved."""
     missing = faults.all_faults()[case.fault].missing()
@@ -241,16 +252,7 @@ def test_a_host_that_vanishes_in_the_middle(lab: Lab, tmp_path: Path) -> None:
 ALL_STAGES = ["nccl-doctor", "check", "--format", "json"]
 
 
-def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
-    """Collectives included: every rank on every host, over gloo where there is no GPU."""
-    done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile)])
-    report = json.loads(done.stdout)
-    told = [(item["id"], item["hosts"], text_of(item)) for item in causes(report, "fail", "warn")]
-    assert (done.returncode, told) == (HEALTHY, []), report["unknown"]
-    states = {stage["name"]: stage["state"] for stage in report["stages"]}
-    assert states["collectives"] == "pass"
-
-
+@pytest.mark.alone
 def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu03"):
         done = lab.run(
@@ -273,9 +275,17 @@ def test_collectives_alone_name_the_host_that_answers_nobody(lab: Lab) -> None:
     assert "SYN_SENT" in text_of(found[0])
 
 
+def test_collectives_name_the_step_at_which_they_stick(lab: Lab) -> None:
+    with lab.fault("mtu-black-hole", "gpu03"):  # everything works until the first large message
+        done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"], timeout=150)
+    found = causes(json.loads(done.stdout), "fail", "warn")
+    assert done.returncode == FAULTY
+    assert "gpu03" in {item["id"]: item["hosts"] for item in found}["collectives.stuck.measure"], found
+
+
 # Transfers are timed only where that is the fault: over a link that loses them they take long.
 PAIRS = [
-    (("slow-link", {}), ("slow-link", {}), ("net.slow",)),
+    pytest.param(("slow-link", {}), ("slow-link", {}), ("net.slow",), marks=pytest.mark.alone),
     (("lossy-link", {}), ("lossy-link", {}), ("net.packet-loss",)),
     (("mtu-black-hole", {}), ("port-dropped", {}), ("net.mtu.black-hole", "net.firewall.dropped")),
     (("second-interface", {}), ("wrong-nccl-conf", {}), ("net.wrong-interface",)),
@@ -303,14 +313,6 @@ def test_two_faults_at_once_are_laid_at_the_right_doors(
     assert {host for item in found for host in item["hosts"]} == {"gpu02", "gpu03"}, told
     assert all(lies_beneath(item["id"], ids) for item in found), told
     assert all(any(lies_beneath(item["id"], (id,)) for item in found) for id in ids), told
-
-
-def test_an_answer_that_drips_is_blamed_on_its_host_in_good_time(lab: Lab) -> None:
-    """Without a short deadline: the agent's first line comes, and then a byte now and then."""
-    with lab.fault("answer-drips", "gpu02", bytes_per_s=60):
-        _, report = check(lab, "--quick", timeout=100)
-    assert [(item["id"], item["hosts"]) for item in causes(report, "fail", "warn")] == [("host.ssh-timeout", ["gpu02"])]
-    assert [gap["hosts"] for gap in report["unknown"]] == [["gpu02"]]
 
 
 STRANGE_PYTHONS = {

@@ -6,6 +6,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+import pytest
+
 from . import machine
 from .lab import Lab
 
@@ -26,6 +28,7 @@ def fast_link(lab: Lab) -> Iterator[str]:
         machine.command(f"ip -netns {one} link del fast0".split())
 
 
+@pytest.mark.alone
 def test_tune_recommends_the_faster_link_and_nothing_else(lab: Lab) -> None:
     with fast_link(lab) as name, lab.fault("slow-link", PAIR[1], mbit=20):
         words = f"nccl-doctor env tune allreduce -H {','.join(PAIR)} --backend gloo --sizes 256K --rounds 3"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from .conftest import CleanRun
 from .lab import Lab, Process, missing_requirements
 from .machine import soon_s
 from .test_check import FAULTY, causes, check, text_of
@@ -64,6 +65,7 @@ def running(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
 # -- promises 6 and 7: nothing survives
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda how: how.name
 )
@@ -76,6 +78,7 @@ def test_nothing_survives_the_end_of_the_controller(
     wait_until(lambda: not lab.processes("controller"), soon_s(), f"left here: {lab.processes('controller')}")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signals) -> None:
     with lab.fault("port-dropped", "gpu03"):  # the ranks wait for each other
@@ -104,6 +107,7 @@ def ranks(lab: Lab, host: str) -> list[Process]:
     return found
 
 
+@pytest.mark.alone
 def test_a_stopped_session_takes_its_agent_along(lab: Lab, running: subprocess.Popen[bytes]) -> None:
     for process in lab.processes("gpu03"):
         if process.arguments and process.arguments[0].startswith("sshd"):
@@ -121,9 +125,9 @@ def test_a_silent_cut_ends_the_agents_within_a_minute(lab: Lab, running: subproc
             os.kill(process.pid, signal.SIGKILL)
 
 
-def test_a_run_that_ends_by_itself_leaves_nothing(lab: Lab) -> None:
-    check(lab)
-    wait_until(lambda: not left_on_hosts(lab), soon_s(), f"left on hosts: {left_on_hosts(lab)}")
+@pytest.mark.alone
+def test_a_run_that_ends_by_itself_leaves_nothing(clean_run: CleanRun) -> None:
+    assert not any(clean_run.left.values()), clean_run.left
 
 
 # -- promise 9: partial failure is reported completely
@@ -168,6 +172,7 @@ def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 def test_the_deadline_holds_whatever_hangs(ten_hosts: Lab) -> None:
     started = time.monotonic()
     code, report = check(ten_hosts, "--connect-timeout", "100", "--deadline", "4", timeout=20)
@@ -277,15 +282,9 @@ def test_a_hostile_host_name_runs_nothing(lab: Lab, tmp_path: Path, name: str) -
 # -- promise 5: reads only
 
 
-def test_nothing_is_written_on_the_hosts(lab: Lab) -> None:
-    def files() -> dict[str, str]:
-        show = "find /etc /tmp /dev/shm /var/tmp $HOME -xdev -printf '%p %s %T@\\n' | sort"
-        return {name: lab.on(name, ["sh", "-c", show]).stdout for name in lab.hostnames}
-
-    lab.on("gpu01", ["true"])
-    before = files()
-    check(lab)
-    assert files() == before
+@pytest.mark.alone
+def test_nothing_is_written_on_the_hosts(clean_run: CleanRun) -> None:
+    assert clean_run.files_after == clean_run.files_before
 
 
 # -- promise 12: the same facts give the same report

@@ -355,6 +355,7 @@ def test_promise_4_hostile_names_leave_no_marker(
     assert not marker.exists()
 
 
+@pytest.mark.alone
 def test_ten_outcomes_in_one_run(client: Client, start, tmp_path: Path) -> None:
     """Promise 9's transport side: each host its own outcome, none disturbs another."""
     empty = tmp_path / "path"
@@ -457,6 +458,7 @@ def test_other_services_and_closing_doors(client: Client) -> None:
     assert full.outcome is ReachOutcome.CUT_OFF and "MaxStartups" in full.evidence[0]
 
 
+@pytest.mark.alone
 def test_a_hung_sshd_after_login_is_cut_by_the_limits(client: Client, start) -> None:
     """Promise 8: the connection stands, then nothing answers any more."""
     sshd = start()
@@ -490,6 +492,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", ["ssh", "command"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_promises_6_and_7_nothing_survives(client: Client, start, how: signal.Signals, transport: str) -> None:

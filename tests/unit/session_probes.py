@@ -7,7 +7,7 @@ import threading
 import time
 
 from nccl_doctor.agent import children
-from nccl_doctor.agent.probing import MissingModule, ProbeTrouble, emit, emitter, probe, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, emit, emitter, probe, run_command
 
 
 @probe("t.echo")
@@ -89,7 +89,7 @@ def nvml(arguments):
 
     found = importlib.util.find_spec("pynvml")
     if found is None or "<nccl-doctor" not in str(found.origin):
-        raise MissingModule("pynvml")
+        raise ProbeTrouble("tool-missing", "no module pynvml", {"module": "pynvml"})
     import pynvml
 
     return {"file": pynvml.__spec__.origin}

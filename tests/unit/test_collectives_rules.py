@@ -171,6 +171,20 @@ def test_a_pair_that_is_slow_alone_is_named() -> None:
     assert "only the exchange between them" in found.title and "1.10 GB/s" in found.title
 
 
+def test_a_pair_that_a_busy_machine_slowed_is_no_finding() -> None:
+    ends = [end(rank, "end", **FINISHED) for rank in range(3)]
+    assert not list(slow_hosts(world(*ends, events=(link(0, 1, 1.0), link(0, 2, 1.1), link(1, 2, 0.35)))))
+    assert not list(slow_hosts(world(*ends, events=(link(0, 1, 0.51), link(0, 2, 0.17), link(1, 2, 0.16)))))
+
+
+def test_a_python_that_ends_before_our_first_line_shows_its_last_one() -> None:
+    output = "Traceback\n  line 3\nImportError: cannot import name 'Random'"
+    (found,) = failures(world(end(0, "end", **FINISHED), end(1, "spawn", exit=1, output=output)))
+    assert found.id == "collectives.stuck.spawn" and "ended while" in found.title
+    assert "ImportError" in found.evidence[1].text
+    assert found.fixes[0].host == "h1" and "import tempfile, torch" in found.fixes[0].command
+
+
 def interface(rank: int, gbps: float, physical: bool = True) -> dict[str, Any]:
     speed = {"speed_mbps": int(gbps * 1000), "physical": physical}
     return {"event": "path", "rank": rank, "connections": [], "interfaces": {"eth0": speed}}

@@ -1,4 +1,4 @@
-"""Parsers of ibstat, ibstatus, ibv_devinfo, show_gids and nvidia-smi -q over real samples, and over any bytes."""
+"""Parsers of ibstat, ibv_devinfo, show_gids and nvidia-smi -q over real samples, and over any bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from nccl_doctor.agent.probes import kernel_log
 from nccl_doctor.env import gid as gid_choice
 from nccl_doctor.facts import infiniband_tools as tools
-from nccl_doctor.facts import smi_query
 from nccl_doctor.facts.kernel_log import LogLine, xid_events
 from nccl_doctor.facts.nvlink_xid import decode
+from tests.tools import smi_query
 from tests.tools.growth import is_linear
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
-SAMPLES = sorted((SHARED / "corpus" / "hw").glob("*.txt"))
+SAMPLES = sorted(path for path in (SHARED / "corpus" / "hw").glob("*.txt") if not path.name.startswith("ibstatus"))
 
 IBSTAT = {"phys": "physical_state", "fw": "firmware_version", "type": "ca_type", "lid": "base_lid"}
-IBSTATUS = {"phys": "phys_state", "gid": "default_gid"}
 DEVINFO = {"fw": "fw_ver", "guid": "node_guid", "part": "vendor_part_id", "lid": "port_lid"}
 
 
@@ -103,8 +102,6 @@ def _smi_fact(query: smi_query.SmiQuery, key: str) -> Any:
 def _facts(kind: str, text: str, keys: list[str]) -> dict[str, Any]:
     if kind == "ibstat":
         return {key: _tool_fact(tools.parse_ibstat(text), key, IBSTAT) for key in keys}
-    if kind == "ibstatus":
-        return {key: _tool_fact(tools.parse_ibstatus(text), key, IBSTATUS) for key in keys}
     if kind == "ibv_devinfo":
         return {key: _tool_fact(tools.parse_ibv_devinfo(text), key, DEVINFO) for key in keys}
     if kind.startswith("ibv_devinfo -v"):
@@ -169,15 +166,13 @@ def test_one_sxid_is_told_once() -> None:
 
 PARSERS = [
     (tools.parse_ibstat, tools.ToolTextError),
-    (tools.parse_ibstatus, tools.ToolTextError),
     (tools.parse_ibv_devinfo, tools.ToolTextError),
     (tools.parse_show_gids, tools.ToolTextError),
-    (smi_query.parse, smi_query.SmiQueryError),
 ]
 _PIECES = (
     ["CA 'mlx5_0'", "Port 1:", "Port 99999999999999:", "\n", "\t", " : ", "State: Active", "hca_id: a", "port: 1"],
     ["port: ²", "GID[  0]: fe80::1, RoCE v2", "GPU 00000000:01:00.0", "Attached GPUs : 8", "Attached GPUs : ²"],
-    ["Processes", "Process ID : 1", "Infiniband device 'x' port 1 status:", "    ", "ibpanic: x 'y'", "²"],
+    ["Processes", "Process ID : 1", "    ", "ibpanic: x 'y'", "²"],
     ["mlx5_0 1 3 " + IPV4 + " 1.2.3.4 v2 eth0"],
 )
 PIECES = st.sampled_from([piece for row in _PIECES for piece in row])
@@ -201,14 +196,8 @@ def test_any_log_line(text: str) -> None:
 
 REPEATED = {
     "ibstat": (tools.parse_ibstat, ["CA 'mlx5_0'\n", "Port 1:\n", "State: Active\n", "ibpanic: x '", " : "], "CA 'a'\n"),
-    "ibstatus": (tools.parse_ibstatus, ["Infiniband device 'x' port 1 status:\n", "rate: 1\n", "'"], ""),
     "ibv_devinfo": (tools.parse_ibv_devinfo, ["hca_id: a\n", "port: 1\n", "GID[  0]: fe80::1, ", ": "], "hca_id: a\n"),
     "show_gids": (tools.parse_show_gids, [f"mlx5_0 1 3 {IPV4} 1.2.3.4 v2 eth0\n", "1 ", ":0000"], ""),
-    "nvidia-smi -q": (
-        smi_query.parse,
-        ["GPU 00000000:01:00.0\n", "Processes\n Process ID : 1\n", " Process ID : 1\n", "x\n", " : ", " "],
-        "GPU 00000000:01:00.0\n    Processes\n",
-    ),
     "Xid": (
         lambda text: xid_events(tuple(map(LogLine, text.splitlines()))),
         ["NVRM: Xid (PCI:0000:3b:00): 79, x\n", "Xid (", "NVRM: Xid (PCI:", "SXid (PCI:0000:", "0:"],
@@ -231,11 +220,7 @@ def test_linear_time(name: str, piece: str) -> None:
     parser, _, head = REPEATED[name]
 
     def read(text: str) -> None:
-        with contextlib.suppress(tools.ToolTextError, smi_query.SmiQueryError):
+        with contextlib.suppress(tools.ToolTextError):
             parser(text)
 
     assert is_linear(read, lambda length: head + piece * (length // len(piece)))
-
-
-def test_digits_that_int_cannot_read() -> None:
-    assert smi_query.parse("Driver Version : 1\nAttached GPUs : ²\n").attached is None

@@ -20,6 +20,10 @@ HEADERS = 28
 Loses = Callable[[int], bool]
 
 
+def test_a_blackhole_route_is_told_as_unreachable() -> None:
+    assert mesh._outcome(OSError(22, "Invalid argument")) == "unreachable"
+
+
 @pytest.fixture
 def size_towards() -> Iterator[Callable[[Loses, float], dict[str, Any]]]:
     """The path size towards a peer that loses those packets (sizes in bytes), and answers after a first delay."""

@@ -84,6 +84,24 @@ def test_two_hosts_cannot_tell_which_end_drops() -> None:
     assert found.hosts == names and found.confidence < 0.99
 
 
+def test_one_way_between_two_of_many_says_which_way() -> None:
+    builder = Builder()
+    for link in builder.links("gpu04", "gpu02"):
+        link.update(outcome="timed-out", detail="timed out", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == ("gpu02", "gpu04")
+    assert "from gpu04 to gpu02" in found.title and "gpu02 can connect to gpu04" in found.title
+    assert "gpu02's on what comes in" in found.fixes[0].text
+
+
+def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
+    builder = Builder()
+    builder.probes["gpu03"]["names"].update(lookup_s=6.0, resolver=["nameserver 10.9.9.9"])
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.hostname-resolution.slow" and found.hosts == ("gpu03",)
+    assert "6.0 s" in found.title and found.evidence[1].text == "nameserver 10.9.9.9"
+
+
 def test_port_in_use_names_the_process() -> None:
     builder = Builder()
     holder = {"pid": 4242, "command": "python3", "user": "alice"}
@@ -115,6 +133,36 @@ def test_own_name_loopback() -> None:
     found = only(judge(builder.bundle()))
     assert found.id == "net.hostname-resolution.loopback" and found.hosts == ("gpu03",)
     assert found.evidence[0].source == "/etc/hosts" and found.evidence[0].line == 2
+
+
+def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None:
+    builder = Builder()
+    names = builder.probes["gpu03"]["names"]
+    mine = next(address for address in names["addresses"] if "." in address and not address.startswith("127."))
+    names["own"] = {"addresses": ["10.0.0.77"], "quoted": "10.0.0.77 gpu03", "line": 4}
+    found = only(judge(builder.bundle()))
+    assert found.id == "net.hostname-resolution.wrong-address" and found.hosts == ("gpu03",)
+    assert found.fixes[0].command == f"sudo sed -i '4s/10.0.0.77/{mine}/' /etc/hosts"
+
+
+@pytest.mark.parametrize("name", ["localhost", "gpu01"])
+def test_a_host_that_bears_a_name_of_others_is_renamed_not_its_hosts_file_edited(name: str) -> None:
+    builder = Builder()
+    address = "::1" if name == "localhost" else "10.0.0.1"
+    own = {"addresses": [address], "quoted": f"{address} {name}", "line": 1}
+    builder.probes["gpu03"]["names"].update(host_name=name, own=own)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == ("gpu03",) and found.title.startswith(f"gpu03 calls itself {name}")
+    assert [fix.command for fix in found.fixes] == ["sudo hostnamectl set-hostname gpu03"]
+
+
+def test_between_two_alone_the_route_is_looked_at_as_well() -> None:
+    builder = Builder()
+    for source, target in (("gpu04", "gpu02"), ("gpu02", "gpu04")):
+        for link in builder.links(source, target):
+            link.update(outcome="timed-out", detail="timed out", messages=0)
+    found = only(judge(builder.bundle()))
+    assert found.hosts == ("gpu02", "gpu04") and found.fixes[1].command.startswith("ip route get 10.")
 
 
 def test_stale_address_blames_the_host_that_believes_it_and_folds_what_follows() -> None:

@@ -333,6 +333,32 @@ def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
         assert done.returncode == code and told in done.stderr and not done.stdout
 
 
+def test_a_full_disk_leaves_the_old_report(tmp_path: Path) -> None:
+    """Of the new one there is nothing, not even a beginning; and another name is not another format."""
+    page = tmp_path / "report.html"
+    page.write_text("yesterday's")
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    command = [sys.executable, "-c", limit + "runpy.run_module('nccl_doctor', run_name='__main__')", "report"]
+    done = subprocess.run([*command, FAULTY, "-o", page], capture_output=True, text=True)
+    assert done.returncode == 1 and f"{page}: File too large" in done.stderr
+    assert page.read_text() == "yesterday's" and list(tmp_path.iterdir()) == [page]
+    page.chmod(0o640)
+    link = tmp_path / "latest.html"
+    link.symlink_to(page)
+    assert program("report", FAULTY, "-o", str(link)).returncode == 0
+    assert link.is_symlink() and page.read_text().startswith("<!doctype html>") and page.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_ending_that_names_no_format_is_a_mistake(tmp_path: Path) -> None:
+    told = program("report", FAULTY, "-o", str(tmp_path / "r.xyz"))
+    assert told.returncode == 2 and "r.xyz: no format has this ending" in told.stderr and ".sarif" in told.stderr
+    assert not list(tmp_path.iterdir())
+    named = program("report", FAULTY, "-o", str(tmp_path / "r.xyz"), "--format", "json")
+    assert named.returncode == 0 and (tmp_path / "r.xyz").read_text().startswith("{")
+    assert program("report", FAULTY, "-o", str(tmp_path / "r.XML")).returncode == 0
+    assert (tmp_path / "r.XML").read_text().startswith("<?xml")
+
+
 def test_a_bundle_never_takes_the_place_of_a_device(tmp_path: Path) -> None:
     """Root saves to /dev/stdout or /dev/null: the device stays what it is."""
     from nccl_doctor.facts import bundle as bundles
@@ -345,6 +371,10 @@ def test_a_bundle_never_takes_the_place_of_a_device(tmp_path: Path) -> None:
         assert os.read(reader, 100_000)[:2] == b"\x1f\x8b" and pipe.is_fifo()
     finally:
         os.close(reader)
+    with (tmp_path / "out").open("wb") as stream:  # a redirected standard output is a file, under a device's name
+        code = "import pathlib; from nccl_doctor.facts import files; files.write(pathlib.Path('/dev/stdout'), b'x')"
+        subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
+        assert os.fstat(stream.fileno()).st_size == 1 and os.fstat(stream.fileno()).st_nlink == 1
 
 
 def program(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -418,6 +448,13 @@ def test_a_reader_that_goes_away_changes_no_exit_code(streams: str) -> None:
 def test_a_result_that_cannot_be_told_is_no_success_and_no_defect_of_ours(command: str, streams: str, why: str) -> None:
     told = f"nccl-doctor: the output cannot be written: {why}\n"
     assert with_streams(command, streams) == (ExitCode.INTERNAL_ERROR, "", told)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_without_our_signs_gets_plainer_ones(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    code, told, trouble = with_streams(f"check --from {FAULTY}", "")
+    assert (code, told[:8], trouble) == (ExitCode.FINDINGS, "x FAULTY", "")
 
 
 def test_without_any_stream_a_file_is_written_all_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from fleets import ids, interfaces, links, only, run, software, system
 
@@ -143,6 +144,34 @@ def test_bridge_of_any_name_with_one_address_everywhere() -> None:
     found = only(run("interfaces.duplicate_addresses", hosts))
     assert (found.hosts, found.severity) == (("a", "b"), Severity.FAIL) and found.env[0].value == "=bond0"
     assert ids(run("interfaces.unreachable", hosts)) == [] == ids(run("interfaces.subnets", hosts))
+
+
+def test_a_host_that_carries_the_address_of_a_peer_is_named() -> None:
+    hosts = fleet(BOND | {"b": interfaces("bond0/10.0.0.2/24", "bond1/10.0.0.3/24/D")})
+    found = only(run("interfaces.address_of_a_peer", hosts))
+    assert found.id == "net.wrong-interface.duplicate-address" and found.hosts == ("b", "c")
+    assert found.fixes[0].host == "b" and found.fixes[0].command == "sudo ip address del 10.0.0.3/24 dev bond1"
+    assert "net.firewall" in found.explains
+
+
+@pytest.mark.parametrize(("network", "severity"), [("10.0.0", Severity.WARN), ("192.168.7", Severity.FAIL)])
+def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
+    facts = {name: interfaces(f"eth0/{network}.{number}/24") for number, name in enumerate("abc", 1)}
+    facts["b"] = msgspec.structs.replace(facts["b"], environment={"GLOO_SOCKET_IFNAME": "lo"})
+    hosts = fleet(facts)
+    for number, name in enumerate("abc", 1):
+        own = {"addresses": [f"{network}.{number}"]}
+        hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
+    found = only(run("interfaces.gloo_told_loopback", hosts))
+    assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
+
+
+def test_a_loopback_that_is_down_breaks_the_ranks_of_one_host() -> None:
+    up = interfaces("eth0/10.0.0.1/24")
+    first, *rest = up.addresses
+    down = msgspec.structs.replace(up, addresses=(msgspec.structs.replace(first, up=False), *rest))
+    found = only(run("interfaces.loopback_down", fleet({"a": up, "b": down})))
+    assert found.id == "net.loopback-down" and found.hosts == ("b",)
 
 
 def test_docker_bridges_that_are_not_used_are_a_note() -> None:

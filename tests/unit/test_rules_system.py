@@ -88,6 +88,16 @@ def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], 
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
 
 
+def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
+    shut = msgspec.structs.replace(system().shm, read_only=True)
+    assert ids(run("system.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
+    tmp, *others = system().filesystems
+    strict = (msgspec.structs.replace(tmp, noexec=True), *others)
+    found = only(run("system.executable_caches", host(filesystems=strict)))
+    assert found.id == "sys.noexec" and found.severity is Severity.WARN
+    assert not run("system.executable_caches", host()).findings
+
+
 def test_the_one_host_with_lower_limits_is_named() -> None:
     low = {"system": system(limits=limits(memlock=Limit(65536, 65536)))}
     good = {"system": system()}
@@ -95,6 +105,9 @@ def test_the_one_host_with_lower_limits_is_named() -> None:
     assert found.hosts == ("b",) and "64 KiB here and unlimited on the other hosts" in found.title
     assert ids(run("system.limits_differ", {"a": good, "b": low})) == []  # nobody knows which is right
     assert ids(run("system.limits_differ", {"a": low, "b": low, "c": good})) == []  # higher than the others is no fault
+    cut = {"system": system(limits=limits(fsize=Limit(1000000, 1000000)))}
+    wide = {"system": system(limits=limits(fsize=Limit(-1, -1)))}
+    assert "file size is 977 KiB" in only(run("system.limits_differ", {"a": wide, "b": cut, "c": wide})).title
     few = {"system": system(limits=limits(nofile=Limit(256, 256)))}
     assert ids(run("system.limits_differ", {"a": good, "b": few, "c": good})) == []  # sys.nofile names it
 
@@ -183,9 +196,14 @@ def test_cpus() -> None:
 def test_tcp_buffers_and_ports() -> None:
     small = {**system().sysctls, "net.ipv4.tcp_rmem": "4096 87380 174760"}
     assert ids(run("system.tcp_buffers", host(sysctls=small))) == [("net.slow.tcp-buffers", ("a",))]
+    crippled = {**system().sysctls, "net.ipv4.tcp_rmem": "4096 4096 4096"}
+    worse = only(run("system.tcp_buffers", host(sysctls=crippled)))
+    assert worse.severity is Severity.FAIL and "net.slow.link" in worse.explains
     assert run("system.tcp_buffers", host(sysctls={})).unknown
     narrow = {**system().sysctls, "net.ipv4.ip_local_port_range": "60000 60099"}
     assert ids(run("system.ephemeral_ports", host(sysctls=narrow))) == [("net.ephemeral-ports.few", ("a",))]
+    nothing = {**system().sysctls, "net.ipv4.ip_local_port_range": "40000 40003"}
+    assert only(run("system.ephemeral_ports", host(sysctls=nothing))).severity is Severity.FAIL
     inside = run("system.ephemeral_ports", host(), Plan(master="a", master_port=40000))
     assert ids(inside, Severity.INFO) == [("net.port-in-use.ephemeral-range", ("a",))]
 

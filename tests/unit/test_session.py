@@ -18,12 +18,9 @@ from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import launch as launching
 from nccl_doctor.transport.base import ConnectOptions, Deadline
-from nccl_doctor.transport.fleet import call_all, close_all, connect_all
+from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
-
-# Times and processes are watched: these run one after the other, not beside other tests.
-pytestmark = pytest.mark.alone
 
 PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
 
@@ -240,6 +237,7 @@ def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
     session.close()
 
 
+@pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import json
     import zlib
@@ -338,7 +336,7 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> No
     session.close()
 
 
-def test_a_fleet_connects_calls_and_closes() -> None:
+def test_a_fleet_connects_answers_and_closes() -> None:
     progress: list[str] = []
     entries = [HostEntry(f"h{number}") for number in range(6)]
     options = ConnectOptions(transport="local", fan_out=3)
@@ -346,12 +344,13 @@ def test_a_fleet_connects_calls_and_closes() -> None:
     assert sorted(progress) == [entry.name for entry in entries] == list(found)
     sessions = {name: item for name, item in found.items() if isinstance(item, Session)}
     assert len(sessions) == 6
-    answers = call_all(sessions, lambda name, session: session.probe("t.echo", {"n": name}).data["got"]["n"])
-    assert answers == {name: name for name in found}
+    for name, session in sessions.items():
+        assert session.probe("t.echo", {"n": name}).data["got"]["n"] == name
     close_all(found.values())
     assert gone([session.hello.pid for session in sessions.values()]) == []
 
 
+@pytest.mark.alone
 def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")
     started = time.monotonic()
@@ -453,7 +452,7 @@ def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyP
         opened.close()
 
 
-def test_a_line_that_drips_is_given_up_after_two_late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is heard now and then, so it is not silence, but each further question would wait in vain."""
     from nccl_doctor.transport import session as sessions
 
@@ -472,6 +471,53 @@ def test_a_line_that_drips_is_given_up_after_two_late_answers(monkeypatch: pytes
         opened.close()
 
 
+def dripping(place: Path, bytes_per_s: int) -> str:
+    """A Python whose output comes so slowly."""
+    drip = Path(__file__).parents[1] / "lab" / "programs" / "drip.py"
+    return write_python(place / "p", f'{sys.executable} "$@" | {sys.executable} -I -S {drip} {bytes_per_s}\n')
+
+
+@pytest.mark.alone
+def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known for what it is long before its end, and whoever waits for another answer need wait no more."""
+    from nccl_doctor.transport import session as sessions
+
+    monkeypatch.setattr(sessions, "DRIP_S", 1.0)
+    opened = open_session(python=dripping(tmp_path, 120))
+    try:
+        assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
+        started = time.monotonic()
+        assert opened.probe("t.big", {"bytes": 9000}, 60.0).outcome is Outcome.FAILED  # it would take 75 s
+        assert time.monotonic() - started < 30 and not opened.alive
+        assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "comes too slowly" in opened.reach.evidence[0]
+    finally:
+        opened.close()
+
+
+@pytest.mark.alone
+def test_a_first_line_that_drips_is_slow_and_no_garbage(tmp_path: Path) -> None:
+    found = reach_of(python=dripping(tmp_path, 20), start_s=3.0)
+    assert found.outcome is ReachOutcome.TIMED_OUT and "came too slowly" in found.detail and found.evidence
+
+
+def test_a_network_that_pauses_does_not_drip() -> None:
+    """Lost packets come again after seconds, and then with the rest; only what never pauses and is slow drips."""
+    from nccl_doctor.transport.session import _Pace
+
+    def drips(*blocks: tuple[float, int]) -> bool:
+        pace = _Pace()
+        for now, size in blocks:
+            pace.take(size, 100.0 + now)
+        return pace.drips
+
+    assert not drips((0.0, 1460), (3.0, 1460), (9.0, 1460))
+    assert not drips((0.0, 1460), (1.9, 1460), (3.8, 1460), (5.7, 1460))
+    assert drips(*((number / 10, 40) for number in range(60)))
+    assert not drips(*((number / 10, 60) for number in range(60)))
+    assert not drips(*((number / 10, 40) for number in range(40)))
+
+
+@pytest.mark.alone
 def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
     found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
     assert isinstance(found, Session), found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,31 @@ def test_every_link_is_a_cell_that_was_read() -> None:
     assert "GPU1" in cut.notes[0]
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda line, number: f"> {line}",
+        lambda line, number: f"node17: {line}",
+        lambda line, number: f"[1,0]<stdout>:{line}",
+        lambda line, number: f"2026-11-{number + 9:02} 10:00:0{number % 10}.{number * 997} INFO {line}",
+        lambda line, number: f"(Worker pid={number}) {line}",
+        lambda line, number: "| " + " | ".join(line.split()) + " |" if number else "|   | GPU0 | GPU1 | NIC0 |",
+        lambda line, number: f"[4m{line}[0m" if number == 0 else line,
+        lambda line, number: line.replace(" ", ""),
+    ],
+)
+def test_a_matrix_is_read_however_it_was_kept(kept: Callable[[str, int], str]) -> None:
+    matrix = parse("\n".join(kept(line, number) for number, line in enumerate(BLANKS.splitlines())))
+    assert (matrix.links, matrix.truncated) == (parse(BLANKS).links, False)
+
+
+def test_what_is_glued_and_can_mean_two_things_is_not_told() -> None:
+    glued = parse("GPU0GPU1CPU AffinityNUMA Affinity\nGPU0XNV120-310\nGPU1NV12X0-310\n")
+    assert [(link.a, link.kind) for link in glued.links] == [("GPU1", "NV12")]  # NV12 and 0-31, or NV120 and -31
+    assert {gpu.cpus for gpu in glued.gpus} <= {None, ""}
+    assert glued.truncated
+
+
 @pytest.mark.parametrize("end", range(1, 40))
 def test_a_row_cut_anywhere_invents_nothing(end: int) -> None:
     whole = parse(BLANKS).kinds()
@@ -111,7 +137,25 @@ def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["GPU0", "GPU0 X ", "X", "NV", "CPU ", " ", "\t", "\x1b[", "GPU0 X\n", "NIC0:", "mlx5_"]
+    "piece",
+    [
+        "GPU0",
+        "GPU0 X ",
+        "X",
+        "NV",
+        "CPU ",
+        " ",
+        "\t",
+        "\x1b[",
+        "GPU0 X\n",
+        "NIC0:",
+        "mlx5_",
+        "|",
+        "> ",
+        "a1:GPU0 X ",
+        "[0",
+        "1 ",
+    ],
 )
 def test_linear_time(piece: str) -> None:
 

@@ -51,6 +51,7 @@ PLAN_DEFAULTS: Dict[str, Any] = {
 
 # Between two events of the device: recording one costs some microseconds, which would count at each call of a small size.
 SAMPLE_S, LEAST_SAMPLES = 5e-4, 20
+LINK_PAUSE_S = 0.1  # between two measurements, twice as long each time
 LINK_ENOUGH_S = 0.4  # what took this long was no moment's hiccup: it need not be measured again
 
 
@@ -705,8 +706,8 @@ class Worker:
     def _links(self) -> None:
         """Rate of host pairs, each host in one pair at a time: a round-robin tournament of the hosts' first ranks.
 
-        Where a pair comes out far slower than the others, all are measured again, up to five times, and the best
-        counts: a busy host is not a slow link.
+        Where a pair comes out far slower than the others, all are measured again, up to five times and after longer
+        and longer pauses, and the best counts: a host that is busy for a second is not a slow link.
         """
         leaders = self.board.decide("links/leaders", _leader_key(self.identity), _first_of_each)
         if len(leaders) < 2:
@@ -717,6 +718,7 @@ class Worker:
         rounds = tournament(leaders)[:8]
         best: Dict[Tuple[int, int], float] = {}
         for attempt in range(5):
+            time.sleep(LINK_PAUSE_S * 2**attempt if attempt else 0.0)
             for number, pairs in enumerate(rounds):
                 peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
                 detail = "exchange with rank %d" % peer if peer is not None else "waiting for other pairs"

@@ -58,6 +58,10 @@ USUAL_SIZES = (
 # ---------------------------------------------------------------------------------------------------- names
 
 
+# Above this the resolver is quoted. A lookup takes milliseconds; a name server that does not answer costs 5 s each time.
+SLOW_LOOKUP_S = 1.0
+
+
 def _resolve(name: str) -> Dict[str, Any]:
     """What getaddrinfo says, in its order: the same call that torch and NCCL make."""
     result = {"addresses": [], "error": ""}  # type: Dict[str, Any]
@@ -103,7 +107,8 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """
     own = socket.gethostname()
     resolved = {}  # type: Dict[str, Any]
-    wanted = list(arguments.get("names", ()))
+    wanted = list({own, *arguments.get("names", ())})
+    took = []  # type: List[float]
     lock = threading.Lock()
 
     def work() -> None:
@@ -112,8 +117,10 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
                 if not wanted:
                     return
                 name = wanted.pop()
+            started = time.monotonic()
             answer = _resolve(name)
             with lock:
+                took.append(time.monotonic() - started)
                 resolved[name] = answer
 
     workers = [threading.Thread(target=work, daemon=True) for _ in range(min(16, len(wanted)))]
@@ -122,8 +129,13 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
     for worker in workers:
         worker.join()
     same_as = arguments.get("same_as", {})
-    told = {name: answer for name, answer in resolved.items() if answer["addresses"] != same_as.get(name)}
-    result = {"host_name": own, "own": _resolve(own), "resolved": told, "addresses": _own_addresses()}
+    told = {name: resolved[name] for name in arguments.get("names", ())}
+    told = {name: answer for name, answer in told.items() if answer["addresses"] != same_as.get(name)}
+    result = {"host_name": own, "own": resolved[own], "resolved": told, "addresses": _own_addresses()}
+    result["lookup_s"] = round(sorted(took)[len(took) // 2], 3)
+    if result["lookup_s"] >= SLOW_LOOKUP_S:
+        lines = (read_text("/etc/resolv.conf") or "").splitlines()
+        result["resolver"] = [line.strip() for line in lines if line.startswith("nameserver")][:3]
     if same_as:
         result["reference"] = arguments["reference"]
     return result
@@ -354,6 +366,7 @@ _CONNECT_ERRORS = {
     errno.ETIMEDOUT: "timed-out",
     errno.EHOSTUNREACH: "unreachable",
     errno.ENETUNREACH: "unreachable",
+    errno.EINVAL: "unreachable",  # what connecting over a blackhole route gives
     errno.EACCES: "not-permitted",
     errno.EPERM: "not-permitted",
 }

@@ -97,6 +97,7 @@ def mounts() -> List[Dict[str, str]]:
                 "source": after[1],
                 "options": after[2],
                 "read_only": "yes" if "ro" in options else "",
+                "noexec": "yes" if "noexec" in options else "",
             }
         )
     return found
@@ -185,6 +186,7 @@ def filesystems() -> List[Dict[str, Any]]:
         entry["type"] = mount.get("type", "")
         entry["source"] = mount.get("source", "")
         entry["read_only"] = bool(mount.get("read_only"))
+        entry["noexec"] = bool(mount.get("noexec"))
     return found
 
 
@@ -217,6 +219,7 @@ def shared_memory() -> Dict[str, Any]:
         "free_bytes": stat.f_frsize * stat.f_bavail,
         "own_mount": bool(mount and mount["point"] == "/dev/shm"),
         "type": mount["type"] if mount else "",
+        "read_only": bool(mount and mount["read_only"]),
         "leftovers": leftovers,
     }
 
@@ -227,7 +230,7 @@ def shared_memory() -> Dict[str, Any]:
 def limits() -> Dict[str, Dict[str, int]]:
     """Soft and hard limits of this login (a job started otherwise may have others); -1 is unlimited."""
     found = {}
-    for name in ("MEMLOCK", "NOFILE", "NPROC", "STACK", "CORE"):
+    for name in ("MEMLOCK", "NOFILE", "NPROC", "STACK", "CORE", "AS", "FSIZE"):
         soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
         found[name.lower()] = {
             "soft": UNLIMITED if soft == resource.RLIM_INFINITY else soft,

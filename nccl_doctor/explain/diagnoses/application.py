@@ -104,7 +104,7 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
                 "app.collective-mismatch",
                 0.78,
                 f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
-                [*lines, *last_words(case, {item.rank, ahead[0].rank})[-4:]],
+                [*lines, *_telling(last_words(case, {item.rank, ahead[0].rank}))],
                 {item.rank},
                 why=completed_what_another_waits_in.__doc__ or "",
                 final=True,
@@ -116,6 +116,13 @@ _EPOCH_DONE = re.compile(
     r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
     re.IGNORECASE,
 )
+
+
+def _telling(words: list[Hit]) -> list[Hit]:
+    """Of what ranks said: that they ran out of data or were done, then the last lines."""
+    return [*(hit for hit in words if _EPOCH_DONE.search(hit.text)), *words[-4:]]
+
+
 _ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
 _ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL"))
@@ -146,6 +153,32 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
         hits = [item.status_hit or item.hit for item in ordered[:4]]
         hits += [item.hit for item in ordered[:4]] + [item.status_hit or item.hit for item in ordered[4:]]
         yield from _why_behind(case, ranks, [hit for hit in hits if hit])
+        return
+
+
+@diagnosis
+def extra_collective(case: Case) -> Iterable[Candidate]:
+    """A few ranks wait in a work that the many never enqueued, and those have completed all of theirs: an extra collective.
+
+    Where the many were in a work of their own, they would have had more enqueued than completed. Idle, they did not come
+    to this call: it stands in a branch that only some ranks take. (Or all of them are slow at once, which is rarer.)
+    """
+    for items in _groups(case).values():
+        known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
+        idle = [item for item in known if item.hit is None and item.enqueued == item.completed]
+        ahead = [item for item in known if item.hit is not None and (item.enqueued or 0) > (item.completed or 0)]
+        if not ahead or len(idle) <= len(ahead) or len(idle) + len(ahead) < len(known):
+            continue
+        if len({item.enqueued for item in idle}) > 1 or any(
+            (item.enqueued or 0) <= (idle[0].enqueued or 0) for item in ahead
+        ):
+            continue
+        ranks = {item.rank for item in ahead}
+        hits = [hit for item in [*ahead, *idle] for hit in (item.hit, item.status_hit) if hit]
+        title = f"{_who(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
+        words = last_words(case, ranks)[-4:]
+        why = extra_collective.__doc__ or ""
+        yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks, why=why)
         return
 
 
@@ -335,6 +368,7 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
             [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])],
             ranks,
             why=uneven_batches.__doc__ or "",
+            final=True,  # that the ranks then meet in different calls is its effect
         )
 
 
@@ -411,7 +445,8 @@ def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
     """A peer's address is garbage although all processes run the same NCCL: they are in different calls (two sends, say)."""
     hits = case.hits("garbage-address")
     versions = {hit.groups["version"].split("+")[0] for hit in case.hits("nccl-version")}
-    if hits and len(versions) == 1:
+    nameless = case.env.get("NCCL_SOCKET_IFNAME") and not case.has("bootstrap-using")  # no interface: no address
+    if hits and len(versions) == 1 and not nameless:
         words = [hit for hits_before in case.summary.before.values() for hit in hits_before][-8:]
         yield Candidate(
             "app.collective-mismatch",

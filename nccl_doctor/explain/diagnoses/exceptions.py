@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
@@ -27,6 +28,10 @@ _SETUP_TEXT = re.compile(
 )
 # The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
 _COMMUNICATION = re.compile(r"Dist(?:Backend|Network|Store)?Error$|NCCLError|Rendezvous\w+Error|AcceleratorError")
+
+
+# Types under which libraries report what the system told them.
+_SAYS_ANYTHING = re.compile(r"(?:^|\.)(?:RuntimeError|OSError|Exception)$")
 
 
 def _own(case: Case) -> list[Traceback]:
@@ -85,14 +90,20 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     hosts = {item.hit.host for item in same if item.hit.host}
     hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
     title = _title(first, ranks)
-    for cause, strength, why in _whose_failure(case, first, ranks):
+    judged = _whose_failure(case, first, ranks)
+    about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
+    if about:  # what the system underneath told the program, in words that no signature knows
+        yield Candidate(
+            about, judged[0][1] + 0.02, title, hits, ranks, hosts, ordinary_exception.__doc__ or "", vague=True
+        )
+    for cause, strength, why in judged:
         yield Candidate(cause, strength, title, hits, ranks, hosts, why)
 
 
 def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
     """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
     why = ordinary_exception.__doc__ or ""
-    others_suffer = case.has(*_OTHERS_SUFFER)
+    others_suffer = _others_suffer(case)
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
     everyone = case.world > 1 and len(ranks) >= case.world
@@ -104,6 +115,28 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
     return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
+
+
+def _others_suffer(case: Case) -> bool:
+    """Whether a rank waited or lost its peer: in a line that is not itself the exception of one ("ConnectionRefusedError")."""
+    own = {(item.hit.file, item.hit.line) for item in case.ordinary}
+    return any((hit.file, hit.line) not in own for hit in case.hits(*_OTHERS_SUFFER))
+
+
+@diagnosis
+def shapes_on_one_rank(case: Case) -> Iterable[Candidate]:
+    """A computation (no collective) raised for the shape or type of a tensor on some ranks, and others waited for them.
+
+    Where all ranks raise alike the program is wrong for all of them; on one rank it met data that the others did not.
+    """
+    hits = [hit for hit in case.hits("shape-dtype", "type-or-shape") if (hit.file, hit.line) not in case.caught]
+    ranks = ranks_of(hits)
+    if hits and len(ranks) < case.world and _others_suffer(case) and not case.ordinary:
+        who = f"rank {min(ranks)}" if len(ranks) == 1 else "a rank"
+        title = f"{who} raised: {hits[0].text.strip()[-120:]}"
+        yield Candidate(
+            "app.rank-exception", 0.78, title, hits, ranks, why=shapes_on_one_rank.__doc__ or "", final=True
+        )
 
 
 def _told_with(case: Case, first: Traceback) -> list[Traceback]:

@@ -29,7 +29,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
-    (r"socket|bootstrap", "net.firewall", 0.42, "NCCL's sockets fail"),
+    (r"socket|bootstrap", "net.firewall", 0.34, "NCCL's sockets fail"),
     (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
 )
@@ -64,6 +64,12 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
+        subject = topics.subject(hit.groups["message"])
+        if subject:
+            title = f"NCCL warns: {hit.groups['message'][:120]}"
+            why = unknown_nccl_warning.__doc__ or ""
+            yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), why, vague=True)
+            return
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
                 same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
@@ -139,6 +145,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "gpu.driver",
         0.75,
         "the build has no code for this GPU",
+    ),
+    (
+        r"API call is not supported in the installed",
+        "gpu.driver",
+        0.72,
+        "the driver is older than this NCCL's CUDA calls",
     ),
     (r"'initialization error'|'driver shutting down'", "gpu.driver", 0.6, "CUDA could not initialise"),
     (
@@ -354,6 +366,15 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
         if cause and not case.overcome("child-terminated"):
             title = f"a worker ended by {phrase}"
             yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
+
+
+@diagnosis
+def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
+    """The program told that the host's memory was nearly full (90 %), and then a process was ended by SIGKILL."""
+    full, killed = case.last("host-memory-used"), case.first("sigkill")
+    if full is not None and killed is not None and case.after(killed, full):
+        title = "SIGKILL when the host's memory was nearly full"
+        yield Candidate("sys.host-oom", 0.78, title, [full, killed], why=killed_with_memory_full.__doc__ or "")
 
 
 _WAITS = re.compile(

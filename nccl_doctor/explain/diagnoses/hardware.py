@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.facts.xid import xids
@@ -73,7 +74,8 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
         hit
         for hit in case.hits("modify-qp", "create-qp")
         if re.search(
-            r"Invalid argument|\b22\b|No such device|No data available|\b61\b|Cannot assign requested", hit.text
+            r"Invalid argument|(?:with|error|errno) (?:22|61)\b|No such device|No data available|Cannot assign requested",
+            hit.text,
         )
     ]
     roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(
@@ -478,6 +480,27 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         )
 
 
+_TOO_FAR = re.compile(r"distance \d+ > \d+")
+
+
+@diagnosis
+def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
+    """NCCL leaves GPUDirect RDMA out because GPU and adapter are far apart, and a second run of the same test is much faster."""
+    far = [hit for hit in case.hits("gdr-disabled") if _TOO_FAR.search(hit.text)]
+    runs = sorted(case.hits("busbw-average"), key=lambda hit: float(hit.groups["busbw"]))
+    if far and runs and float(runs[-1].groups["busbw"]) > _MUCH_FASTER * float(runs[0].groups["busbw"]) > 0:
+        title = (
+            f"without GPUDirect RDMA {runs[0].groups['busbw']} GB/s, in another run {runs[-1].groups['busbw']} GB/s: "
+            "GPU and adapter are on different sockets"
+        )
+        why = faster_with_gpudirect.__doc__ or ""
+        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far), why)
+        yield Candidate("ib.gdr", 0.5, title, far, why=why)
+
+
+_MUCH_FASTER = 2.0
+
+
 @diagnosis
 def narrow_pcie(case: Case) -> Iterable[Candidate]:
     """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""
@@ -487,36 +510,27 @@ def narrow_pcie(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]], why=narrow_pcie.__doc__ or "")
 
 
+_LINK = re.compile(r"Link \d+: (?:<inactive>|[\d.]+ GB/s)")
+
+
 @diagnosis
 def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
     """nvidia-smi nvlink --status: one GPU has fewer active links than its neighbours of the same model."""
-    rows = case.hits("nvlink-gpu", "nvlink-link")
-    active: dict[str, int] = {}
-    lines: dict[str, list[Hit]] = {}
-    current = ""
-    for hit in rows:
-        if hit.signature == "nvlink-gpu":
-            current = f"{hit.host}/{hit.groups['gpu']}"
-            active.setdefault(current, 0)
-            lines.setdefault(current, []).append(hit)
-        elif current:
-            lines[current].append(hit)
-            active[current] += "inactive" not in hit.text
-    if len(active) >= 2 and max(active.values()) > 0 and len(set(active.values())) > 1:
-        most = Counter(active.values()).most_common(1)[0][0]
-        poor = [name for name, count in active.items() if count < most]
-        if poor and len(poor) < len(active):
-            hits = [
-                hit for name in poor for hit in lines[name] if "inactive" in hit.text or hit.signature == "nvlink-gpu"
-            ]
-            yield Candidate(
-                "gpu.nvlink",
-                0.86,
-                f"GPU {', '.join(name.split('/')[1] for name in poor[:4])} has fewer active NVLinks than the others",
-                hits,
-                hosts={name.split("/")[0] for name in poor if name.split("/")[0]},
-                why=uneven_nvlinks.__doc__ or "",
-            )
+    headings = case.hits("nvlink-gpu")
+    links = [row for row in case.hits("nvlink-gpu-rows") if _LINK.search(row.text)]
+    table = [(head, rows) for head in headings if (rows := below(head, headings, links))]
+    active = [sum("inactive" not in row.text for row in rows) for _, rows in table]
+    most = Counter(active).most_common(1)[0][0] if len(active) > 1 else 0
+    poor = [pair for pair, count in zip(table, active, strict=True) if count < most]
+    if poor and len(poor) < len(table):
+        yield Candidate(
+            "gpu.nvlink",
+            0.86,
+            f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others",
+            [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))],
+            hosts={head.host for head, _ in poor if head.host},
+            why=uneven_nvlinks.__doc__ or "",
+        )
 
 
 @diagnosis

@@ -212,6 +212,57 @@ def _several_hosts(case: Case) -> bool:
     return len(found) > 1 or len(case.summary.hosts) > 1
 
 
+_GLOO_ENDS = re.compile(
+    r"local=\[([\d.]+)\].*remote=\[([\d.]+)\].*(Connection refused|timed out|No route to host)", re.I
+)
+
+
+@diagnosis
+def gloo_peer_in_own_network(case: Case) -> Iterable[Candidate]:
+    """Gloo cannot connect to an address of its own network: no wrong interface, but something on the way or a dead peer.
+
+    The peer has told the address after it listened there. Refused or unanswered it is where a packet filter rejects or
+    drops, or where the peer's process has ended since.
+    """
+    ends = [(hit, found) for hit in case.hits("gloo-endpoint") if (found := _GLOO_ENDS.search(hit.text))]
+    near = [
+        (hit, found)
+        for hit, found in ends
+        if _network(found[1]) == _network(found[2]) and found[1] != found[2] and not _is_local_only(found[2])
+    ]
+    if not near or len(near) < len(ends):
+        return
+    remotes = sorted({found[2] for _, found in near})
+    hits = [hit for hit, _ in near]
+    yield Candidate(
+        "net.firewall",
+        0.65,
+        f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended",
+        [*hits[:4], *case.hits("gloo-connect-failed")[:2]],
+        *speakers(hits),
+        gloo_peer_in_own_network.__doc__ or "",
+    )
+
+
+@diagnosis
+def gloo_odd_family(case: Case) -> Iterable[Candidate]:
+    """Gloo's ranks disagree on IPv4 or IPv6, and the fewer of them are odd: their hosts' own names resolve otherwise."""
+    hits = case.hits("gloo-families")
+    first = [hit for hit in hits if hit.groups["own"] == hits[0].groups["own"]]
+    others = [hit for hit in hits if hit not in first]
+    odd = min(first, others, key=len)
+    if odd and len(first) != len(others):
+        family = {"2": "IPv4", "10": "IPv6"}.get(odd[0].groups["own"], "another family's")
+        yield Candidate(
+            "net.hostname-resolution",
+            0.9,
+            f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?",
+            odd,
+            *speakers(odd),
+            gloo_odd_family.__doc__ or "",
+        )
+
+
 @diagnosis
 def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
     """Gloo's full mesh failed and no address was printed (old versions): an unreachable advertised address."""
@@ -276,6 +327,25 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 [hit],
             )
             return
+
+
+@diagnosis
+def came_too_late(case: Case) -> Iterable[Candidate]:
+    """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
+    gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
+    after = [hit for hit in case.hits("master-timeout", "master-refused") if gave_up and hit.line > gave_up.line]
+    host = after[0].groups.get("host", "") if after else ""
+    if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not _several_hosts(case):
+        yield Candidate(
+            "launch.world-size",
+            0.9,
+            "{joined} of {world} ranks had come when rank 0 gave up after {seconds} s; the others came later".format_map(
+                gave_up.groups
+            ),
+            [gave_up, *after[:2]],
+            why=came_too_late.__doc__ or "",
+            final=True,
+        )
 
 
 @diagnosis
@@ -536,6 +606,51 @@ def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
             *speakers(told),
             no_address_of_its_own.__doc__ or "",
         )
+
+
+@diagnosis
+def other_family_only(case: Case) -> Iterable[Candidate]:
+    """Sockets of the wanted IP family cannot be created: NCCL_SOCKET_FAMILY asks for one that this host lacks.
+
+    Without that variable a container may lack IPv6, or have no network of its own at all.
+    """
+    hits = case.hits("socket-family")
+    told = case.env.get("NCCL_SOCKET_FAMILY", [])
+    if hits and told:
+        title = f"NCCL_SOCKET_FAMILY={case.value('NCCL_SOCKET_FAMILY')} asks for a family that this host does not have"
+        yield Candidate("env.bad-nccl-var", 0.78, title, [*told[:2], *hits[:3]], *speakers(hits))
+    elif hits:
+        title = "the container has no network interface, or none with IPv6"
+        yield Candidate("sys.container", 0.5, title, hits, *speakers(hits), other_family_only.__doc__ or "")
+
+
+@diagnosis
+def different_networks(case: Case) -> Iterable[Candidate]:
+    """Hosts of one job use different networks (InfiniBand here, sockets there), which cannot connect to each other.
+
+    Each process chooses for itself: where the adapter is missing or filtered, or the plugin does not load, it takes sockets.
+    """
+    used: dict[str, dict[str, Hit]] = {}
+    for hit in case.hits("network-used"):
+        used.setdefault(hit.groups["network"], {}).setdefault(hit.host or str(hit.rank), hit)
+    lacking = used.get("Socket", {})
+    others = {name: hosts for name, hosts in used.items() if name != "Socket" and hosts.keys() - lacking.keys()}
+    clash = [hit for hit in case.hits("net-types-differ") if {hit.groups["got"], hit.groups["wanted"]} == {"3", "4"}]
+    if not (lacking and others) and not clash:
+        return
+    failing = case.has(*_FAILING) or case.unfinished
+    verbs = not others or any(name.startswith("IB") for name in others)
+    lines = [hit for hosts in ({"Socket": lacking} | others).values() for hit in list(hosts.values())[:2]]
+    yield Candidate(
+        "ib.device-not-found" if verbs else "net.plugin",
+        0.8 if clash else 0.7 if failing else 0.4,
+        "some processes use sockets, others "
+        + (next(iter(others)) if others else "InfiniBand")
+        + ": they cannot connect to each other",
+        [*clash[:2], *lines[:6]],
+        hosts={hit.host for hit in lacking.values() if hit.host},
+        why=different_networks.__doc__ or "",
+    )
 
 
 @diagnosis

@@ -70,8 +70,11 @@ _MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ?")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
-    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
+_PARALLEL = re.compile(r"(?:(?:DP|TP|EP|PP)\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
+_PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
+_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d+)")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
@@ -98,6 +101,8 @@ _NOT_HOSTS = frozenset(
         "python",
         "python3",
         "libibverbs",
+        "mlx4",
+        "mlx5",
         "libfabric",
         "raise",
         "what",
@@ -217,6 +222,9 @@ def _parsed(text: str) -> Line:
             tagged = _PG_RANK.search(line.body, 0, 240) or _RANK_TAG.search(line.body, 0, 160)
         if tagged:
             line.rank = int(tagged.group("rank"))
+        elif " TP" in line.body:
+            found = _PARALLEL_TAG.search(line.body, 0, 160)
+            _take_tensor_rank(line, found.group() if found else "")
     line.key = label
     return line
 
@@ -260,6 +268,8 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             rank = re.search(r"rank=(\d+)", found.group())
             if rank:
                 line.rank = int(rank.group(1))
+            else:
+                _take_tensor_rank(line, found.group())
             return found.end(), f"p{line.pid}{line.host}"
         found = _RANK_WORD.match(text, at)
         if found:
@@ -269,11 +279,22 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     return _word(line, text, at)
 
 
+def _take_tensor_rank(line: Line, label: str) -> None:
+    """The rank of a serving engine's worker within its replica (``TP3``), unless there are several replicas."""
+    found = _TENSOR_RANK.search(label)
+    if found and not re.search(r"[DP]P[1-9]", label):
+        line.rank = int(found.group(1))
+
+
 def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if text.startswith("[2", at):  # a year, most often
         found = _ISO.match(text, at)
         if found:
             line.seconds, line.when = _clock(found)
+            parallel = _PARALLEL.match(text, found.end())
+            if parallel:
+                _take_tensor_rank(line, parallel.group())
+                return parallel.end(), parallel.group()
             return found.end(), ""
     found = _RANK_TAG.match(text, at)
     if found:

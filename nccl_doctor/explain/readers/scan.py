@@ -42,6 +42,7 @@ BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
 CHANNELS = 4000  # so many things that processes say of several channels are told apart
 CHANNEL_LINE = 400  # bytes
+_REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
 MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
@@ -588,7 +589,7 @@ class Scanner:
         self.summary.tracebacks.append(
             Traceback(
                 kind,
-                message[:QUOTE_LIMIT],
+                _REPEATED.sub("", message[:QUOTE_LIMIT]),
                 self._hit("exception", number, line, text),
                 block.first,
                 "" if block.mixed else block.where,
@@ -608,7 +609,7 @@ class Scanner:
         self.summary.tracebacks.append(
             Traceback(
                 kind,
-                (found.group(2) or "")[:QUOTE_LIMIT],
+                _REPEATED.sub("", (found.group(2) or "")[:QUOTE_LIMIT]),
                 self._hit("exception", number, line, text),
                 number,
                 known=tuple(known),
@@ -619,7 +620,7 @@ class Scanner:
 def _looks_like_exception(name: str, message: str | None) -> bool:
     last = name.rsplit(".", 1)[-1]
     if "." in name:
-        return last[:1].isupper() or last in _LOWER_CASE
+        return last[:1].isupper() or last in _LOWER_CASE or last.endswith(("Error", "Exception"))
     return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
 
 

@@ -333,6 +333,30 @@ says(
     why="GPU utilisation in an nvidia-smi table.",
     where=lambda groups, line: "100%" in line or "100 %" in line,
 )
+says(
+    "shm-full",
+    "% /dev/shm",
+    why="df: how full /dev/shm is.",
+    where=lambda groups, line: re.search(r"\b(?:9[5-9]|100)% /dev/shm", line) is not None,
+)
+says(
+    "disk-full-listing",
+    "100% /",
+    why="df: a file system is full.",
+    where=lambda groups, line: "/dev/shm" not in line and re.search(r"\s100% /\S*\s*$", line) is not None,
+)
+says(
+    "host-memory-used",
+    "CPU Virtual Memory:",
+    "percent = {percent:num}%",
+    "host memory",
+    "Host memory",
+    "RAM us",
+    "ram us",
+    "system memory",
+    why="How full the host's memory was.",
+    where=lambda groups, line: re.search(r"\b(?:9\d|100)(?:\.\d+)? ?%", line) is not None and "GPU" not in line,
+)
 says("link-layer", "link_layer: {layer:word}", "Link layer: {layer:word}", why="A port's link layer.")
 says(
     "rdma-plugin",

@@ -233,6 +233,7 @@ says(
     "Timed out waiting for etcd server to be ready",
     "Etcd server process exited with the code",
     "Timeout while waiting for keys in EtcdStore",
+    "etcd.Etcd",
     cause="launch.rdzv",
     strength=0.88,
     title="the etcd server of the rendezvous does not answer",

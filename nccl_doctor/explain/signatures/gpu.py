@@ -85,7 +85,9 @@ says(
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
-        not re.search(r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b", line)
+        not re.search(
+            r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b|Memory #0x", line
+        )
         and not _NONE.search(line)
     ),
 )
@@ -163,7 +165,15 @@ says(
     strength=0.95,
     title="the fabric manager does not run or does not match the driver",
     why="Without a matching fabric manager NVSwitch machines have no NVLink and CUDA returns 802.",
-    where=lambda groups, line: "abric" in line or "NVSwitch" in line or "don't match" in line,
+    where=lambda groups, line: (
+        ("abric" in line or "NVSwitch" in line or "don't match" in line) and "NOTHING_TO_DO" not in line
+    ),
+)
+says(
+    "no-switch-to-manage",
+    "NV_WARN_NOTHING_TO_DO",
+    role=Role.HARMLESS,
+    why="The fabric manager was started on a machine without NVSwitches and ends at once: it is not needed there.",
 )
 says(
     "fabric-state",
@@ -235,6 +245,7 @@ says(
     strength=0.93,
     title="a process asks for a GPU that it cannot see (invalid device ordinal)",
     why="The device index is not smaller than the number of visible GPUs: more processes than GPUs, or CUDA_VISIBLE_DEVICES is narrower than thought.",
+    where=lambda groups, line: "transport/p2p" not in line,
 )
 says(
     "no-gpu",
@@ -310,6 +321,7 @@ says(
     "Failed to CUDA calloc",
     "Failed to CUDA malloc",
     "HIP out of memory",
+    "NPU out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "cudaErrorMemoryAllocation",
@@ -405,6 +417,7 @@ says(
     "HIP error: invalid device function",
     "does not support the feature level of the NVIDIA driver",
     "requires a newer driver",
+    "compatibility mode is UNAVAILABLE",
     "CUDA initialization: The NVIDIA driver",
     "No kernel image",
     cause="gpu.driver",
@@ -434,6 +447,16 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "p2p-import-refused",
+    "transport/p2p.cc:{line:int} NCCL WARN Cuda failure 101 '{error}'",
+    "transport/p2p.cc:{line:int} NCCL WARN Cuda failure '{error}'",
+    cause="gpu.p2p",
+    strength=0.7,
+    title="memory of another GPU could not be opened: that GPU is not visible to this process",
+    why="Peer-to-peer opens a handle of a GPU by its number; a container or CUDA_VISIBLE_DEVICES that hides the peer's GPU makes that fail.",
+    where=lambda groups, line: "invalid device ordinal" in line,
 )
 says(
     "acs-redirect",
@@ -522,6 +545,7 @@ says(
     "amdgpu{}ring {}timeout",
     "HSA_STATUS_ERROR",
     "nvml error: driver",
+    "driver rpc error",
     "NVRM: API mismatch",
     "this kernel module has the version",
     "The current PyTorch install supports CUDA capabilities",
@@ -752,6 +776,7 @@ says(
     "GPU {gpu:int}: NVIDIA {model}",
     "GPU {gpu:int}: Tesla {model}",
     why="The GPU that the following links belong to.",
+    rows=24,
 )
 says(
     "topo-row",

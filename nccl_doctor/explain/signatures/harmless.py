@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -42,6 +44,13 @@ says(
     "Client disconnected",
     role=H,
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
+)
+says(
+    "ray-watchers",
+    "Failed to query Ray Train Controller actor state",
+    "has constructor arguments in the object store and max_restarts > 0",
+    role=H,
+    why="Ray Train's own helpers. They matter only where the controller itself is gone.",
 )
 says(
     "port-settings-changed",
@@ -130,6 +139,12 @@ says(
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
 )
 says(
+    "collnet-fallback",
+    "Cannot initialize CollNet, using point-to-point network instead",
+    role=H,
+    why="NCCL goes on without SHARP: slower for large jobs, no failure. The plugin's own lines before it say why.",
+)
+says(
     "libibverbs-driver",
     "libibverbs: Warning: couldn't load driver",
     "libibverbs: Warning: couldn't open config directory",
@@ -168,6 +183,27 @@ says(
     "comet_ml{}WARNING",
     role=H,
     why="The experiment tracker has trouble and retries; the training does not wait for it.",
+)
+says(
+    "trial-failed",
+    "failed with value None",
+    "failed with parameters: ",
+    "rrored after {count:int} iterations",
+    role=H,
+    why="A trial of a search (Optuna, Ray Tune) failed. The search goes on with the next one, unless it is told to stop.",
+)
+_HELPER = re.compile(
+    r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"
+    r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
+)
+says(
+    "helper-ended",
+    " Terminated ",
+    " Killed ",
+    " Hangup ",
+    role=H,
+    why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
+    where=lambda groups, line: _HELPER.search(line) is not None,
 )
 says(
     "bad-magic",

@@ -243,6 +243,8 @@ says(
     "state: 1: DOWN",
     "state:{}1: DOWN",
     "Port {port:int} Down",
+    "Port number {port:int} state is Down",
+    "Couldn't get local LID",
     "port state{}: Down",
     "state DOWN",
     "State: Initializing",
@@ -333,6 +335,7 @@ _REG = (
     "Failed to register memory",
     "fi_mr_reg failed",
     "ibv_reg_dmabuf_mr",
+    "Couldn't allocate MR with error={code:int}",  # perftest
 )
 says(
     "reg-mr-nomem",
@@ -344,7 +347,7 @@ says(
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
-    where=lambda groups, line: "Cannot allocate memory" in line or "errno 12" in line or "ENOMEM" in line,
+    where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
 )
 says(
     "memlock-text",
@@ -358,6 +361,15 @@ says(
     "increase memlock",
     "ulimit -l",
     why="Something speaks of the locked-memory limit.",
+)
+says(
+    "memlock-low",
+    "memlock limits are set too low",
+    "limits are set too low.{}memlock",
+    cause="ib.memlock",
+    strength=0.86,
+    title="the locked-memory limit is too small for RDMA",
+    why="Open MPI's verbs code could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
 )
 says(
     "memlock-value",
@@ -397,6 +409,9 @@ says(
                 "Invalid argument",
                 "errno 14",
                 "errno 22",
+                "error=14",
+                "error=22",
+                "error=93",
                 "EFAULT",
                 "peermem",
                 "peer_mem",
@@ -419,6 +434,8 @@ says(
     "GPU Direct RDMA Disabled for HCA {hca} '{dev}' (no module)",
     "Peermem is not supported, nor DMA-BUF",
     "Unable to use GIN: Peermem",
+    "without nvidia-peermem",
+    "without nvidia_peermem",
     why="No GPUDirect RDMA on this host.",
 )
 says(
@@ -568,7 +585,6 @@ says(
     "ERROR no AM service record found",
     "sharp_alloc_groups",
     "sharp_coll_comm_init",
-    "Cannot initialize CollNet",
     "COLLNET/SHARP{}fail",
     "SHARP coll{}fail",
     "failed to create group{}SHARP",

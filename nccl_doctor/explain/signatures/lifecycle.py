@@ -17,7 +17,18 @@ _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
     r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
-    r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
+    r"[Ee]rror(?!s?\W{1,3}(?:0|None|null)\b|_| rate)\b",
+)
+
+
+_PROBE = re.compile(r'"GET /(?:health|metrics|ping|ready|live)')  # answered by the front, whatever the engine does
+_EXIT = re.compile(r"\brc[ =]0|xit (?:code|status):? 0")
+# An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
+_OF_THE_JOB = re.compile(
+    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w+|clean\w*|copy|rsync)\b).*"
+    r"\b(?:job|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
+    r"^\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$",
+    re.IGNORECASE,
 )
 
 
@@ -29,7 +40,8 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
-    return not trouble and bool(_NUMBER_NEAR.search(line))
+    probe = '"GET /' in line and _PROBE.search(line)
+    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -58,10 +70,13 @@ says(
     "steps/s",
     "Iteration",
     "step:",
+    "finished with value",
+    " completed after ",
+    'HTTP/1.1" 200',
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
-    why="A training loop reports a step.",
+    why="A training loop reports a step, or a server has answered a request.",
 )
 says(
     "ended-well",
@@ -114,6 +129,7 @@ says(
     "All tests completed",
     " 0 failures",
     "Application startup complete",
+    "Uvicorn running on",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
@@ -134,8 +150,12 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
+    "checkpoint={}, error=None, path=",  # Ray Train's Result
     "un finished",
     "un completed",
+    "rain finished",
+    "rain completed",
+    "rain done",
     "Ran {tests:int} tests in ",
     "job finished",
     "Job finished",
@@ -148,10 +168,16 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    "rc=0",
+    "rc 0",
+    "xit code 0",
+    "xit code: 0",
+    "xit status 0",
+    "JobState=COMPLETED",
     role=Role.END,
     sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and (not _EXIT.search(line) or bool(_OF_THE_JOB.search(line))),
 )
 says(
     "resumed",
@@ -173,6 +199,7 @@ says(
     ": PASS",
     " 0 errors",
     "WEXITSTATUS 0",
+    "| Pass ",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
     "configured all the available GPUs and NVSwitches",
@@ -180,6 +207,12 @@ says(
     why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
+says(
+    "ray-worker-rank",
+    "pid={pid:int}) world_rank={rank:int},",
+    role=Role.FACT,
+    why="Ray Train's list of its workers: which process is which rank.",
+)
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 
 says(

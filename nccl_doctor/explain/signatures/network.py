@@ -219,10 +219,10 @@ says(
     "Socket creation failed : Address family not supported by protocol",
     "ncclSocketInit: Socket creation failed",
     "socket: Address family not supported",
-    cause="sys.container",
-    strength=0.75,
-    title="sockets cannot be created: the address family is not supported here",
-    why="EAFNOSUPPORT: this container or kernel has no usable IP (v6) stack.",
+    cause="net.wrong-interface",
+    strength=0.72,
+    title="a socket has no usable address: no interface was found, or only one of the other IP family",
+    why="EAFNOSUPPORT: NCCL found no interface with an address of a family that this host supports (none matches, or IPv6 is off).",
 )
 
 says(
@@ -263,6 +263,15 @@ says(
     title="a host name does not resolve",
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
     where=lambda groups, line: not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line),
+)
+says(
+    "gloo-families",
+    "ss1.ss_family == ss2.ss_family. {own:int} vs {other:int}",
+    cause="net.hostname-resolution",
+    strength=0.85,
+    title="Gloo's ranks advertise addresses of different families, IPv4 and IPv6",
+    why="Gloo listens on the address that the host's own name resolves to; one host's resolves to the other family "
+    "(2 is IPv4, 10 is IPv6; ::1 for a host that calls itself localhost).",
 )
 says(
     "hostname-loopback",
@@ -336,7 +345,6 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "table full, dropping packet",
     "security group",
     "NetworkPolicy",
     "filter_drop",
@@ -345,6 +353,23 @@ says(
     strength=0.8,
     title="a firewall rule drops or rejects the job's connections",
     why="The log shows a dropping rule or a dropped packet.",
+)
+says(
+    "connection-table-full",
+    "table full, dropping packet",
+    cause="net.firewall",
+    strength=0.88,
+    title="the kernel's table of connections is full: packets of new connections are dropped",
+    why="nf_conntrack has no room for another connection (net.netfilter.nf_conntrack_max): new ones fail at random.",
+)
+says(
+    "packet-dropped",
+    " SRC={source:word} DST={target:word} {}PROTO={}DPT=",
+    cause="net.firewall",
+    strength=0.8,
+    title="a firewall drops packets from {source} to {target} (kernel log)",
+    why="Netfilter's LOG target writes what a rule drops or rejects; its prefix says which.",
+    where=lambda groups, line: re.search(r"drop|reject|block|den(?:y|ied)", line, re.IGNORECASE) is not None,
 )
 says(
     "nc-blocked",
@@ -360,6 +385,11 @@ says(
 )
 says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")
 
+says(
+    "net-types-differ",
+    ": wrong type {got:int} != {wanted:int}",
+    why="A connection came from another part of NCCL: 3 is the socket network, 4 the InfiniBand network (enum ncclSocketType).",
+)
 says(
     "service-mesh",
     "istio-proxy",

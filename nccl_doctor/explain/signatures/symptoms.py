@@ -11,7 +11,8 @@ S = Role.SYMPTOM
 # A process of the job, not a helper command ("git describe: exit status 128").
 _SAYS_EXIT = re.compile(r"(?<=exited) with status")  # a shell's wording: who ended stands before it
 _ITS_PROCESS = re.compile(
-    r"rank|work|process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code", re.IGNORECASE
+    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|\bpython|\.py\b(?!:)",
+    re.IGNORECASE,
 )
 
 says(
@@ -174,6 +175,7 @@ says(
     "exitcode: -15",
     "exit code 143",
     "exit code: 143",
+    "with code 143",
     role=S,
     fold="terminated by SIGTERM",
     why="The process was stopped from outside: a victim.",
@@ -184,6 +186,7 @@ says(
     "Forcefully terminating all other processes to avoid zombies",
     "WorkerProcess pid {pid:int} died, exit code: {code:int}",
     "died, exit code: {code:int}",
+    "exits with return code = {code:int}",
     "terminated with exit code {code:int}",
     "exited with code {code:int}",
     "exited with exit code: {code:int}",
@@ -289,6 +292,7 @@ says(
     "Engine process failed to start",
     "died unexpectedly, shutting down executor",
     "A worker died or was killed while executing",
+    "Trials did not complete",
     role=S,
     fold="an actor or engine reports that a worker failed",
     why="Wrapping of a worker's failure.",

@@ -82,7 +82,7 @@ says(
     title="no more threads or processes can be created (EAGAIN)",
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
     where=lambda groups, line: (
-        bool(re.search(r"thread|fork|NPROC|pids|clone|process", line, re.IGNORECASE))
+        bool(re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE))
         and not re.search(r"accept|recv|send|connect", line, re.IGNORECASE)
     ),  # sockets that need no answer now
 )
@@ -102,6 +102,7 @@ says(
     "OUT_OF_MEMORY",
     "node running low on memory",
     "running low on memory",
+    "exceeds the memory usage threshold",
     "Killed process {pid:int} ({name})",
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
@@ -274,7 +275,6 @@ says(
     "UDS: Receiving data over socket",
     "move_pages{}not permitted",
     "Could not find real path of",
-    "Failed to initialize NVML: Unknown Error",
     "Unable to open /sys",
     "pidfd_getfd",
     "pidfd_open",
@@ -288,6 +288,14 @@ says(
     where=lambda groups, line: bool(
         re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed|Unknown Error", line)
     ),
+)
+says(
+    "devices-taken-away",
+    "Failed to initialize NVML: Unknown Error",
+    cause="sys.container",
+    strength=0.93,
+    title="the container has lost its access to the GPUs",
+    why="NVML's unknown error inside a container: its device cgroup was rewritten (a systemctl daemon-reload on the host does that), the devices are still there outside.",
 )
 says(
     "cuda-unknown-error",

@@ -152,15 +152,6 @@ def test_far_names_get_no_suggestion() -> None:
     assert lookup("NCCL_COMPLETELY_DIFFERENT").near == ()
 
 
-def test_live_advice() -> None:
-    assert not knowledge.advice_is_live("NCCL_TREE_THRESHOLD", "2.21.5")
-    assert not knowledge.advice_is_live("NCCL_TIMEOUT")
-    assert not knowledge.advice_is_live("NCCL_RAS_ENABLE", "2.18.5")
-    assert knowledge.advice_is_live("NCCL_IB_TIMEOUT", "2.18.5")
-    assert knowledge.advice_is_live("NCCL_BLOCKING_WAIT", torch_version="2.4.0")
-    assert not knowledge.advice_is_live("NCCL_NO_SUCH_NAME")
-
-
 @pytest.mark.parametrize(
     ("text", "version"),
     [
@@ -191,4 +182,4 @@ def test_a_version_without_patch_stands_for_all_its_patches() -> None:
 def test_no_playbook_recommends_what_nobody_reads() -> None:
     for name in playbooks.names():
         for entry in playbooks.load(name).env:
-            assert knowledge.advice_is_live(entry.name), (name, entry.name)
+            assert lookup(entry.name).status is Status.CURRENT, (name, entry.name)

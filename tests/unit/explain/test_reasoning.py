@@ -71,6 +71,26 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
 
 
+def test_ray_trains_list_of_workers_gives_the_ranks() -> None:
+    lost = (
+        "(RayTrainWorker pid=812) RuntimeError: [/src/gloo/gloo/transport/tcp/pair.cc:537] Connection reset by peer\n"
+    )
+    told = "(TrainController pid=1) - (ip=10.0.0.2, pid=812) world_rank=5, local_rank=1, node_rank=0\n"
+    assert explain_text(told + lost).causes[0].ranks == (5,)
+    twice = "(TrainController pid=1) - (ip=10.0.0.3, pid=812) world_rank=9, local_rank=1, node_rank=1\n"
+    assert explain_text(told + twice + lost).causes[0].ranks == ()
+
+
+def test_a_job_over_gloo_is_not_asked_for_lines_of_nccl() -> None:
+    got = explain_text(
+        "[rank0]: RuntimeError: [/src/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 45000ms for recv"
+        " operation to complete\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED
+    assert got.next
+    assert not any("NCCL_DEBUG" in step for step in got.next)
+
+
 def test_the_device_named_by_the_proof_is_in_sentence_and_command() -> None:
     port = explain_text(
         "n7:12:90 [3] transport/net_ib.cc:107 NCCL WARN NET/IB : mlx5_4:1 Got async event : port error\n"

@@ -6,10 +6,6 @@ import re
 
 import msgspec
 
-LINE_LIMIT = 1024
-TEXT_LIMIT = 8 << 20
-DEPTH_LIMIT = 12
-
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])$")
 
 
@@ -60,12 +56,11 @@ class _Gpu:
 
 
 def parse(text: str) -> SmiQuery:
-    """The tree in the text; ``SmiQueryError`` if it has neither a head nor a GPU. Linear."""
+    """The tree in the text; ``SmiQueryError`` if it has neither a head nor a GPU."""
     head: dict[str, str] = {}
     gpus: list[_Gpu] = []
     stack: list[tuple[int, str]] = []
-    for raw in text[:TEXT_LIMIT].splitlines():
-        line = raw[:LINE_LIMIT].rstrip()
+    for line in text.splitlines():
         bare = line.strip()
         if not bare:
             continue
@@ -79,14 +74,13 @@ def parse(text: str) -> SmiQuery:
         name, separator, value = bare.partition(" : ")
         name, value = name.strip(), value.strip()
         if not separator:
-            if len(stack) < DEPTH_LIMIT:
-                stack.append((indent, bare.rstrip(":").strip()))
+            stack.append((indent, bare.rstrip(":").strip()))
             continue
         if not gpus:
             head.setdefault(name, value)
         else:
             gpus[-1].put(tuple(part for _, part in stack), name, value)
-        if not value and len(stack) < DEPTH_LIMIT:
+        if not value:
             stack.append((indent, name))
     if not gpus and "Driver Version" not in head:
         raise SmiQueryError("neither a driver version nor a GPU: this is not the output of nvidia-smi -q")
@@ -94,6 +88,6 @@ def parse(text: str) -> SmiQuery:
     return SmiQuery(
         head.get("Driver Version"),
         head.get("CUDA Version"),
-        int(attached) if attached.isdecimal() and len(attached) < 6 else None,
+        int(attached) if attached.isdecimal() else None,
         tuple(SmiGpu(gpu.bus_id, gpu.values, tuple(gpu.processes)) for gpu in gpus),
     )

@@ -1,0 +1,90 @@
+"""HCCL, the collectives of Ascend NPUs: its own error codes (EI...), as torch_npu and MindSpore print them."""
+
+from __future__ import annotations
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+says(
+    "hccl-wrapper",
+    "HCCL error in: {place}",
+    "DIST call hccl api failed",
+    "OPS function error: Hccl{call:word}",
+    "current working operator name is Hccl{call:word}",
+    "call hccl api failed",
+    "Task from HCCL run failed",
+    role=Role.SYMPTOM,
+    fold="HCCL error raised in Python",
+    why="torch_npu's wrapping of an HCCL error: the EI code with its reason stands beside it, or in another rank's log.",
+)
+says(
+    "hccl-notify-timeout",
+    "EI0002",
+    "The wait execution of the Notify register times out",
+    "Notify register has not received the Notify record",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.42,
+    fold="HCCL: a rank waited in vain",
+    title="an NPU waited for another rank that did not come in time",
+    why="EI0002: this rank waited HCCL_EXEC_TIMEOUT long. The rank that does not print it is the one to look at.",
+)
+says(
+    "hccl-socket-timeout",
+    "EI0006",
+    "Getting socket times out",
+    "EI0015",
+    "EI0016",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.42,
+    fold="HCCL: no connection with a peer",
+    title="an NPU's peer did not connect in time: its rank failed or is late, or the link between them is down",
+    why="EI0006: no connection within HCCL_CONNECT_TIMEOUT (120 s). Other ranks' first errors say whether the peer failed; hccn_tool tests the link.",
+)
+says(
+    "hccl-arguments-differ",
+    "EI0005",
+    "arguments for collective communication are inconsistent between ranks",
+    cause="app.collective-mismatch",
+    strength=0.9,
+    title="the ranks call HCCL collectives with different arguments",
+    why="EI0005: HCCL compares the operation's tag, type, count and root between ranks.",
+)
+says(
+    "hccl-versions-differ",
+    "EI0008",
+    cause="sw.nccl-version-mismatch",
+    strength=0.88,
+    title="the ranks run different CANN/HCCL versions",
+    why="EI0008: HCCL compares its version between ranks.",
+)
+says(
+    "hccl-cqe",
+    "EI0013",
+    "error CQE occurred during operator execution",
+    cause="ib.retry-exceeded",
+    strength=0.8,
+    title="an RDMA request of an NPU failed",
+    why="EI0013: the NPU's RoCE port got an error completion: the link, the switch's PFC settings, or a peer that died.",
+)
+says(
+    "hccl-still-running",
+    "EJ0001",
+    "Failed to initialize the HCCP process",
+    cause="net.port-in-use",
+    strength=0.78,
+    title="an earlier training process still holds the NPU (HCCP cannot start)",
+    why="EJ0001: the last job's process is still there, or another container uses the same device.",
+)
+says(
+    "hccl-settings",
+    "EI0001",
+    "EI0003",
+    "EI0004",
+    "EI0014",
+    cause="env.bad-nccl-var",
+    strength=0.74,
+    title="HCCL refuses a variable, an argument or the rank table",
+    why="EI0001, EI0003, EI0004, EI0014: an environment variable, a parameter or the rank table is not valid.",
+)

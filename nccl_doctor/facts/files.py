@@ -1,0 +1,41 @@
+"""Writing a result's file: whole or not at all. A disk that is full leaves what was there before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+
+def write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file beside ``path``, then rename it there; ``OSError`` passes through.
+
+    It keeps the permissions and the owner of the file that it replaces; ``private``: its owner alone may read it. A
+    symbolic link stays one. What is there and is no file (a pipe, /dev/stdout) is written to, and so is a file in a
+    directory that this user may not write in.
+    """
+    target = Path(os.path.realpath(path))  # resolve() fails where a link names itself
+    before = path.stat() if path.exists() else None
+    if before and not (stat.S_ISREG(before.st_mode) and os.access(target.parent, os.W_OK) and not _is_stream(path)):
+        path.write_bytes(content)
+        return
+    beside = target.with_name(f".nccl-doctor-{secrets.token_hex(8)}")
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            if before and not private:
+                with contextlib.suppress(OSError):  # only root gives files away
+                    os.fchown(handle, before.st_uid, before.st_gid)
+                os.fchmod(handle, stat.S_IMODE(before.st_mode))
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether this names what a process has open (/dev/stdout, /proc/self/fd/3), be it a file just now."""
+    return str(path.absolute()).startswith(("/dev/", "/proc/"))
