@@ -135,28 +135,36 @@ def trouble(case: Case) -> list[Hit]:
     return [hit for hit in case.hits("error-line") if (hit.file, hit.line) not in quiet and not _NOISE.search(hit.text)]
 
 
+# But for the numbers that some words hold ("signal 15").
+_NUMBER = re.compile(r"(?<!\d)(?!(?:12|15|17|40|127|129|137|172|802)(?!\d))\d{2,}")
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 
 
+@functools.lru_cache(maxsize=1)
 def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it."""
+    """Cause id -> lines whose words belong to it.
+
+    Hundreds of ranks say the same but for their numbers: of such lines the first is asked for all causes.
+    """
     table: dict[str, list[Hit]] = defaultdict(list)
+    known: dict[str, list[str]] = {}
     for hit in trouble(case):
-        text = _ADVICE.sub("", hit.text)
-        for cause, words in TOPICS.items():
-            if words.search(text):
-                table[cause].append(hit)
+        shape = _NUMBER.sub("#", hit.text)
+        if shape not in known:
+            text = _ADVICE.sub("", hit.text)
+            known[shape] = [cause for cause, words in TOPICS.items() if words.search(text)]
+        for cause in known[shape]:
+            table[cause].append(hit)
     return table
 
 
 def supporting(case: Case, cause: str) -> list[Hit]:
     """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
-    words = TOPICS.get(cause)
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
     facts = [
         hit for name in _FACTS.get(cause, ()) for hit in (*case.hits(name)[:6], case.last(name)) if hit is not None
     ]
-    return settings + facts + [hit for hit in trouble(case) if words is not None and words.search(hit.text)]
+    return settings + facts + vote(case).get(cause, [])
 
 
 def concerns(name: str, cause: str) -> bool:
