@@ -332,7 +332,7 @@ class Scanner:
         for item in self._channels.values():
             if item.times:
                 self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
-        lines = tail.rstrip(b"\r\n\x00 ").split(b"\n")[-TAIL_LINES:]
+        lines = tail.rstrip(b"\r\n\x00 ").rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
         last = max(self.summary.lines, 1)
         if tail and not tail.endswith(b"\n"):
             last += 1
@@ -446,7 +446,7 @@ class Scanner:
         text_before = block[max(0, at - BEFORE) : at]
         if at < BEFORE:
             text_before = earlier()[at - BEFORE :] + text_before
-        lines = text_before.removesuffix(b"\n").split(b"\n")[-BEFORE_LINES:]
+        lines = text_before.removesuffix(b"\n").rsplit(b"\n", BEFORE_LINES)[-BEFORE_LINES:]
         later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
         for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             shape = raw[:LINE_LIMIT].translate(None, _DIGIT_BYTES)
