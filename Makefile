@@ -35,12 +35,13 @@ lint:
 	$(BIN)/lint-imports
 
 unit:
-	$(BIN)/pytest -q -n auto -m "not lab and not gpu and not alone"
-	$(BIN)/pytest -q -m "alone and not lab and not gpu"
+	$(BIN)/pytest -q -n auto -m "not lab and not gpu and not alone" --ignore=tests/lab tests
+	$(BIN)/pytest -q -m "alone and not lab and not gpu" --ignore=tests/lab tests
 
-# One after the other: they measure links, and would measure each other.
+# Two at a time, each with a lab of its own; what measures runs one after the other.
 lab-tests:
-	$(BIN)/pytest -q -m lab
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "lab and not alone" tests/lab
+	$(BIN)/pytest -q -m "lab and alone" tests/lab
 
 lab: $(VENV)/.installed-dev
 	@sh tests/system-packages.sh
