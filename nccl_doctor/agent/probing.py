@@ -92,6 +92,20 @@ def listed(absolute: str) -> List[str]:
         return []
 
 
+def pci_function(address: str) -> Dict[str, Any]:
+    """What sysfs says of a PCI function whatever it is: address, device id, NUMA node, link as it is and could be."""
+    base = "/sys/bus/pci/devices/" + address
+    return {
+        "bus_id": address.lower(),
+        "device": first_line(base + "/device"),
+        "numa_node": whole_number(first_line(base + "/numa_node")),
+        "link_speed": first_line(base + "/current_link_speed"),
+        "link_speed_max": first_line(base + "/max_link_speed"),
+        "link_width": first_line(base + "/current_link_width"),
+        "link_width_max": first_line(base + "/max_link_width"),
+    }
+
+
 class CommandResult(NamedTuple):
     """What a command gave. ``outcome`` is ok, tool-missing, not-permitted, failed, timed-out or truncated.
 
@@ -139,12 +153,7 @@ def emit(event: Dict[str, Any]) -> None:
     emitter()(event)
 
 
-def run_command(
-    argv: Sequence[str],
-    limit_s: float = 10.0,
-    limit_bytes: int = 4 << 20,
-    environment: Optional[Dict[str, str]] = None,
-) -> CommandResult:
+def run_command(argv: Sequence[str], limit_s: float = 10.0, limit_bytes: int = 4 << 20) -> CommandResult:
     """Run a command in its own process group, without a shell, within a time and an output limit.
 
     What outlives the limit is killed with its children. A process that cannot be killed (stuck in the driver, state D)
@@ -152,7 +161,6 @@ def run_command(
     """
     started = time.monotonic()
     env = dict(os.environ, LC_ALL="C", LANG="C")
-    env.update(environment or {})
     try:
         child = children.spawn(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     except FileNotFoundError:

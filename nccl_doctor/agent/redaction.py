@@ -31,15 +31,15 @@ _NAME_NEEDLES = "pass secret token key credential cookie signature sig sas jwt"
 
 
 class _Rule(NamedTuple):
-    """A pattern, what replaces it, and the words (in lower case) without one of which it cannot match."""
+    """A pattern (compiled when it is wanted), what replaces it, and words (in lower case) one of which its matches hold."""
 
     needles: Tuple[str, ...]
-    pattern: "re.Pattern[str]"
+    pattern: str
     replacement: str
 
 
 def _rule(needles: str, pattern: str, replacement: str) -> _Rule:
-    return _Rule(tuple(needles.split()), re.compile(pattern), replacement)
+    return _Rule(tuple(needles.split()), pattern, replacement)
 
 
 _RULES = (
@@ -97,7 +97,7 @@ def redact_text(text: str) -> str:
     lower = text.lower()
     for rule in _RULES:
         if any(needle in lower for needle in rule.needles):
-            text = rule.pattern.sub(rule.replacement, text)
+            text = re.sub(rule.pattern, rule.replacement, text)
     return text
 
 

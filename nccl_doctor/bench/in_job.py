@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from nccl_doctor.agent.collective import ranks
-from nccl_doctor.bench.model import BenchPlan, Collector
+from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
 from nccl_doctor.bench.outcome import Outcome, conclude
 from nccl_doctor.bench.run import Prepared, Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
@@ -153,41 +154,21 @@ def _conclude(
     baseline: Outcome | None, command: str, seconds: float,
 ) -> Outcome:  # fmt: skip
     results = watch.collector.results()
-    records = sorted(results.ranks, key=lambda record: record.rank)
-    shares: list[Share] = []
-    for record in records:
-        if shares and shares[-1].name == record.host:
-            shares[-1] = msgspec.structs.replace(shares[-1], ranks=shares[-1].ranks + 1)
-        else:
-            shares.append(Share(record.host, record.rank, 1))
-    if not shares:
-        shares = [Share(socket.gethostname(), 0, identity.world)]
+    shares = _shares(results.ranks) or [Share(socket.gethostname(), 0, identity.world)]
     world = World(
         backend, f"{why}; started by {identity.launcher}", tuple(shares), shares[0].name, identity.master_addr,
         identity.master_port,
     )  # fmt: skip
     facts: dict[str, Collectives] = {}
     for share in shares:
-        ends, events = [], []
-        for rank in range(share.first_rank, share.first_rank + share.ranks):
-            kept = watch.logs.get(rank, {})
-            own = rank == identity.rank
-            ends.append(
-                RankEnd(
-                    rank,
-                    where=watch.where if own else Where(stage="end" if kept else "unknown"),
-                    finished=watch.finished if own else bool(kept) and watch.finished,
-                    error=watch.error if own else None,
-                    output=str(kept.get("output", "")),
-                    output_cut=int(kept.get("output_cut", 0)),
-                )
-            )
-            if kept.get("path"):
-                events.append(dict(kept["path"], event="path", rank=rank))
+        own = range(share.first_rank, share.first_rank + share.ranks)
+        ends = tuple(_end(watch, rank, rank == identity.rank) for rank in own)
+        paths = [(rank, path) for rank in own if (path := watch.logs.get(rank, {}).get("path"))]
+        events = [dict(path, event="path", rank=rank) for rank, path in paths]
         if share is shares[0]:
             events += [event for event in watch.events if event.get("event") in ("size", "link")]
         facts[share.name] = Collectives(
-            share.name, sys.executable, ranks=tuple(ends), events=tuple(events), backend=backend, world=identity.world,
+            share.name, sys.executable, ranks=ends, events=tuple(events), backend=backend, world=identity.world,
             master=world.master, master_addr=world.master_addr, master_port=world.master_port,
         )  # fmt: skip
     return conclude(
@@ -201,6 +182,28 @@ def _conclude(
         command=command,
         min_busbw=min_busbw,
         baseline=baseline,
+    )
+
+
+def _shares(records: Iterable[RankRecord]) -> list[Share]:
+    """The hosts in rank order, each with its first rank and its number of ranks."""
+    shares = []
+    for host, group in itertools.groupby(sorted(records, key=lambda record: record.rank), lambda record: record.host):
+        own = list(group)
+        shares.append(Share(host, own[0].rank, len(own)))
+    return shares
+
+
+def _end(watch: _Watch, rank: int, own: bool) -> RankEnd:
+    """How a rank ended: of this process's own all is known, of another one what it sent before the end."""
+    kept = watch.logs.get(rank, {})
+    return RankEnd(
+        rank,
+        where=watch.where if own else Where(stage="end" if kept else "unknown"),
+        finished=watch.finished if own else bool(kept) and watch.finished,
+        error=watch.error if own else None,
+        output=str(kept.get("output", "")),
+        output_cut=int(kept.get("output_cut", 0)),
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from nccl_doctor.facts.fold import few
+
 LINE_LIMIT = 8 << 10
 
 
@@ -275,14 +277,14 @@ def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int,
     incomplete = []
     silent = [rank for rank in range(world) if rank not in logs or not logs[rank].init_complete]
     if silent:
-        incomplete.append(f"no complete init in the NCCL log of rank {_list(silent)}")
+        incomplete.append(f"no complete init in the NCCL log of rank {few(silent, 8)}")
     cut_ranks = sorted(set(cut))
     if cut_ranks:
-        incomplete.append(f"the log of rank {_list(cut_ranks)} was cut")
+        incomplete.append(f"the log of rank {few(cut_ranks, 8)} was cut")
     ends = {edge.source for edge in edges} | {edge.target for edge in edges}
     unconnected = [rank for rank in range(world) if rank not in ends] if world > 1 else []
     if unconnected:
-        incomplete.append(f"no connection of rank {_list(unconnected)} in any log")
+        incomplete.append(f"no connection of rank {few(unconnected, 8)} in any log")
     transports: dict[str, int] = {}
     for edge in edges:
         if edge.kind != "NET" or edge.side != "receive":  # both sides of a network connection print a line
@@ -309,10 +311,6 @@ def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int,
         env={name: value for log in logs.values() for name, value in log.env},
         incomplete=tuple(incomplete),
     )
-
-
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _algorithms(logs: Mapping[int, RankLog]) -> tuple[str, ...]:

@@ -23,11 +23,11 @@ SHORT_PLAN = BenchPlan(
 )
 GPU_SIZES = (1 << 20, 256 << 20)
 LEAST_S = 8.0  # torch's import alone takes some
+KEPT_OUTPUT = 16 << 10  # characters
 
 
 def run_short(
     sessions: Mapping[str, Session],
-    plan: BenchPlan = SHORT_PLAN,
     deadline_s: float = 60.0,
     master: str = "",
     reached_at: Mapping[str, str] | None = None,
@@ -41,7 +41,7 @@ def run_short(
     """
     end = time.monotonic() + deadline_s
     own = {name: value for name, value in (env or {}).items() if name.startswith(("NCCL_", "GLOO_", "TORCH_"))}
-    plan = msgspec.structs.replace(plan, env={**plan.env, **own})
+    plan = msgspec.structs.replace(SHORT_PLAN, env=own)
     answers = prepare(sessions, plan, min(20.0, deadline_s))
     results: dict[str, ProbeResult] = {}
     ready: dict[str, Prepared] = {}
@@ -62,26 +62,26 @@ def run_short(
             raise CannotRun("no host has a Python with torch")
         if left_s < LEAST_S:
             raise CannotRun(f"{left_s:.0f} s were left before the deadline, too few to start torch")
-        if len(ready) == 1 and not plan.ranks_per_host and not next(iter(ready.values())).gpus:
+        if len(ready) == 1 and not next(iter(ready.values())).gpus:
             plan = msgspec.structs.replace(plan, ranks_per_host=2)  # one rank alone would prove nothing
         world = place(ready, plan, master, reached_at)
     except CannotRun as reason:
         return {**results, **{name: ProbeResult(Outcome.NOT_RUN, None, str(reason)) for name in ready}}
-    if world.backend == "nccl" and plan.sizes == SHORT_PLAN.sizes:
+    if world.backend == "nccl":
         plan = msgspec.structs.replace(plan, sizes=GPU_SIZES)
     plan = msgspec.structs.replace(plan, limit_s=min(plan.limit_s, left_s / 2))
     done = Run(sessions, world, plan, left_s - 1.0, lambda host, event: None).run()
     return {**results, **{name: _trim(result) for name, result in done.items()}}
 
 
-def _trim(result: ProbeResult, keep: int = 16 << 10) -> ProbeResult:
+def _trim(result: ProbeResult) -> ProbeResult:
     """Bundles stay small: keep a rank's whole output where it failed, its beginning where it did not."""
     if result.outcome is not Outcome.OK:
         return result
     ranks: list[dict[str, Any]] = []
     for rank in result.data["ranks"]:
         output = rank["output"]
-        if rank["finished"] and len(output) > keep:
-            rank = dict(rank, output=output[:keep], output_cut=rank["output_cut"] + len(output) - keep)
+        if rank["finished"] and len(output) > KEPT_OUTPUT:
+            rank = dict(rank, output=output[:KEPT_OUTPUT], output_cut=rank["output_cut"] + len(output) - KEPT_OUTPUT)
         ranks.append(rank)
     return msgspec.structs.replace(result, data=dict(result.data, ranks=ranks))

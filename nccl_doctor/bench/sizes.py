@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from nccl_doctor.rules.units import BINARY
+
 GRAMMAR = (
     "SIZE, SIZE,SIZE,... or FROM:TO[:xFACTOR|:+STEP]; SIZE is a whole number with K, M, G or T (1024-based), in bytes; "
     "without a step, sizes double. Examples: 64M   1K:1G   8M:128M:x4   1M:8M:+1M   1K,64K,1M"
 )
 MOST_SIZES = 1000
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)(?:I?B)?\Z", re.ASCII | re.IGNORECASE)
 
 
@@ -25,7 +26,7 @@ def parse_size(text: str, whole: str | None = None) -> int:
     match = _SIZE.match(text.strip())
     if not match:
         raise SizeError(whole or text, f"{text!r} is not a size")
-    value = int(match.group(1)) * _UNITS[match.group(2).upper()]
+    value = int(match.group(1)) * BINARY[match.group(2).upper()]
     if value <= 0:
         raise SizeError(whole or text, "a size must be greater than zero")
     if value > 1 << 50:
@@ -73,6 +74,6 @@ def _step(text: str, whole: str) -> tuple[int, int]:
 def format_size(size: int) -> str:
     """``64M`` where that is exact, else bytes with thousands separated."""
     for unit in ("T", "G", "M", "K"):
-        if size >= _UNITS[unit] and size % _UNITS[unit] == 0:
-            return f"{size // _UNITS[unit]}{unit}"
+        if size >= BINARY[unit] and size % BINARY[unit] == 0:
+            return f"{size // BINARY[unit]}{unit}"
     return f"{size:,}"

@@ -18,14 +18,13 @@ from nccl_doctor.bench.model import Measurement, Results
 from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import Comparison, compare
+from nccl_doctor.bench.statistics import NOISY, Comparison, compare
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
 
 ENOUGH = 0.90  # of the lowest number that others measured on such machines
 SLOWER = 0.05  # relative change against a baseline below which nobody should be woken
-NOISY_CV = 0.25
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -187,7 +186,7 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
     range_ = f"{low:g}" if low == high else f"{low:g}-{high:g}"
     sources = f"{len({item.source for item in found})} source(s): {'; '.join(sorted({item.source for item in found}))}"
     against = f"expected {range_} GB/s ({sources})"
-    if best.spread.cv > NOISY_CV:
+    if best.spread.cv > NOISY:
         return verdict("cannot-judge", f"{said}; cannot tell: cv {best.spread.cv * 100:.0f} %; {against}", "table")
     if best.busbw_gbs >= ENOUGH * low:
         return verdict("good", f"{said}{share}; {against}", "table")

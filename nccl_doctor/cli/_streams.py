@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
 import sys
 from typing import Any
+
+# What our own signs become where the locale's encoding lacks them (ASCII, Latin-1).
+_PLAIN = {
+    "✓": "+",
+    "✗": "x",
+    "└": "`",
+    "├": "|",
+    "│": "|",
+    "─": "-",
+    "█": "#",
+    "·": ".",
+    "…": "...",
+    "→": "->",
+    "×": "x",
+}
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """A codec error handler: a result is told in plainer signs rather than not at all."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("nccl-doctor-plainly", _plainly)
 
 
 class NotToldError(OSError):
@@ -59,6 +84,7 @@ def _text(kind: type[_Output], number: int, old: io.TextIOWrapper | None) -> io.
     binary = io.BufferedWriter(kind(number, "wb", closefd=False))
     if old is None:
         return io.TextIOWrapper(binary, "utf-8", "backslashreplace")
+    errors = "nccl-doctor-plainly" if old.errors in ("strict", "surrogateescape") else old.errors
     return io.TextIOWrapper(
-        binary, old.encoding, old.errors, line_buffering=old.line_buffering, write_through=old.write_through
+        binary, old.encoding, errors, line_buffering=old.line_buffering, write_through=old.write_through
     )

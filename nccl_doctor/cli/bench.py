@@ -34,9 +34,9 @@ def bench(
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
     sizes: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="A:B[:xN|:+N]", help="Sizes in bytes; K, M, G, T are 1024-based; doubling by default."),
-    ] = "",
+    ] = None,
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
     ] = "float32",
@@ -138,9 +138,12 @@ def bench(
             _hosts.stop(f"{name} {value!r}: expected one of {', '.join(known)}")
     if plot is not None and plot.suffix.lower() not in (".svg", ".html"):
         _hosts.stop(f"--plot {plot}: the name must end in .svg or .html")
+    for path, option in ((plot, "--plot"), (save, "--save")):
+        if path is not None:
+            _hosts.check_writable(path, option)
     try:
         names = parse_collectives(collective)
-        wanted = parse_sizes(sizes or "1K:64M:x4")
+        wanted = parse_sizes("1K:64M:x4" if sizes is None else sizes)
     except (UnknownCollective, SizeError) as error:
         _hosts.stop(str(error))
     if GEMM in names and not dtype.startswith(("float", "bfloat")):

@@ -120,10 +120,11 @@ def preflight(
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
         _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
+    budget_s = _seconds(budget or rules.budget or "120s")
     if from_ is None:
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
-        bundle = _collect(inventory, plan, connect, _seconds(budget or rules.budget or "120s"), rules, rows)
+        bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
     if bundle.interrupted:
         typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)

@@ -113,12 +113,25 @@ class _Run:
                     continue  # the rule that needs it will say so
         return found
 
-    def each(self, work: Callable[[str, Session], None], sessions: Mapping[str, Session] | None = None) -> None:
-        """``work`` on every session, or on these, many at a time."""
-        sessions = self.sessions if sessions is None else sessions
+    def each(self, work: Callable[[str, Session], None], sessions: Mapping[str, Session]) -> None:
+        """``work`` on these sessions, many at a time."""
         with ThreadPoolExecutor(min(PARALLEL_CALLS, max(1, len(sessions)))) as pool:
             for future in [pool.submit(work, name, session) for name, session in sessions.items()]:
                 future.result()
+
+    def stage(
+        self, name: str, work: Callable[[str, Session], str | None], then: Callable[[], None] | None = None
+    ) -> None:
+        """``work`` on every session, then ``then``, shown as a stage; what ``work`` returns is the host's trouble."""
+
+        def shown(host: str, session: Session) -> None:
+            self.progress.advance(name, host, work(host, session) or "")
+
+        self.progress.begin(name, len(self.sessions))
+        self.each(shown, self.sessions)
+        if then:
+            then()
+        self.progress.end(name)
 
     def ask_all(self, host: str, session: Session, probes: Mapping[str, float]) -> str:
         """Several probes at once, kept; the names of those that ended badly."""
@@ -223,15 +236,8 @@ def _host_stages(run: _Run) -> None:
     probes = {
         name: limit for name, limit in local_probes(run.options.plan.stages).items() if name not in PROBES_BEFORE_MESH
     }
-    if not probes:
-        return
-    run.progress.begin("hardware", len(run.sessions))
-
-    def work(host: str, session: Session) -> None:
-        run.progress.advance("hardware", host, run.ask_all(host, session, probes))
-
-    run.each(work)
-    run.progress.end("hardware")
+    if probes:
+        run.stage("hardware", lambda host, session: run.ask_all(host, session, probes))
 
 
 def _mesh_stages(run: _Run) -> None:
@@ -255,7 +261,7 @@ def _mesh_stages(run: _Run) -> None:
         run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
         run.progress.advance("host facts", host, trouble)
 
-    run.each(prepare)
+    run.each(prepare, run.sessions)
     run.progress.end("host facts")
     if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
@@ -293,11 +299,8 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
-        run.progress.advance("ports", host)
 
-    run.progress.begin("ports", len(run.sessions))
-    run.each(connect)
-    run.progress.end("ports")
+    run.stage("ports", connect)
     if "connectivity" not in plan.stages:
         return
     links = run.facts(Links)
@@ -308,11 +311,8 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
 
         small = [target(peer, listening[peer].udp) for peer in peers[host] if peer in listening and listening[peer].udp]
         run.ask(host, session, "path-mtu", {"token": token, "targets": small}, 20.0)
-        run.progress.advance("paths", host)
 
-    run.progress.begin("paths", len(run.sessions))
-    run.each(measure_paths)
-    run.progress.end("paths")
+    run.stage("paths", measure_paths)
     if not plan.quick:
         _measure_throughput(run, token, listening, links, addresses)
 
@@ -358,12 +358,8 @@ def _measure_throughput(
     def transfer(host: str, session: Session) -> None:
         if not measure(host, flows):
             run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
-        run.progress.advance("throughput", host)
 
-    run.progress.begin("throughput", len(run.sessions))
-    run.each(transfer)
-    _time_again(run, measure)
-    run.progress.end("throughput")
+    run.stage("throughput", transfer, lambda: _time_again(run, measure))
 
 
 Measure = Callable[[str, Collection[mesh_plan.Pair]], bool]

@@ -58,10 +58,11 @@ def choose(
     gid_index: int = -1,
     nccl_version: Version | None = None,
     ipv6: bool = False,
-    roce: int = 2,
 ) -> int:
-    """The index NCCL uses. ``gid_index`` is NCCL_IB_GID_INDEX (-1: unset), ``ipv6`` NCCL_IB_ADDR_FAMILY=AF_INET6,
-    ``roce`` NCCL_IB_ROCE_VERSION_NUM. ``nccl_version`` None means a current one. Indices without an entry are empty.
+    """The index NCCL uses. ``gid_index`` is NCCL_IB_GID_INDEX (-1: unset), ``ipv6`` NCCL_IB_ADDR_FAMILY=AF_INET6.
+
+    ``nccl_version`` None means a current one. Indices without an entry are empty. NCCL_IB_ROCE_VERSION_NUM is taken for
+    unset (2).
     """
     automatic = nccl_version is None or at_least(nccl_version, AUTOMATIC_SINCE)
     if not ethernet:
@@ -76,7 +77,7 @@ def choose(
     for index in range(1, max(table, default=0) + 1):
         candidate = table.get(index, GidEntry(index, "::"))
         wanted = candidate.is_ipv4 != ipv6
-        better = candidate.version == roce and (current.version != roce or not current.is_valid)
+        better = candidate.version == 2 and (current.version != 2 or not current.is_valid)
         if wanted and (candidate.is_ipv4 != current.is_ipv4 or (candidate.is_valid and better)):
             current = candidate
     return current.index

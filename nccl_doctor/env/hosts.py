@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem
 from nccl_doctor.env.lint import Devices, Remark, remark
 from nccl_doctor.facts.environment import Environment
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
@@ -166,7 +167,7 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         if len(by_value) < 2 or name in MAY_DIFFER:
             continue
         groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), str(group[0])))
-        told = [f"{'not set' if value is None else repr(value)} on {_hosts(hosts)}" for value, hosts in groups]
+        told = [f"{'not set' if value is None else repr(value)} on {few(hosts, 3)}" for value, hosts in groups]
         more = [f"and {len(told) - VALUES_SHOWN} more values"] if len(told) > VALUES_SHOWN else []
         said = "; ".join(told[:VALUES_SHOWN] + more)
         shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
@@ -182,10 +183,6 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         )
         odd = tuple(host for _, hosts in groups[1:] for host in hosts)
         yield msgspec.structs.replace(made, finding=msgspec.structs.replace(made.finding, hosts=tuple(sorted(odd))))
-
-
-def _hosts(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def fold(remarks: Iterable[Remark]) -> list[Remark]:

@@ -17,14 +17,14 @@ from nccl_doctor.env import hosts as fleet
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide, half_reached
+from nccl_doctor.env.lint_names import TIMEOUT_CODE
 from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, needs_resolver
 from nccl_doctor.env.versions import Version, at_least
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.findings.model import EnvAdvice, Severity
 from nccl_doctor.findings.playbooks import EnvEntry
-
-TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 # A smaller /dev/shm is what Docker gives by default (64 MiB); NCCL and data loaders fill it.
 SMALL_SHM_BYTES = 1 << 30
@@ -453,28 +453,20 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     if any(not port.gids for _, port in roce):
         draft.unknown.append(f"{name}: the GID tables of some RoCE ports are not known")
         return
-    wanted: set[int | None] = set()
-    wrong: list[tuple[HostNeeds, FabricPort, int]] = []
-    for host, port in roce:
-        chosen = gid.choose(port.gids, ethernet=True, nccl_version=host.version)
-        table = {entry.index: entry for entry in port.gids}
-        good = [entry.index for entry in port.gids if entry.version == 2 and entry.is_ipv4 and entry.is_valid]
-        wanted.add(good[0] if good else None)
-        entry = table.get(chosen)
-        if entry is None or entry.version != 2 or not entry.is_valid:
-            wrong.append((host, port, chosen))
+    wrong = [(host, port) for host, port in roce if not _usable(_chosen(host, port))]
     if not wrong:
         draft.left.append(
             Left(name, "NCCL finds a RoCE v2 GID by itself on every rail; a fixed index would break first")
         )
         return
-    host, port, chosen = wrong[0]
-    seen = next((entry for entry in port.gids if entry.index == chosen), None)
-    fact = f"{host.host} {port.label}: NCCL {versions.show(host.version)} would take GID {chosen}" + (
-        f" ({seen.gid}, RoCE v{seen.version})" if seen else " (empty)"
+    host, port = wrong[0]
+    seen = _chosen(host, port)
+    fact = f"{host.host} {port.label}: NCCL {versions.show(host.version)} would take GID {seen.index}" + (
+        f" ({seen.gid}, RoCE v{seen.version})" if seen in port.gids else " (empty)"
     )
-    if len(wanted) == 1 and None not in wanted:
-        index = next(iter(wanted))
+    right = {next((entry.index for entry in port.gids if _usable(entry) and entry.is_ipv4), None) for _, port in roce}
+    index = right.pop() if len(right) == 1 else None
+    if index is not None:
         draft.add(
             name,
             str(index),
@@ -488,9 +480,7 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             draft.notes.append(
                 Note(f"NCCL {gid.AUTOMATIC_SINCE} and later finds this GID by itself: upgrade, drop {name}")
             )
-    elif all(
-        at_least(host.version, gid.AUTOMATIC_SINCE) and _ipv6_works(port.gids, host.version) for host, port, _ in wrong
-    ):
+    elif all(at_least(host.version, gid.AUTOMATIC_SINCE) and _ipv6_works(host, port) for host, port in wrong):
         draft.add(
             "NCCL_IB_ADDR_FAMILY",
             "AF_INET6",
@@ -505,10 +495,19 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
         )
 
 
-def _ipv6_works(table: tuple[GidEntry, ...], version: Version) -> bool:
-    index = gid.choose(table, ethernet=True, nccl_version=version, ipv6=True)
-    entry = next((item for item in table if item.index == index), None)
-    return entry is not None and entry.version == 2 and entry.is_valid and not entry.is_ipv4
+def _chosen(host: HostNeeds, port: FabricPort, ipv6: bool = False) -> GidEntry:
+    """The GID that this host's NCCL takes on a RoCE port by itself; one that is not valid where the table has none."""
+    index = gid.choose(port.gids, ethernet=True, nccl_version=host.version, ipv6=ipv6)
+    return next((entry for entry in port.gids if entry.index == index), GidEntry(index, "::"))
+
+
+def _usable(entry: GidEntry) -> bool:
+    return entry.version == 2 and entry.is_valid
+
+
+def _ipv6_works(host: HostNeeds, port: FabricPort) -> bool:
+    entry = _chosen(host, port, ipv6=True)
+    return _usable(entry) and not entry.is_ipv4
 
 
 def _plugins(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
@@ -688,6 +687,5 @@ def _always_left(draft: _Draft) -> None:
             draft.left.append(Left(names, why))
 
 
-def _some(names: Iterable[str], limit: int = 4) -> str:
-    listed = list(dict.fromkeys(names))
-    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+def _some(names: Iterable[str]) -> str:
+    return few(list(dict.fromkeys(names)))

@@ -29,8 +29,6 @@ NO_INTERFACE = "Bootstrap : no socket interface found"
 NO_SUBNET = "NET/Socket : No usable listening interface found"
 BAD_COMM_ID = "Invalid NCCL_COMM_ID"
 
-Resolver = Callable[[str], str | None]
-
 
 class Filter(msgspec.Struct, frozen=True):
     """A parsed NCCL_SOCKET_IFNAME. ``^`` and ``=`` apply to the whole list; blanks are part of the names."""
@@ -114,14 +112,13 @@ def _in_subnet(
     return tuple(address for address in addresses if (remote in address.network) != inverted)[:1]
 
 
-def _comm_id_address(value: str, resolve: Resolver) -> IPv4Address | IPv6Address | None:
-    """The address in NCCL_COMM_ID (``ipv4:port``, ``[ipv6]:port``, ``name:port``), or None if NCCL rejects it."""
+def _comm_id_address(value: str) -> IPv4Address | IPv6Address | None:
+    """The address in NCCL_COMM_ID (``ipv4:port``, ``[ipv6]:port``); None for a name (:func:`needs_resolver`) or nonsense."""
     host = value[1:].split("]")[0] if value.startswith("[") else value.split(":")[0]
     try:
         return ip_address(host)
     except ValueError:
-        resolved = resolve(host) if host else None
-        return ip_address(resolved) if resolved else None
+        return None
 
 
 def needs_resolver(comm_id: str) -> bool:
@@ -136,16 +133,7 @@ def needs_resolver(comm_id: str) -> bool:
     return False
 
 
-def _resolves_nothing(_: str) -> str | None:
-    return None
-
-
-def nccl_interfaces(
-    addresses: Sequence[Address],
-    settings: Mapping[str, str],
-    version: Version,
-    resolve: Resolver = _resolves_nothing,
-) -> Choice:
+def nccl_interfaces(addresses: Sequence[Address], settings: Mapping[str, str], version: Version) -> Choice:
     """All interfaces that NET/Socket would use, in NCCL's order of attempts; the bootstrap takes the first.
 
     ``settings`` are the values NCCL sees (see :mod:`nccl_doctor.env.nccl_conf`); ``addresses`` in kernel order.
@@ -159,7 +147,7 @@ def nccl_interfaces(
         return Choice("first names that begin with ib", found)
     comm_id = settings.get("NCCL_COMM_ID", "")
     if len(comm_id) > 1:
-        remote = _comm_id_address(comm_id, resolve)
+        remote = _comm_id_address(comm_id)
         if remote is not None and (found := _in_subnet(addresses, remote, version)):
             return Choice("subnet of NCCL_COMM_ID", found)
     shunned = ("docker", "lo", "virbr") if at_least(version, VIRBR_EXCLUDED_SINCE) else ("docker", "lo")
@@ -175,18 +163,13 @@ def _nothing(rule: str, version: Version) -> Choice:
     return Choice(rule, (), NO_INTERFACE, 5 if at_least(version, INVALID_USAGE_SINCE) else 3)
 
 
-def nccl_bootstrap(
-    addresses: Sequence[Address],
-    settings: Mapping[str, str],
-    version: Version,
-    resolve: Resolver = _resolves_nothing,
-) -> Choice:
+def nccl_bootstrap(addresses: Sequence[Address], settings: Mapping[str, str], version: Version) -> Choice:
     """The one interface the bootstrap uses. With NCCL_COMM_ID it is the one in its subnet, whatever IFNAME says."""
     comm_id = settings.get("NCCL_COMM_ID")
     if comm_id is None:
-        choice = nccl_interfaces(addresses, settings, version, resolve)
+        choice = nccl_interfaces(addresses, settings, version)
         return msgspec.structs.replace(choice, addresses=choice.addresses[:1])
-    remote = _comm_id_address(comm_id, resolve) if len(comm_id) > 1 else None
+    remote = _comm_id_address(comm_id) if len(comm_id) > 1 else None
     if remote is None:
         return Choice("NCCL_COMM_ID", (), BAD_COMM_ID, 4)
     found = _in_subnet(addresses, remote, version)

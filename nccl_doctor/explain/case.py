@@ -79,7 +79,8 @@ def all_diagnoses() -> tuple[Diagnosis, ...]:
 
 LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
-    r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError)"
+    r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
+    r"WorkerGroupError|ControllerError|TrainingFailedError|WorkerGroupStartup\w+Error|WorkerHealthCheckFailedError)"
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
@@ -88,7 +89,8 @@ _WRAPPED = re.compile(
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"
-    r"Failed core proc|The actor died|failed to start|unhandled (?:cuda|system) error|process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
+    r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
+    r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
 _DISTRIBUTED = [
     "nccl-init-complete",
@@ -129,7 +131,7 @@ class Case:
                     # The first (usually the world) communicator of a process names its global rank.
                     named.setdefault((hit.host, hit.pid), int(hit.groups["rank"]))
         self._ranks_by_process = named
-        self._ranks_by_pid = self._table_of_failures()
+        self._ranks_by_pid = self._table_of_failures() | self._ray_workers()
 
     def _table_of_failures(self) -> dict[str, int]:
         """The rank of each pid that torchrun's failure table names (``rank : 2``, then ``exitcode : -9 (pid: 812)``)."""
@@ -143,6 +145,13 @@ class Case:
                 found[hit.groups["pid"]] = rank
                 rank = None
         return found
+
+    def _ray_workers(self) -> dict[str, int]:
+        """The rank of each pid in Ray Train's list of workers; a pid of two ranks (on two hosts) tells nothing."""
+        ranks: dict[str, set[int]] = {}
+        for hit in self._raw("ray-worker-rank"):
+            ranks.setdefault(hit.groups["pid"], set()).add(int(hit.groups["rank"]))
+        return {pid: min(found) for pid, found in ranks.items() if len(found) == 1}
 
     def _raw(self, name: str) -> list[Hit]:
         group = self.summary.groups.get(name)
@@ -391,11 +400,18 @@ class Case:
         return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
 
     def follows_failed_task(self, hit: Hit) -> bool:
-        """Whether Slurm cancelled the step because srun had seen a task fail: then the cancelling is no cause."""
+        """Whether Slurm cancelled the step because a task had failed or could not start: then the cancelling is no cause."""
         if not re.search(r"CANCELLED AT|Force Terminated", hit.text) or "DUE TO" in hit.text:
             return False
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+        failed += [item for item in self.hits("step-not-launched", "credential-refused") if "srun" in item.text]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
+
+    def beside_the_job(self, hit: Hit) -> bool:
+        """Whether a listing tells of a port that no process of the job uses: NCCL names those it uses."""
+        used = " ".join(line.groups["devices"] for line in self.hits("net-ib-using"))
+        named = _PORT.findall(hit.text) if used and hit.signature == "port-state-down" else []
+        return bool(named) and not any(f"{device}:" in used for device in named)
 
     def outlived(self, hit: Hit, lines: int = _LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
@@ -495,7 +511,8 @@ _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iter
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _NUMBERS = re.compile(r"[\d.,:]+")
 _FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
-_PID = re.compile(r"(?:\(pid: |by PID |process )(\d+)")
+_PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
+_PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
@@ -514,7 +531,7 @@ _RETRIES = frozenset(
     )
 )
 _RESTARTED = frozenset(
-    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed")
+    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
 )  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
     ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")

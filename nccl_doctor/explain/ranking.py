@@ -67,6 +67,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }.items()
 }
 _PLAUSIBLE = 0.6
+_BESIDE = 0.58  # what the job does not use, as far as its lines say
+_SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded
 _TOPIC = {cause: place for place, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 _EXTRA = 0.012  # each further signature that agrees
 
@@ -90,7 +92,7 @@ def collect(case: Case) -> list[Candidate]:
         found.append(
             Candidate(
                 signature.cause,
-                signature.strength,
+                min(signature.strength, _BESIDE) if all(map(case.beside_the_job, hits)) else signature.strength,
                 _title(signature.title, hits[0]),
                 [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
                 *speakers(hits),
@@ -101,8 +103,7 @@ def collect(case: Case) -> list[Candidate]:
         found.extend(rule(case))
     if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
         found.extend(_last_resort(case))
-    else:  # behind what somebody said, words still tell what else it may be
-        known = {item.id for item in found}
+    elif len(known := {item.id for item in found}) < len(_FURTHER):  # words still tell what else it may be
         found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
     return _join(found)
 
@@ -171,8 +172,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        slow = item.id in _SLOWNESS and not item.vague and not _finite_again(case, item)
-        if not slow and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
+        if not _slows(case, item) and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -190,15 +190,20 @@ _SLOWNESS = frozenset(
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",
-        "sw.nccl-bug",
     )
 )
+
+
+def _slows(case: Case, item: Candidate) -> bool:
+    """Whether it may have cost the job speed or right numbers, though the job came to its end."""
+    missed = case.nodes > 1 or any(hit.signature != "no-hca" for hit in item.hits)  # one host alone needs no adapter
+    return item.id in _SLOWNESS and not item.vague and missed and not _finite_again(case, item)
 
 
 def _survived(case: Case, item: Candidate) -> bool:
     """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
     if case.ordinary or any(
-        signature.role is Role.SYMPTOM and case.has(name) and not case.overcome(name)
+        signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name)
         for name, signature in case.signatures.items()
     ):
         return False
@@ -279,6 +284,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         killed = cause if cause.id == "launch.killed" else effect
         if any(_TAKEN_AWAY.search(hit.text) for hit in killed.hits):  # a host that was taken away is lost, too
             return cause is killed
+    if cause.id == "net.firewall" and effect.id == "net.master-unreachable":
+        return before[cause.id] >= _SEEN
     if effect.id in EXPLAINS.get(cause.id, frozenset()):
         # Where each could explain the other, the stronger one does; of equals neither.
         return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]

@@ -31,7 +31,7 @@ class Template:
         pieces: list[str] = []
         holes: list[tuple[str, str]] = []
         at = 0
-        for hole in _HOLE.finditer(text):
+        for hole in _HOLE.finditer(text) if "{" in text else ():  # most have none
             pieces.append(text[at : hole.start()])
             holes.append((hole.group(1), hole.group(2) or ""))
             at = hole.end()
@@ -46,6 +46,8 @@ class Template:
 
     def match(self, line: str) -> dict[str, str] | None:
         """The holes' contents if the line matches, else None."""
+        if not self._holes:
+            return {} if self.text in line else None
         start = -1
         for _ in range(_RETRIES):
             start = line.find(self._pieces[0], start + 1)

@@ -14,64 +14,95 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit, Role
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
-TOPICS: dict[str, re.Pattern[str]] = {
-    cause: re.compile(words, re.IGNORECASE)
-    for cause, words in {
-        "gpu.nvlink": r"nvlink|nvswitch|sxid",
-        "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
-        "gpu.imex": r"imex|mnnvl|multi-node nvlink",
-        "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-        "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
-        "gpu.mig": r"\bmig\b",
-        "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
-        "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
-        "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx\b|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm: (?:can't|rm)|\bsm_\d+|compute capability|\bhip\b|rocm",
-        "gpu.oom": r"out of memory|cudamalloc",
-        "gpu.illegal-access": r"illegal memory|device-side|launch failure",
-        "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",
-        "gpu.duplicate": r"same gpu|duplicate gpu",
-        "ib.gid-index": r"\bgids?\b|gid_index|gid table",
-        "ib.memlock": r"memlock|locked memory|max locked|cannot allocate memory.*(?:ibv|qp|cq|mr)|(?:ibv|reg_mr).*cannot allocate",
-        "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr",
-        "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|state\W{1,4}polling|cable|link_?layer.*down|state:? *down|carrier|link went down|"
-        r"\b(?:ice|irdma|bnxt_\w+|mlx5\w*|i40e|ixgbe|efa)\b.*(?:reset|time-?out|timed out|error state)",
-        "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
-        "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b",
-        "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|mlx5_core .*probe failed|device-specific driver",
-        "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
-        "net.mtu": r"\bmtu\b|jumbo|frag",
-        "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
-        "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
-        "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
-        "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
-        "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
-        "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
-        "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
-        "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
-        "launch.env-missing": r"environment variable .*(?:not set|expected)",
-        "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
-        "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
-        "sys.nofile": r"open files|file descriptor|emfile|file-max",
-        "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
-        "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",
-        "sys.disk-full": r"no space|disk full|quota",
-        "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",
-        "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|\bfs\b|blocked for more than|input/output|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",
-        "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat|kernel panic|machine check|node_fail|host error|"
-        r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|crashed|retirement|lost_host|underlying hardware",
-        "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
-        "sw.library-conflict": r"symbol|shared object|libnccl\.so|glibc|ld_library_path|libcud",
-        "sw.no-nccl-backend": r"built without|not built|not compiled|backend .*(?:not|un)available|nccl built",
-        "app.bad-tensor": r"tensor|dtype|scalar type|shape|contiguous",
-        "app.pg-misuse": r"process group|init_process_group|process_group|communicator",
-        "app.collective-mismatch": r"mismatch.*collective|collective.*mismatch|fingerprint|desync|incorrect receive info|truncated",
-        "app.ddp-unused-params": r"unused param|did not receive grad|find_unused",
-        "app.dataloader-worker": r"dataloader|data loader worker",
-        "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
-        "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-        "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
-    }.items()
+TOPICS: dict[str, str] = {
+    "gpu.nvlink": r"nvlink|nvswitch|sxid",
+    "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
+    "gpu.imex": r"imex|mnnvl|multi-node nvlink",
+    "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.mig": r"\bmig\b",
+    "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
+    "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
+    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx\b|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm: (?:can't|rm)|\bsm_\d+|compute capability|\bhip\b|rocm",
+    "gpu.oom": r"out of memory|cudamalloc",
+    "gpu.illegal-access": r"illegal memory|device-side|launch failure",
+    "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",
+    "gpu.duplicate": r"same gpu|duplicate gpu",
+    "ib.gid-index": r"\bgids?\b|gid_index|gid table",
+    "ib.memlock": r"memlock|locked memory|max locked|cannot allocate memory.*(?:ibv|qp|cq|mr)|(?:ibv|reg_mr).*cannot allocate",
+    "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr",
+    "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|state\W{1,4}polling|cable|link_?layer.*down|state:? *down|carrier|link went down|"
+    r"\b(?:ice|irdma|bnxt_\w+|mlx5\w*|i40e|ixgbe|efa)\b.*(?:reset|time-?out|timed out|error state)",
+    "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
+    "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b",
+    "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|mlx5_core .*probe failed|device-specific driver",
+    "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
+    "net.mtu": r"\bmtu\b|jumbo|frag",
+    "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
+    "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
+    "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
+    "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
+    "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
+    "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
+    "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
+    "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
+    "launch.env-missing": r"environment variable .*(?:not set|expected)",
+    "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
+    "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
+    "sys.nofile": r"open files|file descriptor|emfile|file-max",
+    "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
+    "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",
+    "sys.disk-full": r"no space|disk full|quota",
+    "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",
+    "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|\bfs\b|blocked for more than|input/output|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",
+    "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat|kernel panic|machine check|node_fail|host error|"
+    r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|crashed|retirement|lost_host|underlying hardware",
+    "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
+    "sw.library-conflict": r"symbol|shared object|libnccl\.so|glibc|ld_library_path|libcud",
+    "sw.no-nccl-backend": r"built without|not built|not compiled|backend .*(?:not|un)available|nccl built",
+    "app.bad-tensor": r"tensor|dtype|scalar type|shape|contiguous",
+    "app.pg-misuse": r"process group|init_process_group|process_group|communicator",
+    "app.collective-mismatch": r"mismatch.*collective|collective.*mismatch|fingerprint|desync|incorrect receive info|truncated",
+    "app.ddp-unused-params": r"unused param|did not receive grad|find_unused",
+    "app.dataloader-worker": r"dataloader|data loader worker",
+    "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
+    "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
+    "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
 }
+
+
+@functools.cache
+def _words(cause: str) -> re.Pattern[str]:
+    """The words of a cause. Most logs ask for two or three causes of thirty."""
+    return re.compile(TOPICS[cause], re.IGNORECASE)
+
+
+# Subjects that a message names so clearly that they decide, before the program's part that prints it does.
+_CLEAR = (
+    "ib.memlock",
+    "ib.retry-exceeded",
+    "ib.gid-index",
+    "ib.port-down",
+    "sys.nofile",
+    "sys.threads",
+    "sys.shm",
+    "net.port-in-use",
+    "gpu.imex",
+    "gpu.fabric-manager",
+    "gpu.nvlink",
+    "gpu.ecc",
+    "gpu.duplicate",
+    "gpu.oom",
+    "gpu.not-visible",
+    "sw.nccl-version-mismatch",
+)
+
+
+def subject(message: str) -> str:
+    """The cause that a message's words name; empty if they name none of the clear ones."""
+    return next((cause for cause in _CLEAR if _words(cause).search(message)), "")
+
+
 _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
@@ -113,7 +144,7 @@ _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 
 
 def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it."""
+    """Cause id -> lines whose words belong to it. Lines that differ in numbers only are asked once."""
     table: dict[str, list[Hit]] = defaultdict(list)
     effects = {
         (hit.file, hit.line)
@@ -121,22 +152,30 @@ def vote(case: Case) -> dict[str, list[Hit]]:
         if signature.role is Role.SYMPTOM and signature.cause
         for hit in case.hits(name)
     }
+    known: dict[str, tuple[str, ...]] = {}
     for hit in (hit for hit in trouble(case) if (hit.file, hit.line) not in effects):
-        text = _ADVICE.sub("", hit.text)
-        for cause, words in TOPICS.items():
-            if words.search(text):
-                table[cause].append(hit)
+        text = _ADVICE.sub("", hit.text[-_ASKED:])
+        shape = _DIGITS.sub("", text)
+        if shape not in known and len(known) < _SHAPES:
+            known[shape] = tuple(cause for cause in TOPICS if _words(cause).search(text))
+        for cause in known.get(shape, ()):
+            table[cause].append(hit)
     return table
+
+
+_DIGITS = re.compile(r"\d+")
+_ASKED = 600  # characters of a line: its end, behind the prefixes
+_SHAPES = 150  # so many different lines tell what a log is about
 
 
 def supporting(case: Case, cause: str) -> list[Hit]:
     """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
-    words = TOPICS.get(cause)
     settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
     facts = [
         hit for name in _FACTS.get(cause, ()) for hit in (*case.hits(name)[:6], case.last(name)) if hit is not None
     ]
-    return settings + facts + [hit for hit in trouble(case) if words is not None and words.search(hit.text)]
+    words = [hit for hit in trouble(case) if _words(cause).search(hit.text)] if cause in TOPICS else []
+    return settings + facts + words
 
 
 def concerns(name: str, cause: str) -> bool:

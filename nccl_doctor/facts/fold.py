@@ -1,9 +1,9 @@
-"""Host lists as people write them: ``gpu[01-04,07]``."""
+"""Lists as people write them: ``gpu[01-04,07]``, ``eth0, eth1 and 3 more``."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _PLAIN_CHARACTERS = frozenset(":[]@,!&^%* ")  # of addresses, or with a meaning in a node set
 
@@ -11,6 +11,11 @@ _PLAIN_CHARACTERS = frozenset(":[]@,!&^%* ")  # of addresses, or with a meaning 
 def fold(hosts: Iterable[str]) -> str:
     """Node-set notation for host names; names that are no node-set material (addresses) are listed as they are."""
     return _folded(tuple(sorted(set(hosts))))
+
+
+def few(items: Sequence[object], shown: int = 4) -> str:
+    """The first ``shown`` of them, and how many more there are."""
+    return ", ".join(map(str, items[:shown])) + (f" and {len(items) - shown} more" if len(items) > shown else "")
 
 
 @functools.lru_cache(64)  # the same thousand hosts are told in many places, and folding them takes 45 ms

@@ -20,6 +20,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
     own_mount: bool = True
     type: str = ""
     leftovers: dict[str, dict[str, int]] = {}
+    read_only: bool = False
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class Filesystem(msgspec.Struct, frozen=True):
     source: str = ""
     read_only: bool = False
     detail: str = ""
+    noexec: bool = False  # programs and libraries on it may not be executed
 
 
 class Cgroup(msgspec.Struct, frozen=True):

@@ -103,6 +103,11 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     folded_under: str = ""  # id of the finding whose consequence this one is
 
 
+def beneath(id: str, parent: str) -> bool:
+    """Whether an id is ``parent`` or one of the finer ids below it: ``net.mtu.black-hole`` is beneath ``net.mtu``."""
+    return id == parent or id.startswith(parent + ".")
+
+
 class Unknown(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that was not measured: what, on which hosts, why, and the command that would measure it."""
 

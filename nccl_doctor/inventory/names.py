@@ -74,10 +74,10 @@ def slots(text: str) -> int:
     return int(text)
 
 
-def spell(entry: HostEntry, with_port: bool = True) -> str:
+def spell(entry: HostEntry) -> str:
     """``user@host:port`` as this program reads it back; IPv6 in brackets where a port follows."""
     text = entry.name
-    if with_port and entry.port is not None:
+    if entry.port is not None:
         bare_is_slots = not entry.user or is_ipv6(text)
         text = f"[{text}]:{entry.port}" if bare_is_slots else f"{text}:{entry.port}"
     return f"{entry.user}@{text}" if entry.user else text

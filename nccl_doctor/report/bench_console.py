@@ -15,6 +15,7 @@ from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.statistics import NOISY
 from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Finding, Severity
@@ -26,7 +27,6 @@ _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
 _MODE = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
 _BAR = 10
-NOISY = 0.25
 
 
 def microseconds(value: float) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import print_hanging
 from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 
-ITEMS_SHOWN = 4
 CHANGES_SHOWN = 40
 _STYLE = {
     "new": "bold red",
@@ -73,7 +72,7 @@ def _finding(item: FindingChange, console: Console) -> None:
     text.append(f"{item.id:<{id_width}}", "bold").append(f"  {visible(fold(item.hosts)):<{hosts_width}}")
     text.append(f"  {item.severity.value}", "dim")
     if item.where:
-        text.append(f"  {visible(_few(item.where))}")
+        text.append(f"  {visible(few(item.where))}")
     if item.change == "first-looked":
         text.append("  the run before did not look for it: it may be older", "dim")
     print_hanging(console, text, 0, 13)
@@ -81,15 +80,10 @@ def _finding(item: FindingChange, console: Console) -> None:
 
 
 def _change(item: FactChange) -> Text:
-    items = f" {visible(_few(item.items))}" if item.items else ""
+    items = f" {visible(few(item.items))}" if item.items else ""
     text = Text(f"  {visible(fold(item.hosts)):<20}  ", "bold").append(f"{item.label}{items}: ", "not bold")
     text.append(visible(item.before) or "(not there)", "cyan").append(" -> ")
     text.append(visible(item.after) or "(not there)", "bold cyan")
     if item.found:
         return text.append(f"   see {item.found}", "bold red")
     return text.append(f"   {', '.join(item.ids)}", "dim") if item.ids else text
-
-
-def _few(items: tuple[str, ...]) -> str:
-    more = f" and {len(items) - ITEMS_SHOWN} more" if len(items) > ITEMS_SHOWN else ""
-    return ", ".join(items[:ITEMS_SHOWN]) + more

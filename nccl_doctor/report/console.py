@@ -209,12 +209,16 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
         for item in report.causes:
             if item.severity is Severity.INFO:
                 yield "note", "cyan", Text(visible(item.title))
-    shown = report.unknown if verbose else report.unknown[:GAPS_SHOWN]
-    for gap in shown:
-        told = f"{visible(gap.what)} on {visible(fold(gap.hosts))}: {visible(gap.why)}"
-        yield "not checked", "yellow", Text(told + (f" (try: {visible(gap.next)})" if gap.next else ""))
-    if len(report.unknown) > len(shown):
-        more = f"... and {len(report.unknown) - len(shown)} more (--verbose shows all)"
+    # What is missing for one reason on the same hosts (a deadline, a dead link) is one line.
+    gaps: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
+    for gap in report.unknown:
+        gaps.setdefault((gap.hosts, gap.why, gap.next), []).append(gap.what)
+    shown = list(gaps.items())[: None if verbose else GAPS_SHOWN]
+    for (hosts, why, then), names in shown:
+        told = f"{visible(', '.join(names))} on {visible(fold(hosts))}: {visible(why)}"
+        yield "not checked", "yellow", Text(told + (f" (try: {visible(then)})" if then else ""))
+    if len(gaps) > len(shown):
+        more = f"... and {len(gaps) - len(shown)} more (--verbose shows all)"
         yield "not checked", "yellow", Text(more, "yellow")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
+from nccl_doctor.env.lint_names import TIMEOUT_CODE
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity, shell_word
@@ -29,7 +30,6 @@ _RISK = {
 
 WIDTH = 100  # columns at most
 QUOTE_WIDTH = 110  # characters of a quoted line
-CODE_TIMEOUT = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def truth(answer: Answer) -> str:
     assert nobody is not None
     said = nobody.truth or "No effect: no known release of NCCL or PyTorch reads it."
     if nobody.timeout:
-        said += f" What sets the time-out is code: {CODE_TIMEOUT}"
+        said += f" What sets the time-out is code: {TIMEOUT_CODE}"
     return said
 
 

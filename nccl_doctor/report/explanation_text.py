@@ -9,6 +9,7 @@ from rich.text import Text
 
 from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.facts.fold import few
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
@@ -85,7 +86,7 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     if cause.ranks:
         where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
     if cause.hosts:
-        where.append(", ".join(cause.hosts[:4]) + (f" and {len(cause.hosts) - 4} more" if len(cause.hosts) > 4 else ""))
+        where.append(few(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit
         head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
         head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")

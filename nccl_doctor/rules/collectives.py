@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome, ProbeResult
@@ -42,6 +42,9 @@ _PEER_GONE = re.compile(
     r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
     r"|remote error|ncclRemoteError|failed to recv|Socket Timeout|Application timeout|wait timeout",
 )
+# A pair that is slow alone: on a busy machine single pairs came out at 0.33 to 0.4 of the others, although each counts
+# with the best of five exchanges.
+SLOW_PAIR_SHARE = 0.25
 SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other hosts' median pair is slow
 # A lone pair has only its line rate to be held against. One TCP stream with small buffers reaches a quarter of 10 Gb/s
 # on any host, but not of 100 Gb/s; and no data network is slower than 1 Gb/s, whatever an interface says of itself.
@@ -289,8 +292,7 @@ def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[E
 
 
 def _numbers(ranks: Iterable[RankOnHost]) -> str:
-    numbers = [str(rank.end.rank) for rank in ranks]
-    return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return few([rank.end.rank for rank in ranks], 8)
 
 
 def _printed(rank: RankOnHost) -> list[Evidence]:
@@ -483,23 +485,35 @@ def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
     stage = first.end.where.stage
     told = [rank for rank in guilty if rank.end.error is not None]
     everyone = len(guilty) == len(ranks)
+    ended = stage == "spawn" and first.end.exit not in (None, 0) and not first.end.killed
     who = f"all {len(ranks)} ranks" if everyone else ", ".join(rank.label for rank in guilty[:4])
     evidence = []
     for rank in (told or guilty)[:4]:
         error = rank.end.error
         said = f": {error.text.splitlines()[0][:300]}" if error and error.text else ""
-        evidence.append(rank.evidence(f"stuck in {rank.end.where.words} after {rank.end.where.step_s:.0f} s{said}"))
-    evidence += _printed(first) + _others(ranks, guilty)
+        how = f"ended in {rank.end.where.words}" if ended else f"stuck in {rank.end.where.words}"
+        evidence.append(rank.evidence(f"{how} after {rank.end.where.step_s:.0f} s{said}"))
+    printed = _printed(first)
+    # What ended a Python that ran no line of ours is in its last line.
+    evidence += (printed[::-1] if ended else printed) + _others(ranks, guilty)
     fact = first.fact
     yield finding(
         STUCK_IDS.get(stage, "collectives.stuck.measure"),
         Severity.FAIL,
-        f"{who} stuck in {_WHAT.get(stage, stage)}"
+        f"{who} {'ended while' if ended else 'stuck in'} {_WHAT.get(stage, stage)}"
         + (f" ({fact.master_addr} port {fact.master_port} on {fact.master})" if stage == "store" else ""),
         evidence,
         hosts=() if not everyone else sorted({rank.host for rank in ranks}),
         places=[rank.place for rank in guilty],
+        fixes=_start_by_hand(first) if ended else (),
         confidence=0.9 if not everyone else 0.8,
+    )
+
+
+def _start_by_hand(rank: RankOnHost) -> tuple[Fix, ...]:
+    command = f"{shell_word(rank.fact.python or 'python3')} -c 'import tempfile, torch'"
+    return (
+        Fix("start that Python by hand, and look for what PYTHONPATH or PYTHONHOME put in its way", command, rank.host),
     )
 
 
@@ -556,8 +570,11 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         yield from _lone_pair(facts, pair, gbs, before_gbs)
     if len(rates) < 2:
         return
-    typical = _median(sorted(rates.values())[len(rates) // 2 :])
-    slow = {pair: rate < SLOW_HOST_SHARE * typical for pair, rate in rates.items()}
+    # Of three hosts, one that is slow leaves a single pair to compare with, and that may have been lucky.
+    share = SLOW_HOST_SHARE if len(rates) > 3 else SLOW_PAIR_SHARE
+    upper = _median(sorted(rates.values())[len(rates) // 2 :])  # one slow host of four slows down half of the pairs
+    typical = _median(sorted(rate for rate in rates.values() if rate >= share * upper))
+    slow = {pair: rate < share * typical for pair, rate in rates.items()}
     both = {**slow, **{(b, a): bad for (a, b), bad in slow.items()}}
     for culprit in blame(both):
         pairs = sorted({tuple(sorted(pair)) for pair in culprit.pairs})
@@ -567,6 +584,8 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
         if len(culprit.hosts) == 2:
+            if min(rates.get(pair, rates.get(pair[::-1], 0.0)) for pair in culprit.pairs) >= SLOW_PAIR_SHARE * typical:
+                continue
             yield _slow_pair(
                 culprit.hosts,
                 f"only the exchange between them is slow: {rate(_median(sorted(good)))} for the other pairs (median)",

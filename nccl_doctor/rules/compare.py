@@ -14,7 +14,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.findings.model import Finding, Severity, beneath
 from nccl_doctor.rules import metrics
 from nccl_doctor.rules.compare_facts import READERS, Key, Values, values_of
 from nccl_doctor.rules.engine import Host
@@ -301,10 +301,6 @@ def _run_rows(a: tuple[Host, ...], b: tuple[Host, ...], both: tuple[str, ...]) -
             yield from (_Row(subject, item, name, before, after) for name in both)
 
 
-def _beneath(id: str, parent: str) -> bool:
-    return id == parent or id.startswith(parent + ".")
-
-
 def _folded(rows: Iterable[_Row], found: Sequence[FindingChange]) -> list[FactChange]:
     """Equal changes over hosts are one, then equal ones over items (eight GPUs with one new VBIOS)."""
     by_host: dict[tuple[str, str, str, str], list[str]] = {}
@@ -340,7 +336,7 @@ def _new_finding(about: Subject, names: tuple[str, ...], found: Sequence[Finding
     for item in found:
         touched = item.change in NEW and bool(set(item.hosts) & set(names))
         touched = touched and item.severity is not Severity.INFO
-        if touched and any(_beneath(item.id, id) for id in about.ids):
+        if touched and any(beneath(item.id, id) for id in about.ids):
             return item.id
     return ""
 

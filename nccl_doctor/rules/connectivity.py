@@ -138,11 +138,11 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
 
 def _name_of_another(host: str, names: Names) -> Finding:
     """Mending /etc/hosts would hide it: the host's name itself is wrong."""
-    meant = "every host for itself" if names.host_name == "localhost" else f"{names.host_name} for others"
+    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
     return finding(
         "net.hostname-resolution.wrong-address",
         Severity.FAIL,
-        f"{host} calls itself {names.host_name}, which means {meant}: peers that are told this name connect elsewhere",
+        f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [
             Evidence(names.host_name, source="hostname", host=host),
             _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
@@ -382,11 +382,11 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
     silent = _without_udp(paths)
     for host, gaps in silent.items():
-        fleet.missing.setdefault(("path MTU", gaps), []).append(host)
+        fleet.lack("path MTU", gaps, host)
     for (host, peer), path in paths.items():
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
-            fleet.missing.setdefault((f"path MTU to {peer}", why), []).append(host)
+            fleet.lack(f"path MTU to {peer}", why, host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -397,7 +397,17 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         pair: path.outcome == "black-hole" and path.largest_passed < min(own.get(pair[0], 0), own.get(pair[1], 1 << 30))
         for pair, path in holes.items()
     }
-    for culprit in blame(bad):
+    lost: dict[str, int] = {}  # host -> the smallest packet that vanished on any of its paths, in bytes
+    for pair in (pair for pair, is_bad in bad.items() if is_bad):
+        for host in pair:
+            lost[host] = min(lost.get(host, 1 << 30), holes[pair].smallest_lost)
+    # A path that carries no packet of the sizes that vanish elsewhere speaks for nobody.
+    tried = {
+        pair: is_bad
+        for pair, is_bad in bad.items()
+        if is_bad or holes[pair].interface_mtu >= min((lost[host] for host in pair if host in lost), default=0)
+    }
+    for culprit in blame(tried):
         yield _black_hole(fleet, culprit, paths)
 
 
@@ -507,13 +517,13 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         total = sum(lost[pair] for pair in culprit.pairs)
         share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
         names = " and ".join(culprit.hosts)
-        side = {"in": "towards", "out": "from"}.get(
-            culprit.direction, "at" if culprit.direction == "both" else "between"
-        )
+        where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
+        if culprit.direction == "pair" and len(culprit.pairs) == 1:
+            where["pair"] = f"from {culprit.pairs[0][0]} to {culprit.pairs[0][1]}"
         yield finding(
             "net.packet-loss",
             Severity.FAIL,
-            f"{share:.1f} % of packets {side} {names} are lost",
+            f"{share:.1f} % of packets {where[culprit.direction]} are lost",
             [
                 Evidence(
                     f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",
@@ -598,9 +608,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.missing.setdefault((f"throughput to {flow.peer}", why), []).append(host)
+                fleet.lack(f"throughput to {flow.peer}", why, host)
         if not fact.flows:
-            fleet.missing.setdefault(("throughput", "no flow was measured"), []).append(host)
+            fleet.lack("throughput", "no flow was measured", host)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)

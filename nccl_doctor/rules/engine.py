@@ -105,13 +105,21 @@ class Fleet:
 
     def every(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for all hosts that have it; the others become unknown in this rule's result."""
-        found: dict[str, F] = {}
+        return self.of_each(lambda host: host.need(kind))
+
+    def of_each(self, ask: Callable[[Host], T]) -> dict[str, T]:
+        """Host name -> answer; hosts of which it raises ``MissingFact`` become unknown in this rule's result."""
+        found: dict[str, T] = {}
         for host in self.hosts:
             try:
-                found[host.name] = host.need(kind)
+                found[host.name] = ask(host)
             except MissingFact as gap:
-                self.missing.setdefault((gap.what, gap.why), []).append(host.name)
+                self.lack(gap.what, gap.why, host.name)
         return found
+
+    def lack(self, what: str, why: str, *hosts: str) -> None:
+        """Note what was not measured on these hosts: it becomes unknown in this rule's result."""
+        self.missing.setdefault((what, why), []).extend(hosts)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -231,12 +239,12 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dic
         for item in rule.per_fleet(fleet):
             findings.append(item)
     except MissingFact as gap:
-        fleet.missing.setdefault((gap.what, gap.why), []).extend(names)
+        fleet.lack(gap.what, gap.why, *names)
     except SkipRule as reason:
         skipped = dict.fromkeys(names, str(reason))
     except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
         findings.append(internal_error(rule.name, error, names))
-        fleet.missing.setdefault((rule.name, "internal error"), []).extend(names)
+        fleet.lack(rule.name, "internal error", *names)
     blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
     absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
     not_passed = blamed | absent | set(skipped)

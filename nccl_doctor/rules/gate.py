@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 
 import msgspec
 
@@ -88,34 +88,31 @@ def decide(
     and rail group) differ, hosts of the largest group come first: a job runs best on hosts that are alike.
     """
     decisions = decide_hosts(report)
-    accepted = (HEALTHY,) if strict else (HEALTHY, SUSPECT)
     failing = {(cause.id, host) for cause in report.causes if cause.severity is Severity.FAIL for host in cause.hosts}
-    # Suspect by warnings alone: not one end of a link that failed.
-    suspects = {
-        item.host
-        for item in decisions
-        if item.state == SUSPECT and not any((id, item.host) in failing for id in item.because)
-    }
-    good = [
-        item.host for item in decisions if item.state == HEALTHY or (item.state in accepted and item.host in suspects)
-    ]
-    ordered = _alike_first(good, {item.host: item.state for item in decisions}, groups or {})
+
+    def is_good(item: Decision) -> bool:
+        if item.state == SUSPECT and not strict:  # by warnings alone: not one end of a link that failed
+            return not any((id, item.host) in failing for id in item.because)
+        return item.state == HEALTHY
+
+    ordered = _alike_first({item.host: item.state for item in decisions if is_good(item)}, groups or {})
     wanted = len(report.hosts) if min_hosts is None else min_hosts
     go = bool(ordered) and len(ordered) >= wanted
     chosen = ordered[:wanted] if spares is not None else ordered
     rest = ordered[len(chosen) :][: spares or 0]
-    reason = f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} are needed"
-    good_hosts = tuple(sorted(ordered))
+    good = tuple(sorted(ordered))
     return Gate(
-        go, decisions, tuple(sorted(chosen)) if go else good_hosts, tuple(rest) if go else (), reason, good_hosts
+        go,
+        decisions,
+        chosen=tuple(sorted(chosen)) if go else good,
+        spares=tuple(rest) if go else (),
+        reason=f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} are needed",
+        good=good,
     )
 
 
-def _alike_first(good: Sequence[str], states: dict[str, str], groups: dict[str, str]) -> list[str]:
-    size: dict[str, int] = {}
-    for host in good:
-        size[groups.get(host, "")] = size.get(groups.get(host, ""), 0) + 1
-    return sorted(
-        good,
-        key=lambda host: (-size[groups.get(host, "")], groups.get(host, ""), states[host] != HEALTHY, host),
-    )
+def _alike_first(good: dict[str, str], groups: dict[str, str]) -> list[str]:
+    """Good hosts (with their states): those of the largest group first, in it the healthy ones, then by name."""
+    of = {host: groups.get(host, "") for host in good}
+    size = Counter(of.values())
+    return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
@@ -76,16 +76,7 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
     elif fact.nvml.code == _NO_PERMISSION:
         raise MissingFact("NVML", f"not permitted: {fact.nvml.detail}")
     elif fact.nvml.outcome != "ok":
-        id, title, text, command = _INIT_FAILURES.get(
-            fact.nvml.code or 0,
-            (
-                "gpu.driver.failed",
-                f"NVML fails: {fact.nvml.detail}",
-                "read what the kernel module says",
-                "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",
-            ),
-        )
-        yield _driver_finding(host, fact, id, title, text, command, fact.nvml.detail)
+        yield _driver_finding(host, fact, *_init_failure(fact.nvml), fact.nvml.detail)
     elif broken := {gpu.index: gpu.errors for gpu in devices(fact) if len(gpu.errors) >= MANY_ERRORS}:
         index, errors = next(iter(broken.items()))
         if fact.container == GVISOR:
@@ -99,7 +90,26 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|xid' | tail -20",
             "; ".join(f"{field}: {text}" for field, text in list(errors.items())[:4]),
         )
-    elif fact.smi.outcome == "timed-out":
+    else:
+        yield from _second_witness(host, fact)
+
+
+def _init_failure(nvml: Witness) -> tuple[str, str, str, str]:
+    """Finding id, title, what to do (text, command) where NVML does not start."""
+    return _INIT_FAILURES.get(
+        nvml.code or 0,
+        (
+            "gpu.driver.failed",
+            f"NVML fails: {nvml.detail}",
+            "read what the kernel module says",
+            "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",
+        ),
+    )
+
+
+def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
+    """nvidia-smi hangs, or contradicts an NVML that answers."""
+    if fact.smi.outcome == "timed-out":
         yield finding(
             "gpu.driver.smi-hang",
             Severity.WARN,

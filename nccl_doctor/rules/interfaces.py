@@ -20,6 +20,7 @@ from nccl_doctor.env.socket_interface import (
     parse_filter,
 )
 from nccl_doctor.env.versions import Version, show
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.facts.mesh import Links, Names
 from nccl_doctor.facts.model import Plan
@@ -104,13 +105,7 @@ def view(host: Host, plan: Plan) -> View:
 
 def views(fleet: Fleet) -> dict[str, View]:
     """The view of every host; hosts without one become unknown."""
-    found = {}
-    for host in fleet.hosts:
-        try:
-            found[host.name] = host.once(view, fleet.plan)
-        except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
-    return found
+    return fleet.of_each(lambda host: host.once(view, fleet.plan))
 
 
 def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
@@ -500,7 +495,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "net.wrong-interface.duplicate-address",
             Severity.FAIL,
-            f"{len(items)} hosts would all hand out {number} ({_names(sorted({address.name for address in chosen}))}): "
+            f"{len(items)} hosts would all hand out {number} ({few(sorted({address.name for address in chosen}))}): "
             "connections end on the wrong host",
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
@@ -618,7 +613,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
             yield finding(
                 "net.wrong-interface.unreachable",
                 Severity.FAIL,
-                f"NCCL would hand out {address.address} ({address.name}), which {_names(sources)} cannot reach"
+                f"NCCL would hand out {address.address} ({address.name}), which {few(sources)} cannot reach"
                 + (f"; {elsewhere[0].address} of the same host is reachable" if elsewhere else ""),
                 proof,
                 places=tuple(Place(host, nic=address.name, peer=source) for source in sources[:8]),
@@ -693,51 +688,44 @@ def _peer_networks(seen: Mapping[str, View], host: str) -> tuple[Evidence, ...]:
     return tuple(_interface_list(item) for item in peers)
 
 
-@fleet_rule("interfaces", "net.rp-filter.strict")
-def reverse_path_filter(fleet: Fleet) -> Iterator[Finding]:
+@host_rule("interfaces", "net.rp-filter.strict")
+def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
     """Where a host has two addresses in one network, strict reverse-path filtering is off.
 
     With rp_filter = 1 the kernel drops what arrives on the interface it would not answer through.
     """
-    for host in fleet.hosts:
-        try:
-            facts, system = host.need(Interfaces), host.need(System)
-        except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
-            continue
-        groups: dict[str, set[str]] = {}
-        for address in facts.addresses:
-            if address.family == "inet" and address.running and not trap(address, facts) and address.prefix < 32:
-                groups.setdefault(str(address.network), set()).add(address.name)
-        overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
-        for network, names in sorted(groups.items()):
-            strict = [
-                name
-                for name in sorted(names)
-                if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
-            ]
-            if len(names) > 1 and strict:
-                yield finding(
-                    "net.rp-filter.strict",
-                    Severity.WARN,
-                    f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
-                    tuple(
-                        Evidence(
-                            f"net.ipv4.conf.{name}.rp_filter = 1 (own or all)",
-                            "/proc/sys/net/ipv4/conf",
-                            host=host.name,
-                        )
-                        for name in strict[:4]
-                    ),
-                    hosts=(host.name,),
-                    fixes=(
-                        Fix(
-                            "loose mode, until the next boot",
-                            f"sudo sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[-1]}.rp_filter=2",
-                            host.name,
-                        ),
-                    ),
-                )
+    facts, system = host.need(Interfaces), host.need(System)
+    groups: dict[str, set[str]] = {}
+    for address in facts.addresses:
+        if address.family == "inet" and address.running and not trap(address, facts) and address.prefix < 32:
+            groups.setdefault(str(address.network), set()).add(address.name)
+    overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
+    for network, names in sorted(groups.items()):
+        strict = [
+            name
+            for name in sorted(names)
+            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
+        ]
+        if len(names) > 1 and strict:
+            yield finding(
+                "net.rp-filter.strict",
+                Severity.WARN,
+                f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
+                [
+                    Evidence(
+                        f"net.ipv4.conf.{name}.rp_filter = 1 (own or all)", "/proc/sys/net/ipv4/conf", host=host.name
+                    )
+                    for name in strict[:4]
+                ],
+                hosts=(host.name,),
+                fixes=[
+                    Fix(
+                        "loose mode, until the next boot",
+                        f"sudo sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[-1]}.rp_filter=2",
+                        host.name,
+                    )
+                ],
+            )
 
 
 @fleet_rule("interfaces", "net.interface-choice")
@@ -752,7 +740,7 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     for item in seen.values():
         groups.setdefault(_choice_text(item), []).append(item)
     summary = "; ".join(
-        text + ("" if len(groups) == 1 else f" on {_names([item.host for item in items])}")
+        text + ("" if len(groups) == 1 else f" on {few([item.host for item in items])}")
         for text, items in sorted(groups.items())
     )
     if advised is None:
@@ -761,6 +749,8 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
         outcome = f"; set {advised.advice.name}='{advised.advice.value}'"
     elif advised.harmful:
         outcome = f"; {advised.reason}"
+    elif advised.works and any(one.loopback for item in seen.values() if item.gloo for one in item.gloo.addresses):
+        outcome = "; NCCL needs nothing set"  # Gloo does: a finding of its own says so
     elif advised.works:
         outcome = "; nothing needs setting"
     else:
@@ -786,10 +776,6 @@ def _choice_text(item: View) -> str:
 
 def _gloo_name(address: Address) -> str:
     return f"{address.name} ({address.address})" if address.loopback else address.name
-
-
-def _names(hosts: list[str]) -> str:
-    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
 
 
 def handed_out(host: Host, plan: Plan) -> tuple[Address, ...]:

@@ -85,7 +85,7 @@ def _judge(bundle: Bundle) -> Report:
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
         created=bundle.created,
-        verdict=verdict_of(findings, unknown) if results and hosts else _nothing_measured(findings),
+        verdict=verdict_of(findings, unknown, measured=bool(results and hosts)),
         hosts=tuple(facts.name for facts in bundle.hosts),
         reached=tuple(host.name for host in hosts),
         findings=findings,
@@ -126,15 +126,11 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...]) -> str:
-    """``faulty`` with any failing finding, else ``incomplete`` with any gap, else ``healthy``."""
-    failed = any(item.severity is Severity.FAIL for item in findings)
-    return "faulty" if failed else "incomplete" if unknown else "healthy"
-
-
-def _nothing_measured(findings: tuple[Finding, ...]) -> str:
-    """The verdict where no rule ran on any host: never ``healthy``."""
-    return "faulty" if any(item.severity is Severity.FAIL for item in findings) else "incomplete"
+def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...], *, measured: bool = True) -> str:
+    """``faulty`` with any failing finding, else ``incomplete`` with any gap or where no rule ran, else ``healthy``."""
+    if any(item.severity is Severity.FAIL for item in findings):
+        return "faulty"
+    return "healthy" if measured and not unknown else "incomplete"
 
 
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
@@ -159,7 +155,7 @@ class _Causes:
                     self._by_host.setdefault((id, host), set()).add(number)
 
     def of(self, number: int) -> set[int]:
-        """The numbers of the failing findings that explain this one."""
+        """The numbers of the failing findings that explain this one: on its hosts, or on every peer that it names."""
         effect = self._findings[number]
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
@@ -167,15 +163,15 @@ class _Causes:
         # A collective that hangs is everybody's; other consequences must touch the host at fault.
         if effect.stage == "collectives" or not (effect.hosts or peers):
             return set().union(*(self._by_id.get(parent, set()) for parent in parents)) - {number}
-
         known = [parent for parent in parents if parent in self._by_id]
 
         def at(host: str) -> set[int]:
             return set().union(*(self._by_host.get((parent, host), set()) for parent in known)) - {number}
 
-        found = [at(peer) for peer in peers]
-        # Whom healthy peers cannot reach either has a fault of its own.
-        return set().union(*map(at, effect.hosts), *(found if all(found) else ()))
+        at_peers = [at(peer) for peer in peers]
+        if not all(at_peers):
+            at_peers = []  # whom a healthy peer does not reach either has a fault of its own
+        return set().union(*map(at, effect.hosts), *at_peers)
 
 
 def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -190,9 +186,12 @@ def fold(findings: list[Finding]) -> list[Finding]:
     order = [(_order(item), number) for number, item in enumerate(findings)]
     folded: list[Finding] = []
     for number, item in enumerate(findings):
-        above = {other for other in explained[number] if number not in explained[other]}
+        # What is only told (that the collectives work, say) is nobody's consequence.
+        told = item.severity is Severity.INFO
+        above = set() if told else {other for other in explained[number] if number not in explained[other]}
         roots = {other for other in above if not explained[other]} or above
-        under = findings[min(roots, key=order.__getitem__)].id if roots else ""
+        near = {other for other in roots if not set(item.hosts).isdisjoint(findings[other].hosts)} or roots
+        under = findings[min(near, key=order.__getitem__)].id if near else ""
         folded.append(msgspec.structs.replace(item, folded_under=under))
     return folded
 

@@ -55,14 +55,14 @@ def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
     for source, peer in pairs([host.name for host in fleet.hosts], fleet.plan.mesh):
         excused = peer in known_gaps and source in measured
         if (source, peer) not in seen and source not in known_gaps and not excused:
-            fleet.missing.setdefault((f"{what} {peer}", why), []).append(source)
+            fleet.lack(f"{what} {peer}", why, source)
 
 
 def unasked(fleet: Fleet, seen: dict[str, Names]) -> None:
     """Note every host of which it is not known what it resolves another reached host's name to."""
     resolver = Resolver(seen)
     for reference, sharers in resolver.untold().items():
-        fleet.missing.setdefault((f"names told by {reference}", "not collected"), []).extend(sharers)
+        fleet.lack(f"names told by {reference}", "not collected", *sharers)
     for name in sorted(host.name for host in fleet.hosts):
         for host in resolver.silent(name):
-            fleet.missing.setdefault((f"name {name}", "not asked"), []).append(host)
+            fleet.lack(f"name {name}", "not asked", host)

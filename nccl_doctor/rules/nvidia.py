@@ -92,7 +92,7 @@ def answered_fleet(fleet: Fleet) -> dict[str, GpuFact]:
         if fact.nvml.outcome == "ok":
             told[host] = fact
         elif fact.has_hardware:
-            fleet.missing.setdefault(("NVML", fact.nvml.detail or fact.nvml.outcome), []).append(host)
+            fleet.lack("NVML", fact.nvml.detail or fact.nvml.outcome, host)
     return told
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
-from nccl_doctor.rules import thresholds
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Evidence, Finding, Severity, beneath, finding
+from nccl_doctor.rules import engine, reach, thresholds
 from nccl_doctor.rules.judge import Report, folded_and_sorted, verdict_of
 
 if sys.version_info >= (3, 11):
@@ -81,6 +83,9 @@ def load(path: Path) -> Policy:
         raise PolicyError(_placed(str(error), text, path)) from error
     if policy.min_hosts is not None and policy.min_hosts < 1:
         raise PolicyError(f"{path}:{_line('min-hosts', text)}: min-hosts is {policy.min_hosts}; expected at least 1")
+    for id in (*policy.severity, *(rule.id for rule in policy.ignore)):
+        if id not in _known_ids():
+            raise PolicyError(_unknown(id, _known_ids(), "finding id", text, path, list_all=False))
     for name in policy.thresholds:
         if name not in thresholds.defaults():
             raise PolicyError(_unknown(name, thresholds.defaults(), "threshold", text, path))
@@ -92,13 +97,21 @@ def _line(key: str, text: str) -> int | None:
     return next((number for number, line in enumerate(text.splitlines(), 1) if wanted.search(line)), None)
 
 
-def _unknown(key: str, known: Mapping[str, object] | set[str], what: str, text: str, path: Path) -> str:
+@functools.cache
+def _known_ids() -> frozenset[str]:
+    """Every finding id there is, and the ids above them."""
+    ids = {*playbooks.names(), *reach.IDS, *(id for rule in engine.all_rules() for id in rule.ids)}
+    return frozenset(".".join(id.split(".")[:depth]) for id in ids for depth in range(1, id.count(".") + 2))
+
+
+def _unknown(
+    key: str, known: Mapping[str, object] | Set[str], what: str, text: str, path: Path, list_all: bool = True
+) -> str:
     near = difflib.get_close_matches(key, list(known), n=1)
-    line = _line(key, text)
+    line = _line(key, text) or next((number for number, one in enumerate(text.splitlines(), 1) if key in one), None)
     place = f"{path}:{line}" if line else str(path)
-    return f"{place}: unknown {what} {key!r}" + (
-        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-    )
+    others = f"; known: {', '.join(sorted(known))}" if list_all else "; `nccl-doctor playbook` lists them"
+    return f"{place}: unknown {what} {key!r}" + (f"; did you mean {near[0]!r}?" if near else others)
 
 
 def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
@@ -127,10 +140,6 @@ def _placed(message: str, text: str, path: Path) -> str:
     return f"{path}:{line}: {message}" if line else f"{path}: {message}"
 
 
-def _covers(id: str, parent: str) -> bool:
-    return id == parent or id.startswith(parent + ".")
-
-
 def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     """The report as the policy sees it: severities replaced, ignored findings taken to INFO and marked as such.
 
@@ -154,10 +163,10 @@ def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
 
 def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
     for parent in sorted(policy.severity, key=len):
-        if _covers(item.id, parent):
+        if beneath(item.id, parent):
             item = msgspec.structs.replace(item, severity=policy.severity[parent])
     for rule in policy.ignore:
-        if rule.until >= today and _covers(item.id, rule.id) and _on(item, rule.hosts):
+        if rule.until >= today and beneath(item.id, rule.id) and _on(item, rule.hosts):
             title = f"{item.title} (ignored until {rule.until}: {rule.reason})"
             item = msgspec.structs.replace(item, severity=Severity.INFO, title=title)
     return item

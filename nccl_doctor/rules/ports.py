@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.mesh import Link, Links, Listening
+from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame
@@ -31,13 +31,17 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         master = listening.master
         if master is None and host == fleet.plan.master:
             what = f"master port {fleet.plan.master_port}"
-            fleet.missing.setdefault((what, "nobody tried to listen on it"), []).append(host)
+            fleet.lack(what, "nobody tried to listen on it", host)
         if master is None or master.outcome == "ok":
             continue
         if master.outcome != "in-use":
-            fleet.missing.setdefault((f"master port {master.port}", master.detail or master.outcome), []).append(host)
+            fleet.lack(f"master port {master.port}", master.detail or master.outcome, host)
             continue
         holder = master.holder
+        if holder and AGENT_MARK in holder.command:
+            why = f"another run of nccl-doctor holds it (pid {holder.pid}): run again when that has ended"
+            fleet.missing.setdefault((f"master port {master.port}", why), []).append(host)
+            continue
         who = f"{holder.command} (pid {holder.pid}, user {holder.user})" if holder and holder.pid else ""
         owner = f"a process of user {holder.user}" if holder and holder.user else "a process that cannot be seen"
         yield finding(
@@ -71,7 +75,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     tried = [(host, link) for host, fact in fleet.every(Links).items() for link in fact.links]
     for host, link in tried:
         if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
-            fleet.missing.setdefault((f"connect to {link.peer}", f"{link.outcome}: {link.detail}"), []).append(host)
+            fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
     general = _pairs(tried, "ephemeral")
     untried(fleet, general, "connect to", "not tried")
     _master_untried(fleet, tried)
@@ -96,7 +100,7 @@ def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     for host in fleet.hosts:
         if host.name not in accounted:
             what = f"master port {fleet.plan.master_port} on {fleet.plan.master}"
-            fleet.missing.setdefault((what, "not tried"), []).append(host.name)
+            fleet.lack(what, "not tried", host.name)
 
 
 def _by_outcome() -> dict[str, set[str]]:
@@ -146,11 +150,10 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         if any(link.outcome == "ok" for link in links.get((server, client), ())):
             can = f"; {server} can connect to {client}"
         look += f": {server}'s on what comes in from {client}, or {client}'s on what goes out"
-    command = "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all"
-    if culprit.direction == "pair" or id == "net.firewall.unreachable":  # between these two alone: a way, not a policy
+    way = []
+    if culprit.direction == "pair":  # between these two alone: a wrong route or neighbour entry does that as well
         client, address = culprit.pairs[0][0], links[culprit.pairs[0]][0].address
-        look += f", and at {client}'s route and neighbour entry"
-        command = f"ip route get {address}; ip neigh show {address}; {command}"
+        way.append(Fix("see which way packets take", f"ip route get {address}; ip neigh show {address}", client))
     guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(
         id,
@@ -162,9 +165,10 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         fixes=[
             Fix(
                 look,
-                command,
+                "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
                 guilty,
             ),
+            *way,
             Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
         ],
         explains=(

@@ -22,8 +22,8 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.software import drift_table, subjects
+from nccl_doctor.rules.units import BINARY
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 COUNTS = ("gpus", "ib-ports", "cpus")
 SIZES = ("shm", "disk", "memory")
 # Requirement -> the stage whose rules look at it.
@@ -68,7 +68,7 @@ def parse(text: str) -> Requirement:
         return Requirement(name, text, float(value))
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
     if name in SIZES and match:
-        return Requirement(name, text, float(match.group(1)) * UNITS[match.group(2)])
+        return Requirement(name, text, float(match.group(1)) * BINARY[match.group(2)])
     rate_match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:GB/s)?", value)
     if name == "min-busbw" and rate_match and float(rate_match.group(1)) > 0:
         return Requirement(name, text, float(rate_match.group(1)))
@@ -186,7 +186,7 @@ def same(fleet: Fleet) -> Iterator[Finding]:
         for subject in need.subjects:
             row = table.get(subject)
             if row is None:
-                fleet.missing.setdefault((f"same={subject}", "found on no host"), []).extend(every)
+                fleet.lack(f"same={subject}", "found on no host", *every)
             elif not row.equal:
                 yield finding(
                     "require.same",

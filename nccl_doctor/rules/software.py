@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
@@ -450,10 +451,10 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
     name, first = rows[0]
     more = f" (and {', '.join(other for other, _ in rows[1:])})" if len(rows) > 1 else ""
     if first.tie:
-        values = ", ".join(f"{value or 'none'} on {_hosts(group)}" for value, group in first.values[:4])
+        values = ", ".join(f"{value or 'none'} on {few(group)}" for value, group in first.values[:4])
         title = f"{name}{more} differs, and no version has a majority: {values}"
     else:
-        odd = ", ".join(f"{value or 'none'} on {_hosts(group)}" for value, group in first.values[1:4])
+        odd = ", ".join(f"{value or 'none'} on {few(group)}" for value, group in first.values[1:4])
         title = (
             f"{name}{more} differs: {odd}; the other {len(first.values[0][1])} hosts have {first.majority or 'none'}"
         )
@@ -462,7 +463,7 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
         worst,
         title,
         tuple(
-            Evidence(f"{subject} {value or 'none'}: {_hosts(group)}", "software", host=group[0])
+            Evidence(f"{subject} {value or 'none'}: {few(group)}", "software", host=group[0])
             for subject, found in rows
             for value, group in found.values[:4]
         ),
@@ -473,9 +474,4 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
 
 
 def _cure(name: str, row: DriftRow, hosts: tuple[str, ...]) -> str:
-    return f"bring {_hosts(hosts)} to {name} {row.majority}" if row.majority else f"choose one {name} for all hosts"
-
-
-def _hosts(names: tuple[str, ...]) -> str:
-    """Host names, at most four of them: folding into node sets is the report's work."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"bring {few(hosts)} to {name} {row.majority}" if row.majority else f"choose one {name} for all hosts"

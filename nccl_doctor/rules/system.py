@@ -32,9 +32,9 @@ SERVICES = (
 )
 
 
-@host_rule("system", "sys.shm.missing", "sys.shm.too-small", "sys.shm.full")
+@host_rule("system", "sys.shm.missing", "sys.shm.read-only", "sys.shm.too-small", "sys.shm.full")
 def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
-    """/dev/shm is there, large enough, and not full.
+    """/dev/shm is there, writable, large enough, and not full.
 
     NCCL's shared-memory transport and DataLoader workers put their buffers into /dev/shm. A container without
     ``--shm-size`` has 64 MiB of it: the job dies with a bus error or "Error while creating shared memory segment".
@@ -55,7 +55,17 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     proof = Evidence(
         f"/dev/shm: {size(shm.size_bytes)} in all, {size(shm.free_bytes)} free", "statvfs /dev/shm", host=host.name
     )
-    if shm.size_bytes < value("shm.warn"):
+    if shm.read_only:
+        yield finding(
+            "sys.shm.read-only",
+            Severity.FAIL,
+            "/dev/shm is read-only: NCCL's shared-memory transport and DataLoader workers cannot work",
+            Evidence("/dev/shm is mounted ro", "/proc/self/mountinfo", host=host.name),
+            hosts=(host.name,),
+            fixes=(Fix("make it writable until the next boot", "sudo mount -o remount,rw /dev/shm", host.name),),
+            explains=("collectives",),
+        )
+    elif shm.size_bytes < value("shm.warn"):
         tiny = shm.size_bytes <= value("shm.fail")
         yield finding(
             "sys.shm.too-small",
@@ -277,6 +287,35 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_EXECUTED = ("/tmp", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+
+
+@host_rule("system", "sys.noexec")
+def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
+    """What torch.compile, Triton and torch's C++ extensions build lies where it may be executed.
+
+    They write libraries into /tmp (TMPDIR) or a cache directory and load them; on a file system mounted noexec that
+    ends in "failed to map segment from shared object".
+    """
+    for entry in _one_per_mount(tuple(item for item in host.need(System).filesystems if item.role in _EXECUTED)):
+        if entry.noexec:
+            yield finding(
+                "sys.noexec",
+                Severity.WARN,
+                f"{entry.path} is mounted noexec: torch.compile, Triton and C++ extensions that are built there cannot be loaded",
+                Evidence(
+                    f"{entry.mount} ({entry.type} {entry.source}) has noexec", "/proc/self/mountinfo", host=host.name
+                ),
+                hosts=(host.name,),
+                fixes=(
+                    Fix("allow it until the next boot", f"sudo mount -o remount,exec {entry.mount}", host.name),
+                    Fix(
+                        "or build elsewhere: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR in a directory that allows it"
+                    ),
+                ),
+            )
+
+
 @host_rule("system", "sys.disk-full", "sys.disk-full.inodes", "sys.disk-full.low", "sys.disk-full.read-only")
 def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     """The places a job writes to (/tmp, home, caches) have free space and inodes, and can be written."""
@@ -313,7 +352,10 @@ def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
     if entry.read_only and entry.role in ("/tmp", "TMPDIR"):
         yield finding(
             "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
-            fixes=(Fix("a disk error can cause it", "dmesg | grep -iE 'remount|I/O error'", host),),
+            fixes=(
+                Fix("see whether a disk error caused it", "dmesg | grep -iE 'remount|I/O error'", host),
+                Fix("if not, make it writable", f"sudo mount -o remount,rw {entry.mount or entry.path}", host),
+            ),
         )  # fmt: skip
     elif entry.free_bytes < value("disk.free.fail"):
         yield finding(

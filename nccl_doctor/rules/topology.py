@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
@@ -383,10 +383,10 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
             skipped += 1
             continue
         except MissingFact as gap:
-            fleet.missing.setdefault((gap.what, gap.why), []).append(host.name)
+            fleet.lack(gap.what, gap.why, host.name)
             continue
         if matrix.truncated:
-            fleet.missing.setdefault((SOURCE, "truncated"), []).append(host.name)
+            fleet.lack(SOURCE, "truncated", host.name)
             continue
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
@@ -442,4 +442,4 @@ def _difference(matrix: Matrix, usual: Matrix | None) -> str:
         own, other_kind = kinds.get((mine[i], mine[j]), "?"), theirs.get((names[i], names[j]), "?")
         if own != other_kind:
             cells.append(f"{mine[i]}-{mine[j]} {own} (most hosts: {other_kind})")
-    return ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
+    return few(cells)

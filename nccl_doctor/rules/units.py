@@ -1,6 +1,8 @@
-"""Numbers with their units, as findings show them."""
+"""Numbers with their units, as findings show them, and the units that users may write."""
 
 from __future__ import annotations
+
+BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # letter -> bytes
 
 
 def size(count: float) -> str:

@@ -40,7 +40,6 @@ def connect_all(
     options: ConnectOptions,
     deadline: Deadline,
     on_progress: OnProgress | None = None,
-    transport: Transport | None = None,
 ) -> dict[str, Session | Reach]:
     """Start an agent on every host, at most ``options.fan_out`` at a time: name -> session, or why there is none.
 
@@ -48,16 +47,15 @@ def connect_all(
     those not begun, or begun less than ``options.connect_s`` before it, ``not-tried``. When interrupted, every session
     that was opened is closed.
     """
-    made = transport or make_transport(options)
-    attempt = _Attempt(entries, made, options, deadline)
+    transport = make_transport(options)
+    attempt = _Attempt(entries, transport, options, deadline)
     try:
         return attempt.run(on_progress or (lambda name, result: None))
     except BaseException:
         attempt.abandon()
         raise
     finally:
-        if transport is None:
-            attempt.when_all_closed(made.close)
+        attempt.when_all_closed(transport.close)
 
 
 class _Attempt:

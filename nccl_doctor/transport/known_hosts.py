@@ -88,14 +88,16 @@ class KnownHosts:
         found = list(self._plain.get(name, ()))
         data = name.encode("utf-8")
         found += [key for salt, digest, key in self._hashed if hmac.digest(salt, data, "sha1") == digest]
-        found += [key for patterns, key in self._patterns if _matches(patterns, name)]
+        found += [key for patterns, key in self._patterns if matches(patterns, name)]
         return found
 
 
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
+def matches(patterns: tuple[str, ...], name: str) -> bool:
+    """Whether a name (in lower case) matches ssh's patterns: one at least, and none of those that begin with ``!``."""
     hit = False
     for pattern in patterns:
-        if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
+        wanted = pattern.lstrip("!").lower().replace("[", "[[]")  # ssh knows * and ? only
+        if fnmatch.fnmatchcase(name, wanted):
             if pattern.startswith("!"):
                 return False
             hit = True

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
-import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
+from nccl_doctor.agent.children import die_with_parent
+
 STDERR_TAIL = 8 << 10  # bytes kept of a command's stderr
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl if os.name == "posix" and hasattr(ctypes.CDLL(None), "prctl") else None
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """For ``preexec_fn``: the kernel kills the child when the thread that started it ends, however it ends."""
-
-    def between_fork_and_exec() -> None:
-        if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return between_fork_and_exec
 
 
 class ProcessStream:
@@ -61,7 +47,7 @@ class ProcessStream:
                     bufsize=0,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()),
+                    preexec_fn=die_with_parent(os.getpid()),
                 )
             except OSError as error:
                 trouble.append(error)
@@ -161,7 +147,7 @@ class ProxyProcess:
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()),
+                    preexec_fn=die_with_parent(os.getpid()),
                 )
             except OSError as error:
                 trouble.append(error)

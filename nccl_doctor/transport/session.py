@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import json
 import queue
+import re
 import threading
 import time
 import zlib
@@ -23,6 +24,7 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transpo
 from nccl_doctor.transport.launch import launch
 
 PING_S = 10.0  # the agent ends after 45 s of silence
+CARRY_LIMIT_S = 30.0
 GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
 SILENCE_S = 20.0  # of an agent that is overdue with an answer: then nothing more is waited for
 LATE_LIMIT = 2  # times that answers were overdue: each further question would wait in vain as well
@@ -34,7 +36,6 @@ NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's fi
 CARRIED = frozenset({"pynvml"})  # pure-Python modules that are sent along when a host's Python lacks them
 
 OnEvent = Callable[[dict[str, Any]], None]
-OnResult = Callable[[str, ProbeResult], None]
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -189,31 +190,25 @@ class Session:
     def probes(
         self,
         wanted: Mapping[str, tuple[Mapping[str, Any] | None, float]],
-        on_result: OnResult | None = None,
         on_event: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> dict[str, ProbeResult]:
-        """Run several probes at once: ``{name: (arguments, limit in seconds)}``. Callbacks run in this thread."""
-        tell = on_result or _ignore
+        """Run several probes at once: ``{name: (arguments, limit in seconds)}``; the results as they came.
 
-        def tell_unless_carried(name: str, result: ProbeResult) -> None:
-            if _missing_module(result) not in CARRIED:
-                tell(name, result)
-
+        ``on_event`` gets their progress, in this thread.
+        """
         requests = {name: self._probe_request(name, *wanted[name]) for name in wanted}
-        results = self._ask(requests, tell_unless_carried, on_event or _ignore)
+        results = self._ask(requests, on_event or _ignore)
         lacking = {name: module for name in results if (module := _missing_module(results[name])) in CARRIED}
         have = {module: self._carry_local(module) for module in sorted(set(lacking.values()))}
         again = {name: self._probe_request(name, *wanted[name]) for name, module in lacking.items() if have[module]}
-        for name in lacking.keys() - again.keys():
-            tell(name, results[name])
-        results.update(self._ask(again, tell, on_event or _ignore))
+        results.update(self._ask(again, on_event or _ignore))
         return results
 
-    def carry(self, module: str, source: str, limit_s: float = 30.0) -> ProbeResult:
+    def carry(self, module: str, source: str) -> ProbeResult:
         """Hand a pure-Python module's source to the agent, for probes to import. Outcome ``ok`` when it has it."""
         packed = base64.b64encode(zlib.compress(source.encode("utf-8"), 6)).decode("ascii")
-        request = ({"op": "module", "name": module, "source": packed}, limit_s)
-        return self._ask({module: request}, _ignore, _ignore)[module]
+        request = ({"op": "module", "name": module, "source": packed}, CARRY_LIMIT_S)
+        return self._ask({module: request}, _ignore)[module]
 
     def close(self) -> None:
         """End the agent (it kills all it started) and the stream."""
@@ -259,12 +254,11 @@ class Session:
     def _ask(
         self,
         requests: dict[str, tuple[dict[str, Any], float]],
-        on_result: OnResult,
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> dict[str, ProbeResult]:
         """Send requests and collect their results, each within its own limit."""
         if self._silent:
-            return {name: self._tell_silence(name, on_result) for name in requests}
+            return dict.fromkeys(requests, ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail()))
         answers: queue.SimpleQueue[_Reply | _Lost] = queue.SimpleQueue()
         started = time.monotonic()
         ends: dict[int, tuple[str, float]] = {}
@@ -279,7 +273,7 @@ class Session:
         results: dict[str, ProbeResult] = {}
         try:
             while ends:
-                self._next_answer(answers, ends, results, started, on_result, on_event)
+                self._next_answer(answers, ends, results, started, on_event)
         finally:
             with self._lock:
                 for number in ends:
@@ -292,7 +286,6 @@ class Session:
         ends: dict[int, tuple[str, float]],
         results: dict[str, ProbeResult],
         started: float,
-        on_result: OnResult,
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> None:
         """Take one message, or find out which requests are overdue; what is answered leaves ``ends``."""
@@ -323,17 +316,11 @@ class Session:
             with self._lock:
                 self._waiting.pop(number, None)
             results[name] = result
-            on_result(name, result)
 
     def _overdue_detail(self) -> str:
         if self._deadline.passed:
             return "stopped by the run's deadline"
         return "no answer: the agent has fallen silent" if self._silent else "the agent did not answer in time"
-
-    def _tell_silence(self, name: str, on_result: OnResult) -> ProbeResult:
-        result = ProbeResult(Outcome.TIMED_OUT, None, self._overdue_detail())
-        on_result(name, result)
-        return result
 
     def _fall_silent(self, now: float) -> None:
         """Not a word since a request was sent whose time, and the grace for travelling, are over; or late too often."""
@@ -564,7 +551,11 @@ def quote(data: bytes, limit: int = 300) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+_SAYS_WHY = re.compile(r"error|denied|not found|cannot|no such|refused|killed|unable", re.I)
+
+
 def last_line(text: str) -> str:
-    """The last line of a command's stderr that says something, made safe to print."""
+    """The last line of a command's stderr that says something (of an error, if one does), made safe to print."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return quote(lines[-1].encode("utf-8", "replace")) if lines else ""
+    errors = [line for line in lines if _SAYS_WHY.search(line)]
+    return quote((errors or lines)[-1].encode("utf-8", "replace")) if lines else ""

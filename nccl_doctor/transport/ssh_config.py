@@ -6,7 +6,6 @@ is asked once for each such class; as soon as the answer could depend on the nam
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import getpass
 import glob
@@ -26,6 +25,7 @@ import msgspec
 from nccl_doctor.facts.model import ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import Unreachable
+from nccl_doctor.transport.known_hosts import matches
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _ASK_LIMIT_S = 10.0
@@ -155,7 +155,7 @@ class _Patterns:
 
     def matched(self, destination: str) -> tuple[bool, ...]:
         """Which of the lists the destination matches: equal answers mean equal configs."""
-        return tuple(_matches(patterns, destination.lower()) for patterns in self.lists)
+        return tuple(matches(patterns, destination.lower()) for patterns in self.lists)
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
@@ -163,17 +163,6 @@ def _directives(text: str) -> Iterator[tuple[str, str]]:
         found = re.match(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*?)\s*$", line)
         if found:
             yield found[1].lower(), found[2]
-
-
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
-    hit = False
-    for pattern in patterns:
-        wanted = pattern.lstrip("!").lower().replace("[", "[[]")  # ssh knows * and ? only
-        if fnmatch.fnmatchcase(name, wanted):
-            if pattern.startswith("!"):
-                return False
-            hit = True
-    return hit
 
 
 class ConfigReader:

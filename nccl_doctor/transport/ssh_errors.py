@@ -26,6 +26,11 @@ class _Packets(paramiko.packet.Packetizer):
     def start_handshake(self, timeout: float) -> None:
         """Nothing to start."""
 
+    def close(self) -> None:
+        """A jump host that is gone first cannot be told: paramiko's thread would die of it, with a traceback."""
+        with contextlib.suppress(OSError, EOFError):
+            super().close()
+
 
 class Connection(paramiko.Transport):
     """A connection that wakes up seldom, and keeps what the server said when it could not open a channel.

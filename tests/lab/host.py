@@ -201,7 +201,17 @@ class Host:
     def spawn(self, argv: Sequence[str]) -> int:
         """Start a process on this host that goes on by itself; its pid. It ends with the lab at the latest."""
         words = [*self.entering(), "--ignore-environment", *_assignments(self.environment()), *argv]
-        return machine.detach(words, self.directory / f"spawned-{uuid.uuid4().hex}")
+        pid = machine.detach(words, self.directory / f"spawned-{uuid.uuid4().hex}")
+        machine.wait_for(lambda: self._runs(pid, argv), f"{argv[0]} to start on {self.name}")
+        return pid
+
+    @staticmethod
+    def _runs(pid: int, argv: Sequence[str]) -> bool:
+        """Whether the words that enter the namespaces have made room for the program, or it has ended already."""
+        try:
+            return len(machine.arguments(pid)) <= len(argv) + 2  # a script's interpreter stands before it
+        except OSError:
+            return True
 
     def processes(self) -> list[Process]:
         """Every process of this host, the lab's own (keeper, sshd) included."""

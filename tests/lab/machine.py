@@ -97,6 +97,11 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def arguments(pid: int) -> tuple[str, ...]:
+    """A process's command line, empty for a zombie; ``OSError`` if there is none of this pid."""
+    return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1])
+
+
 def processes_in(namespace: Path) -> list[Process]:
     """The live processes whose network namespace is the one bound at ``namespace``, sorted by pid."""
     try:
@@ -111,8 +116,7 @@ def processes_in(namespace: Path) -> list[Process]:
             if os.stat(f"/proc/{entry}/ns/net").st_ino != wanted:
                 continue
             parent = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
-            found.append(Process(int(entry), parent, tuple(arguments)))
+            found.append(Process(int(entry), parent, arguments(int(entry))))
     return sorted(found, key=lambda process: process.pid)
 
 

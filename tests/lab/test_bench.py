@@ -162,27 +162,3 @@ def test_a_host_that_cannot_take_part_stops_everything(lab: Lab) -> None:
 def test_bad_options_are_usage_errors(lab: Lab, options: Sequence[str]) -> None:
     done = lab.run([*BENCH, "allreduce", *options, "--hosts", str(lab.hostfile)])
     assert done.returncode == 2 and options[1] in done.stderr
-
-
-# -- the collectives stage of check
-
-
-def collectives(lab: Lab) -> dict[str, Any]:
-    done = lab.run(
-        ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--stage", "collectives", "--format", "json"],
-        timeout=150,
-    )
-    return document(done)
-
-
-def test_check_passes_on_clean_hosts(lab: Lab) -> None:
-    found = collectives(lab)
-    assert found["verdict"] == "healthy" and not found["findings"], (found["findings"], found["unknown"])
-
-
-def test_check_names_the_stage_at_which_it_stuck(lab: Lab) -> None:
-    with lab.fault("mtu-black-hole", "gpu03"):  # everything works until the first large message
-        found = collectives(lab)
-    assert found["verdict"] == "faulty"
-    named = {item["id"]: item["hosts"] for item in found["findings"]}
-    assert "gpu03" in named["collectives.stuck.measure"], named

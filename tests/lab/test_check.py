@@ -14,6 +14,7 @@ from ClusterShell.NodeSet import NodeSet
 from nccl_doctor.findings import playbooks
 
 from . import faults, gate, machine
+from .conftest import CleanRun
 from .lab import Lab
 
 HEALTHY, FAULTY = 0, 11
@@ -155,13 +156,17 @@ def causes(report: dict[str, Any], *severities: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.alone
-def test_a_clean_lab_has_no_findings(lab: Lab) -> None:
-    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed."""
-    code, report = check(lab)
+def test_a_clean_lab_has_no_findings(clean_run: CleanRun, lab: Lab) -> None:
+    """What is worth knowing (which interface NCCL would choose) may be told; nothing is blamed.
+
+    Collectives included: every rank on every host, over gloo where there is no GPU.
+    """
+    report = clean_run.report
     assert report["findings"] == []
     assert report["verdict"] == "healthy", report["unknown"]
-    assert code == HEALTHY
+    assert clean_run.done.returncode == HEALTHY
     assert report["reached"] == lab.hostnames
+    assert {stage["name"]: stage["state"] for stage in report["stages"]}["collectives"] == "pass"
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=case.marks, id=str(case)) for case in CASES])
@@ -248,17 +253,6 @@ ALL_STAGES = ["nccl-doctor", "check", "--format", "json"]
 
 
 @pytest.mark.alone
-def test_a_clean_lab_is_healthy_in_all_stages(lab: Lab) -> None:
-    """Collectives included: every rank on every host, over gloo where there is no GPU."""
-    done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile)])
-    report = json.loads(done.stdout)
-    told = [(item["id"], item["hosts"], text_of(item)) for item in causes(report, "fail", "warn")]
-    assert (done.returncode, told) == (HEALTHY, []), report["unknown"]
-    states = {stage["name"]: stage["state"] for stage in report["stages"]}
-    assert states["collectives"] == "pass"
-
-
-@pytest.mark.alone
 def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu03"):
         done = lab.run(
@@ -273,13 +267,20 @@ def test_collectives_run_without_the_host_that_would_keep_them_waiting(lab: Lab)
     assert [(gap["what"], gap["hosts"]) for gap in report["unknown"]] == [("collectives", ["gpu03"])]
 
 
-@pytest.mark.alone
 def test_collectives_alone_name_the_host_that_answers_nobody(lab: Lab) -> None:
     with lab.fault("port-dropped", "gpu02"):
         done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"])
     found = causes(json.loads(done.stdout), "fail")
     assert [(item["id"], item["hosts"]) for item in found] == [("collectives.stuck.process-group", ["gpu02"])]
     assert "SYN_SENT" in text_of(found[0])
+
+
+def test_collectives_name_the_step_at_which_they_stick(lab: Lab) -> None:
+    with lab.fault("mtu-black-hole", "gpu03"):  # everything works until the first large message
+        done = lab.run([*ALL_STAGES, "--hosts", str(lab.hostfile), "--stage", "collectives"], timeout=150)
+    found = causes(json.loads(done.stdout), "fail", "warn")
+    assert done.returncode == FAULTY
+    assert "gpu03" in {item["id"]: item["hosts"] for item in found}["collectives.stuck.measure"], found
 
 
 # Transfers are timed only where that is the fault: over a link that loses them they take long.

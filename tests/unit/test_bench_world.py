@@ -69,7 +69,7 @@ def everything() -> tuple[Collectives, Results]:
     return run(
         3,
         collectives=list(OPERATIONS),
-        sizes=[2, 1000, 65536, 1 << 20],
+        sizes=[2, 1000, 65536, 1 << 20, 1 << 46],
         modes=["in", "out"],
         budget_s=60.0,
         links=1 << 16,
@@ -93,7 +93,7 @@ def test_sizes_are_rounded_down_to_whole_parts_and_too_small_ones_are_skipped(
     _, results = everything
     gathered = next(item for item in results.measurements if item.collective == "allgather" and item.asked == 1000)
     assert (gathered.size, gathered.count) == (996, 83)  # 83 floats for each of three ranks
-    reasons = {item.collective: item.reason for item in results.skips}
+    reasons = {item.collective: item.reason for item in results.skips if item.size == 2}
     assert reasons["allreduce"] == "smaller than one float32"
     assert reasons["alltoall"] == "smaller than one float32 for each of 3 ranks"
 
@@ -142,11 +142,12 @@ def test_the_check_counts_a_wrong_element(name: str) -> None:
             assert checker.wrong(buffers, count) == 1
 
 
-def test_more_than_memory_is_skipped_with_the_reason() -> None:
-    fact, results = run(2, collectives=["allgather"], sizes=[1024, 1 << 46])
-    assert all(end.finished for end in fact.ranks)
-    assert [item.asked for item in results.measurements] == [1024]
-    assert results.skips[0].size == 1 << 46 and "needs 96 TiB" in results.skips[0].reason
+def test_more_than_memory_is_skipped_with_the_reason(everything: tuple[Collectives, Results]) -> None:
+    _, results = everything
+    large = {(item.collective, item.mode): item.reason for item in results.skips if item.size == 1 << 46}
+    assert set(large) == {(operation.name, mode) for operation in OPERATIONS.values() for mode in operation.modes}
+    assert "needs 85.3 TiB" in large["allgather", "out"]
+    assert max(item.asked for item in results.measurements) == 1 << 20
 
 
 def _memory_limit_after_first_size(victim: int, extra: int) -> Events:
@@ -250,7 +251,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_late_is_waited_for(late: int, tmp_path: Path) -> None:
     """A first import of torch over NFS is slow, and has a limit of its own: a step's limit of 2 s is not the others'."""
-    code = f"import os, time\ntime.sleep(6.0 if os.environ.get('OWN_RANK') == '{late}' else 0.0)\n"
+    code = f"import os, time\ntime.sleep(4.0 if os.environ.get('OWN_RANK') == '{late}' else 0.0)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     fact, results = run(
         2,
@@ -346,10 +347,10 @@ def mpirun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_under_mpirun_there_is_one_world_and_plain_text() -> None:
-    done = mpirun(3, "allreduce", "--sizes", "4K,8K,64K", "--iters", "3")
+    done = mpirun(2, "allreduce", "--sizes", "4K,8K,64K", "--iters", "3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert sum("3 ranks on 1 host" in line and "mpirun (Open MPI)" in line for line in lines) == 1
+    assert sum("2 ranks on 1 host" in line and "mpirun (Open MPI)" in line for line in lines) == 1
     assert [line.split()[0] for line in lines if line.endswith(" 0") and "%" in line] == ["4K", "8K", "64K"]
     assert "\x1b" not in done.stdout  # mpirun gives its ranks a terminal, and writes to a file
 

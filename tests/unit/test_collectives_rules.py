@@ -163,12 +163,33 @@ def test_the_slow_host_is_named_and_a_clean_fleet_is_not() -> None:
     assert not list(slow_hosts(links(set())))
 
 
+def test_rates_of_a_busy_machine_blame_nobody() -> None:
+    """They scatter: the lowest is held against the middle of the others, as the title tells, and not the fastest."""
+    rates = {(0, 1): 0.7, (0, 2): 0.42, (0, 3): 0.45, (1, 2): 0.49, (1, 3): 0.26, (2, 3): 0.75}
+    ends = [end(rank, finished=True) for rank in range(4)]
+    assert not list(slow_hosts(world(*ends, events=tuple(link(a, b, gbs) for (a, b), gbs in rates.items()))))
+
+
 def test_a_pair_that_is_slow_alone_is_named() -> None:
     ends = [end(rank, "end", **FINISHED) for rank in range(3)]
     facts = world(*ends, events=(link(0, 1, 1.0), link(0, 2, 1.1), link(1, 2, 0.1)))
     (found,) = slow_hosts(facts)
     assert found.id == "collectives.slow-pair" and found.hosts == ("h1", "h2")
     assert "only the exchange between them" in found.title and "1.10 GB/s" in found.title
+
+
+def test_a_pair_that_a_busy_machine_slowed_is_no_finding() -> None:
+    ends = [end(rank, "end", **FINISHED) for rank in range(3)]
+    assert not list(slow_hosts(world(*ends, events=(link(0, 1, 1.0), link(0, 2, 1.1), link(1, 2, 0.35)))))
+    assert not list(slow_hosts(world(*ends, events=(link(0, 1, 0.51), link(0, 2, 0.17), link(1, 2, 0.16)))))
+
+
+def test_a_python_that_ends_before_our_first_line_shows_its_last_one() -> None:
+    output = "Traceback\n  line 3\nImportError: cannot import name 'Random'"
+    (found,) = failures(world(end(0, "end", **FINISHED), end(1, "spawn", exit=1, output=output)))
+    assert found.id == "collectives.stuck.spawn" and "ended while" in found.title
+    assert "ImportError" in found.evidence[1].text
+    assert found.fixes[0].host == "h1" and "import tempfile, torch" in found.fixes[0].command
 
 
 def interface(rank: int, gbps: float, physical: bool = True) -> dict[str, Any]:

@@ -190,15 +190,25 @@ def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
     assert "gpu03" in unknown and "clock" in unknown and "loopback" not in unknown
 
 
+def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:
+    builder = Builder()
+    for probe in ("clock", "path-mtu", "throughput"):
+        del builder.probes["gpu03"][probe]
+    console = screen(160)
+    consoles.render(judge(builder.bundle()), console)
+    (line,) = [line for line in shown(console).splitlines() if "not checked" in line]
+    assert "clock, path-mtu, throughput on gpu03: " in line
+
+
 def test_long_lists_of_changes_are_cut_and_say_so() -> None:
     found = compare.bundles(Builder().bundle(), Builder().bundle())
-    items = tuple(f"GPU {number}" for number in range(comparison.ITEMS_SHOWN + 2))
+    items = tuple(f"GPU {number}" for number in range(6))
     change = compare.FactChange("gpu", "driver", items, ("gpu01",), "570.1", "575.2", ())
     for count, cut in ((comparison.CHANGES_SHOWN, False), (comparison.CHANGES_SHOWN + 3, True)):
         console = screen(200)
         comparison.render(msgspec.structs.replace(found, changes=(change,) * count), console)
         assert ("... and 3 more (--verbose shows all)" in shown(console)) is cut
-        assert f"{items[comparison.ITEMS_SHOWN - 1]} and 2 more: 570.1 -> 575.2" in shown(console)
+        assert "GPU 3 and 2 more: 570.1 -> 575.2" in shown(console)
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:

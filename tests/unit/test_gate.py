@@ -128,6 +128,14 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
         ("[sevrity]\n'a' = 'fail'\n", r":1: unknown key 'sevrity'; did you mean 'severity'"),
         ("strict = true\n\nmin-host = 3\n", r":3: unknown key 'min-host'; did you mean 'min-hosts'"),
         (
+            "[severity]\n'net.mut' = 'warn'\n",
+            r":2: unknown finding id 'net.mut'; did you mean 'net.mtu'",
+        ),
+        (
+            "[[ignore]]\nid = 'gpu.qqqqq'\nuntil = 2026-12-31\nreason = 'y'\n",
+            r":2: unknown finding id 'gpu.qqqqq'",
+        ),
+        (
             "[severity]\n'net.mtu' = 'fatal'\n",
             r":2: severity of 'net.mtu' is 'fatal'; expected one of fail, warn, info",
         ),

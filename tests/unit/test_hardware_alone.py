@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.judge import Report, judge
-from tests.hardware_kit import machines
+from nccl_doctor.rules.judge import Report
+from tests.hardware_kit import fleet, machines
 from tests.hardware_kit.machines import Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -22,10 +20,7 @@ GVISOR = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n"
 
 
 def report(machine: Machine) -> Report:
-    probes = {name: msgspec.convert(result, ProbeResult) for name, result in machine.facts().items()}
-    host = HostFacts("vm", Reach(ReachOutcome.OK), probes)
-    plan = Plan(stages=("gpu", "topology", "infiniband"))
-    return judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", plan, (host,)))
+    return fleet.report({"vm": machine.facts()})
 
 
 def unknown(found: Report) -> set[str]:

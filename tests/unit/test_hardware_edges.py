@@ -7,39 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from nccl_doctor.agent.probes import system
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding, Severity
-from nccl_doctor.rules.judge import Report, judge
-from tests.hardware_kit import machines
+from nccl_doctor.rules.judge import Report
+from tests.hardware_kit import fleet, machines
+from tests.hardware_kit.fleet import Facts, words
 from tests.hardware_kit.machines import H100, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
-Facts = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return Machine(tmp_path_factory.mktemp("board")).facts()
-
-
-@pytest.fixture(scope="module")
-def roce(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return Machine(tmp_path_factory.mktemp("roce")).roce().facts()
 
 
 def report(*hosts: Facts, **plan: Any) -> Report:
-    told = tuple(
-        HostFacts(
-            f"gpu{number:02d}", Reach(ReachOutcome.OK), {k: msgspec.convert(v, ProbeResult) for k, v in one.items()}
-        )
-        for number, one in enumerate(hosts, 1)
-    )
-    stages = Plan(stages=("gpu", "topology", "infiniband"), **plan)
-    return judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", stages, told))
+    return fleet.report({f"gpu{number:02d}": one for number, one in enumerate(hosts, 1)}, **plan)
 
 
 def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
@@ -48,10 +29,6 @@ def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
 
 def grades(findings: dict[str, Finding]) -> dict[str, str]:
     return {id: item.severity.value for id, item in findings.items()}
-
-
-def words(item: Finding) -> str:
-    return " ".join([item.title, *(proof.text for proof in item.evidence)])
 
 
 def gpu(facts: Facts, index: int, **values: Any) -> Facts:
@@ -87,8 +64,8 @@ def link(facts: Facts, index: int, **values: Any) -> Facts:
     return changed
 
 
-def test_the_healthy_board_is_healthy(board: Facts, roce: Facts) -> None:
-    assert found(board) == found(roce) == found(board, board, board) == {}
+def test_the_healthy_board_is_healthy(healthy: Facts, healthy_roce: Facts) -> None:
+    assert found(healthy) == found(healthy_roce) == found(healthy, healthy, healthy) == {}
 
 
 # what a GPU says -> what is told of it (nothing beside it)
@@ -154,8 +131,8 @@ ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("values", "wanted"), ONE_GPU, ids=lambda item: "-".join(item) or "nothing")
-def test_one_gpu(values: dict[str, Any], wanted: dict[str, str], board: Facts) -> None:
-    seen = found(gpu(board, 2, **values))
+def test_one_gpu(values: dict[str, Any], wanted: dict[str, str], healthy: Facts) -> None:
+    seen = found(gpu(healthy, 2, **values))
     assert grades(seen) == wanted
     for item in seen.values():
         assert {place.gpu for place in item.places} <= {"2 (0000:3b:00.0)", None}
@@ -171,31 +148,31 @@ def test_one_gpu(values: dict[str, Any], wanted: dict[str, str], board: Facts) -
         ({"active": False}, {"gpu.nvlink.link-down"}),
     ],
 )  # fmt: skip
-def test_one_nvlink(values: dict[str, Any], wanted: set[str], board: Facts) -> None:
-    seen = found(link(board, 5, **values))
+def test_one_nvlink(values: dict[str, Any], wanted: set[str], healthy: Facts) -> None:
+    seen = found(link(healthy, 5, **values))
     assert {id for id in seen if id.startswith("gpu.nvlink")} == wanted
     assert all("5" in words(seen[id]) for id in wanted)
 
 
-def test_exclusive_mode_is_a_fault_where_somebody_has_taken_it(board: Facts) -> None:
-    taken = gpu(board, 2, compute_mode="exclusive-process", processes=[{"pid": 7, "name": "python"}])
+def test_exclusive_mode_is_a_fault_where_somebody_has_taken_it(healthy: Facts) -> None:
+    taken = gpu(healthy, 2, compute_mode="exclusive-process", processes=[{"pid": 7, "name": "python"}])
     both = gpu(taken, 3, compute_mode="exclusive-process")
     item = found(both)["gpu.compute-mode.exclusive"]
     assert (item.severity, item.title) == (Severity.FAIL, "1 of 2 GPUs in exclusive mode are already taken")
     assert [place.gpu for place in item.places] == ["2 (0000:3b:00.0)"]
 
 
-def test_ecc_off_everywhere_is_somebodys_choice(board: Facts) -> None:
-    assert found(every_gpu(board, ecc_mode=False)) == {}
+def test_ecc_off_everywhere_is_somebodys_choice(healthy: Facts) -> None:
+    assert found(every_gpu(healthy, ecc_mode=False)) == {}
 
 
 @pytest.mark.parametrize(
     "field", ["ecc_uncorrected_volatile", "remap_pending", "throttle_reasons", "pcie_width", "pcie_gen"]
 )
-def test_an_answer_that_failed_is_unknown(field: str, board: Facts) -> None:
-    seen = report(gpu(board, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
+def test_an_answer_that_failed_is_unknown(field: str, healthy: Facts) -> None:
+    seen = report(gpu(healthy, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
     assert seen.verdict == "incomplete" and any("Timeout" in gap.why for gap in seen.unknown)
-    assert report(gpu(board, 2, **{field: None, "not_supported": [field]})).verdict == "healthy"
+    assert report(gpu(healthy, 2, **{field: None, "not_supported": [field]})).verdict == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -209,10 +186,10 @@ def test_an_answer_that_failed_is_unknown(field: str, board: Facts) -> None:
     ],
 )
 def test_the_fabric_managers_version(
-    version: str | None, switches: int, running: bool, wanted: bool, board: Facts
+    version: str | None, switches: int, running: bool, wanted: bool, healthy: Facts
 ) -> None:
     manager = {"running": running, "installed": True, "version": version}
-    seen = found(of_host(board, fabric_manager=manager, nvswitches=switches))
+    seen = found(of_host(healthy, fabric_manager=manager, nvswitches=switches))
     assert set(seen) == ({"gpu.fabric-manager.version-mismatch"} if wanted else set())
 
 
@@ -228,15 +205,15 @@ def test_the_fabric_managers_version(
     ],
 )
 def test_the_fabric_manager(
-    running: bool, container: str | None, states: str | None, wanted: str, board: Facts
+    running: bool, container: str | None, states: str | None, wanted: str, healthy: Facts
 ) -> None:
-    facts = every_gpu(board, fabric={"state": states} if states else None)
+    facts = every_gpu(healthy, fabric={"state": states} if states else None)
     seen = found(of_host(facts, fabric_manager={"running": running}, container=container))
     assert set(seen) == ({wanted} if wanted else set())
 
 
-def test_in_a_rack_of_superchips_the_fabric_manager_is_elsewhere(board: Facts) -> None:
-    waiting = every_gpu(board, name="NVIDIA GB200", fabric={"state": "in-progress"})
+def test_in_a_rack_of_superchips_the_fabric_manager_is_elsewhere(healthy: Facts) -> None:
+    waiting = every_gpu(healthy, name="NVIDIA GB200", fabric={"state": "in-progress"})
     seen = found(of_host(waiting, fabric_manager={"running": False}, nvswitches=0))
     item = seen["gpu.fabric-manager.not-completed"]
     assert "gpu.fabric-manager.not-running" not in seen and "NVLink switches" in item.fixes[0].text
@@ -267,15 +244,15 @@ PER_DAY = 34_560  # bit errors of 1e-12 at 400 Gb/s
         ({"port_xmit_discards": 2000}, {"port_xmit_discards": 2000}, {"ib.errors": "warn"}),
     ],
 )
-def test_counters(before: dict[str, int], after: dict[str, int], wanted: dict[str, str], board: Facts) -> None:
-    facts = port(board, 3, counters_before=before, counters=after, counters_interval_s=1.0)
+def test_counters(before: dict[str, int], after: dict[str, int], wanted: dict[str, str], healthy: Facts) -> None:
+    facts = port(healthy, 3, counters_before=before, counters=after, counters_interval_s=1.0)
     seen = found(of_host(facts, "infiniband", uptime_s=2 * DAY))
     assert grades(seen) == wanted
     assert all({place.nic for place in item.places} == {"mlx5_3:1"} for item in seen.values())
 
 
-def test_an_uptime_of_less_than_a_day_counts_as_one(board: Facts) -> None:
-    facts = port(board, 3, counters_before={"link_downed": 4}, counters={"link_downed": 4})
+def test_an_uptime_of_less_than_a_day_counts_as_one(healthy: Facts) -> None:
+    facts = port(healthy, 3, counters_before={"link_downed": 4}, counters={"link_downed": 4})
     assert found(of_host(facts, "infiniband", uptime_s=60.0)) == {}
 
 
@@ -290,8 +267,8 @@ def test_an_uptime_of_less_than_a_day_counts_as_one(board: Facts) -> None:
         ("2: INIT", "2: Polling", "ib.port-down", "is down (Polling)"),
     ],
 )
-def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, board: Facts) -> None:
-    seen = found(port(board, 3, state=state, phys_state=physical))
+def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, healthy: Facts) -> None:
+    seen = found(port(healthy, 3, state=state, phys_state=physical))
     assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
 
 
@@ -313,9 +290,9 @@ def dual(facts: Facts) -> Facts:
     ],
 )
 def test_the_second_ports_of_cards_may_be_spare(
-    down: tuple[int, ...], wanted: dict[str, str], titles: list[str], board: Facts
+    down: tuple[int, ...], wanted: dict[str, str], titles: list[str], healthy: Facts
 ) -> None:
-    facts = dual(board)
+    facts = dual(healthy)
     for index in down:
         facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
     assert grades(found(facts)) == wanted
@@ -323,37 +300,37 @@ def test_the_second_ports_of_cards_may_be_spare(
     assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
 
 
-def test_a_port_that_the_job_names_is_no_spare_one(board: Facts) -> None:
-    facts = dual(board)
+def test_a_port_that_the_job_names_is_no_spare_one(healthy: Facts) -> None:
+    facts = dual(healthy)
     for index in (1, 3, 5, 7):
         facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
     seen = report(facts, env={"NCCL_IB_HCA": "mlx5"})
     assert {item.severity.value for item in seen.findings if item.id == "ib.port-down"} == {"fail"}
 
 
-def test_all_ports_down_is_one_finding(board: Facts, roce: Facts) -> None:
-    for facts, severity in ((board, "fail"), (roce, "warn")):
+def test_all_ports_down_is_one_finding(healthy: Facts, healthy_roce: Facts) -> None:
+    for facts, severity in ((healthy, "fail"), (healthy_roce, "warn")):
         for index in range(8):
             facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
         assert grades(found(facts)) == {"ib.port-down.all": severity}
 
 
-def test_a_slow_rail_is_shown_beside_a_fast_one(board: Facts) -> None:
-    item = found(port(board, 0, rate="200 Gb/sec (2X NDR)"))["ib.rate.degraded"]
+def test_a_slow_rail_is_shown_beside_a_fast_one(healthy: Facts) -> None:
+    item = found(port(healthy, 0, rate="200 Gb/sec (2X NDR)"))["ib.rate.degraded"]
     assert "runs at 200 Gb/s, the others at 400 Gb/s" in item.title
     assert "400 Gb/sec (4X NDR)" in [proof.text for proof in item.evidence]
 
 
-def test_a_rate_that_is_not_told_is_unknown(board: Facts) -> None:
-    assert any(gap.what == "port rate" for gap in report(port(board, 0, rate="")).unknown)
+def test_a_rate_that_is_not_told_is_unknown(healthy: Facts) -> None:
+    assert any(gap.what == "port rate" for gap in report(port(healthy, 0, rate="")).unknown)
 
 
 @pytest.mark.parametrize(("layer", "wanted"), [("InfiniBand", 8), ("Ethernet", 7)])
 def test_the_front_end_is_an_ethernet_port_with_the_default_route(
-    layer: str, wanted: int, board: Facts, roce: Facts
+    layer: str, wanted: int, healthy: Facts, healthy_roce: Facts
 ) -> None:
     """IPoIB may carry the default route, and its port is a rail all the same."""
-    facts = copy.deepcopy(board if layer == "InfiniBand" else roce)
+    facts = copy.deepcopy(healthy if layer == "InfiniBand" else healthy_roce)
     facts["infiniband"]["data"]["devices"][0]["netdevs"] = [{"name": "ib0"}]
     facts["infiniband"]["data"]["default_route_devices"] = ["ib0"]
     facts = port(facts, 1, state="1: DOWN")
@@ -362,15 +339,15 @@ def test_the_front_end_is_an_ethernet_port_with_the_default_route(
 
 
 @pytest.mark.parametrize(("mtu", "wanted"), [(1500, True), (4199, True), (4200, False), (9000, False), (None, False)])
-def test_mtu_of_a_roce_rail(mtu: int | None, wanted: bool, roce: Facts) -> None:
-    changed = copy.deepcopy(roce)
+def test_mtu_of_a_roce_rail(mtu: int | None, wanted: bool, healthy_roce: Facts) -> None:
+    changed = copy.deepcopy(healthy_roce)
     changed["infiniband"]["data"]["devices"][2]["netdevs"][0]["mtu"] = mtu
     assert grades(found(changed)) == ({"ib.mtu.small": "info"} if wanted else {})
 
 
 @pytest.mark.parametrize(("soft", "wanted"), [(None, False), (1 << 30, False), ((1 << 30) - 1, True)])
-def test_locked_memory(soft: int | None, wanted: bool, board: Facts) -> None:
-    seen = found(of_host(board, "infiniband", memlock_bytes={"soft": soft, "hard": soft}))
+def test_locked_memory(soft: int | None, wanted: bool, healthy: Facts) -> None:
+    seen = found(of_host(healthy, "infiniband", memlock_bytes={"soft": soft, "hard": soft}))
     assert set(seen) == ({"ib.memlock"} if wanted else set())
 
 
@@ -388,8 +365,8 @@ def test_locked_memory(soft: int | None, wanted: bool, board: Facts) -> None:
         ({}, "proprietary", "4.18.0-553.el8_10.x86_64", "ib.gdr.off"),
     ],
 )
-def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, board: Facts) -> None:
-    facts = of_host(of_host(board, module_flavor=flavor), "topology", modules=modules, kernel=kernel)
+def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, healthy: Facts) -> None:
+    facts = of_host(of_host(healthy, module_flavor=flavor), "topology", modules=modules, kernel=kernel)
     assert set(found(facts)) == ({wanted} if wanted else set())
     consumer = every_gpu(facts, name="NVIDIA GeForce RTX 4090", nvlinks=[])
     assert not [id for id in found(consumer) if id.startswith("ib.gdr")]
@@ -404,17 +381,17 @@ def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wa
         ("timed-out", "", set(), True),
     ],
 )
-def test_the_verbs_library(name: str, outcome: str, text: str, wanted: set[str], gap: bool, board: Facts) -> None:
-    seen = report(of_host(board, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
+def test_the_verbs_library(name: str, outcome: str, text: str, wanted: set[str], gap: bool, healthy: Facts) -> None:
+    seen = report(of_host(healthy, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
     assert {item.id for item in seen.findings} == wanted
     assert any(name in item.what for item in seen.unknown) == (gap or outcome == "ok")
 
 
-def test_hca_filter_of_the_job(board: Facts) -> None:
-    assert set(found(board, env={"NCCL_IB_HCA": "mlx4"})) == {"ib.device-not-found.hca-filter"}
-    assert found(board, env={"NCCL_IB_HCA": "mlx5"}) == {}
+def test_hca_filter_of_the_job(healthy: Facts) -> None:
+    assert set(found(healthy, env={"NCCL_IB_HCA": "mlx4"})) == {"ib.device-not-found.hca-filter"}
+    assert found(healthy, env={"NCCL_IB_HCA": "mlx5"}) == {}
     # what the job does not use is no fault of its rails
-    assert found(port(board, 3, state="1: DOWN"), env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}) == {}
+    assert found(port(healthy, 3, state="1: DOWN"), env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}) == {}
 
 
 # ---- topology ----
@@ -438,8 +415,8 @@ def far(text: str) -> str:
     return "\n".join("\t".join(cells) for cells in lines)
 
 
-def test_a_far_nic_is_worse_without_nvlink(board: Facts) -> None:
-    linked = matrix(board, far)
+def test_a_far_nic_is_worse_without_nvlink(healthy: Facts) -> None:
+    linked = matrix(healthy, far)
     assert grades(found(linked)).get("topology.nic-far") == "info"
     plain = every_gpu(matrix(linked, lambda text: text.replace("NV18", "NODE")), nvlinks=None, name="NVIDIA L40S")
     assert grades(found(plain)).get("topology.nic-far") == "warn"
@@ -455,21 +432,21 @@ def test_a_far_nic_is_worse_without_nvlink(board: Facts) -> None:
         ({"read": None, "write": None}, ""),
     ],
 )
-def test_p2p_between_linked_gpus(cells: dict[str, Any], wanted: str, board: Facts) -> None:
-    changed = copy.deepcopy(board)
+def test_p2p_between_linked_gpus(cells: dict[str, Any], wanted: str, healthy: Facts) -> None:
+    changed = copy.deepcopy(healthy)
     changed["gpu"]["data"]["pairs"][0].update(cells)
     assert set(found(changed)) == ({wanted} if wanted else set())
 
 
-def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(board: Facts) -> None:
+def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -> None:
     redirecting = {"outcome": "ok", "redirecting": [{"bus_id": Machine.bridge(1), "control": "0x001d"}]}
     elsewhere = {"outcome": "ok", "redirecting": [{"bus_id": "0000:ff:01.0", "control": "0x001d"}]}
     iommu = {"groups": 1, "types": {Machine.gpu_bus(0): "DMA"}}
-    bad = of_host(board, "topology", acs=redirecting, iommu=iommu)
+    bad = of_host(healthy, "topology", acs=redirecting, iommu=iommu)
     assert set(found(bad)) == {"gpu.p2p.acs", "gpu.p2p.iommu"}
     assert found(of_host(bad, "topology", hypervisor="kvm")) == {}
-    assert found(of_host(board, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
-    closed = report(of_host(board, "topology", acs={"outcome": "not-permitted"}))
+    assert found(of_host(healthy, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
+    closed = report(of_host(healthy, "topology", acs={"outcome": "not-permitted"}))
     assert any("ACS" in gap.what for gap in closed.unknown)
 
 
@@ -480,48 +457,48 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(board: Facts) -> 
         ("10.0", "00" * 16, [], False), ("9.0", "ab" * 16, [], False),
     ],
 )  # fmt: skip
-def test_imex(capability: str, cluster: str, channels: list[str], wanted: bool, board: Facts) -> None:
-    facts = every_gpu(board, compute_capability=capability, fabric={"state": "completed", "cluster": cluster})
+def test_imex(capability: str, cluster: str, channels: list[str], wanted: bool, healthy: Facts) -> None:
+    facts = every_gpu(healthy, compute_capability=capability, fabric={"state": "completed", "cluster": cluster})
     assert set(found(of_host(facts, imex_channels=channels))) == ({"gpu.imex.no-channel"} if wanted else set())
 
 
 # ---- hosts compared ----
 
 
-def test_the_odd_host_is_named(board: Facts) -> None:
+def test_the_odd_host_is_named(healthy: Facts) -> None:
     for values, id in (
         ({"vbios": "96.00.30.00.01"}, "gpu.firmware-differs"),
         ({"persistence_mode": False}, "gpu.settings-differ"),
         ({"pcie_gen_max": 4, "pcie_gen": 4, "pcie_gen_gpu_max": 4}, "gpu.pcie.differs"),
         ({"clock_sm_application_mhz": 1200}, "gpu.settings-differ"),
     ):
-        seen = found(board, board, every_gpu(board, **values))
+        seen = found(healthy, healthy, every_gpu(healthy, **values))
         assert seen[id].hosts == ("gpu03",) and "gpu03" in seen[id].title, id
 
 
-def test_without_a_majority_nobody_is_odd(board: Facts) -> None:
-    item = found(board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
+def test_without_a_majority_nobody_is_odd(healthy: Facts) -> None:
+    item = found(healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
     assert item.hosts == ("gpu01", "gpu02") and "gpu0" not in item.title and item.fixes == ()
-    odd = found(board, board, every_gpu(board, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
+    odd = found(healthy, healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
     assert [fix.text for fix in odd.fixes] == ["bring gpu03 to what most hosts have"]
 
 
-def test_equal_memory_in_other_words_is_no_mixture(board: Facts) -> None:
+def test_equal_memory_in_other_words_is_no_mixture(healthy: Facts) -> None:
     total = int(H100["memory_total"])
-    assert found(board, board, every_gpu(board, memory_total_bytes=total)) == {}
-    assert "gpu.mixed-models" in found(board, board, every_gpu(board, memory_total_bytes=total // 2))
-    here = found(gpu(board, 2, memory_total_bytes=total // 2))["gpu.mixed-models"]
+    assert found(healthy, healthy, every_gpu(healthy, memory_total_bytes=total)) == {}
+    assert "gpu.mixed-models" in found(healthy, healthy, every_gpu(healthy, memory_total_bytes=total // 2))
+    here = found(gpu(healthy, 2, memory_total_bytes=total // 2))["gpu.mixed-models"]
     assert [place.gpu for place in here.places] == ["2 (0000:3b:00.0)"] and "memory sizes differ" in here.title
-    models = found(gpu(board, 2, name="NVIDIA H200"))["gpu.mixed-models"]
+    models = found(gpu(healthy, 2, name="NVIDIA H200"))["gpu.mixed-models"]
     assert "different GPUs in one job: NVIDIA H100 80GB HBM3, NVIDIA H200" in models.title
 
 
-def test_a_host_without_gpus_among_hosts_with_some(board: Facts, tmp_path: Path) -> None:
-    bare = copy.deepcopy(board)
+def test_a_host_without_gpus_among_hosts_with_some(healthy: Facts, tmp_path: Path) -> None:
+    bare = copy.deepcopy(healthy)
     bare["gpu"]["data"].update(
         gpus=[], pci_gpus=[], proc_gpus=[], device_nodes=[], pairs=[], nvml={"outcome": "not-run"}
     )
-    seen = found(board, board, bare)
+    seen = found(healthy, healthy, bare)
     assert seen["gpu.not-visible.no-gpu-here"].hosts == ("gpu03",)
 
 
@@ -559,8 +536,8 @@ def logged(facts: Facts, *lines: str, ago_s: float = 600.0) -> Facts:
         (999, "what is this", 1.0, "warn", None),
     ],
 )
-def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | None, board: Facts) -> None:
-    (item,) = found(logged(board, XID.format(number, text), ago_s=ago_s)).values()
+def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | None, healthy: Facts) -> None:
+    (item,) = found(logged(healthy, XID.format(number, text), ago_s=ago_s)).values()
     assert item.severity.value == wanted and text in item.evidence[0].text
     assert [fix.risky for fix in item.fixes] == ([] if risky is None else [risky])
     if text.endswith(("Reboot)", "Reboot Required)")):
@@ -581,8 +558,8 @@ def test_xids(number: int, text: str, ago_s: float, wanted: str, risky: bool | N
         (99999, "Fatal,", "fail", "--gpu-reset"),
     ],
 )
-def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) -> None:
-    (item,) = found(logged(board, SXID.format(number, word))).values()
+def test_sxids(number: int, word: str, wanted: str, quote: str, healthy: Facts) -> None:
+    (item,) = found(logged(healthy, SXID.format(number, word))).values()
     assert (item.severity.value, item.places[0].gpu) == (wanted, "NVSwitch 0000:c1:00.0")
     assert bool(item.fixes) == bool(quote) and all(quote in fix.command for fix in item.fixes)
 
@@ -599,9 +576,9 @@ def test_sxids(number: int, word: str, wanted: str, quote: str, board: Facts) ->
     ],
 )
 def test_a_log_that_was_overwritten_is_no_proof_of_silence(
-    first_s: float | None, up_s: float, known: bool, board: Facts
+    first_s: float | None, up_s: float, known: bool, healthy: Facts
 ) -> None:
-    changed = copy.deepcopy(board)
+    changed = copy.deepcopy(healthy)
     changed["kernel_log"]["data"].update(first_s=first_s, uptime_s=up_s, lines=[])
     gaps = [gap for gap in report(changed).unknown if gap.what == "older lines of the kernel log"]
     assert bool(gaps) is not known
@@ -625,29 +602,29 @@ def test_a_log_that_was_overwritten_is_no_proof_of_silence(
         ("recover-imex-domain", "sudo systemctl restart nvidia-imex", True),
     ],
 )
-def test_recovery_actions(action: str, command: str, risky: bool, board: Facts) -> None:
-    item = found(gpu(board, 2, recovery_action=action))["gpu.needs-reset"]
+def test_recovery_actions(action: str, command: str, risky: bool, healthy: Facts) -> None:
+    item = found(gpu(healthy, 2, recovery_action=action))["gpu.needs-reset"]
     assert [(fix.command, fix.risky) for fix in item.fixes] == [(command, risky)] and action in item.title
 
 
-def test_an_aborted_job_excuses_its_own_events_alone(board: Facts) -> None:
+def test_an_aborted_job_excuses_its_own_events_alone(healthy: Facts) -> None:
     job = (SXID.format(12028, "Fatal,"), XID.format(137, "NVLink: PRIV Error"), XID.format(94, "Contained"))
-    assert set(grades(found(logged(board, *job))).values()) == {"info"}
-    other = report(logged(board, *job, SXID.format(20034, "Fatal,"))).findings
+    assert set(grades(found(logged(healthy, *job))).values()) == {"info"}
+    other = report(logged(healthy, *job, SXID.format(20034, "Fatal,"))).findings
     assert [item.severity.value for item in other if "SXid 20034" in item.title] == ["fail"]
-    assert found(logged(board, job[0], job[2]))["gpu.ecc.contained"].severity is Severity.WARN
+    assert found(logged(healthy, job[0], job[2]))["gpu.ecc.contained"].severity is Severity.WARN
 
 
-def test_what_explains_the_drivers_wish_for_a_reset(board: Facts) -> None:
+def test_what_explains_the_drivers_wish_for_a_reset(healthy: Facts) -> None:
     """A repair that waits does; a GPU to be replaced does not."""
     for field, folded in (("remap_pending", True), ("remap_failure", False)):
-        causes = {item.id for item in report(gpu(board, 2, **{field: True, "recovery_action": "gpu-reset"})).causes}
+        causes = {item.id for item in report(gpu(healthy, 2, **{field: True, "recovery_action": "gpu-reset"})).causes}
         assert ("gpu.needs-reset" not in causes) is folded, field
 
 
-def test_rails_where_no_port_is_active(board: Facts) -> None:
+def test_rails_where_no_port_is_active(healthy: Facts) -> None:
     """The kind of card of which there are most."""
-    changed = copy.deepcopy(board)
+    changed = copy.deepcopy(healthy)
     for device in changed["infiniband"]["data"]["devices"]:
         device["ports"][0]["state"] = "1: DOWN"
     changed["infiniband"]["data"]["devices"][0]["hca_type"] = "MT4119"
@@ -655,35 +632,35 @@ def test_rails_where_no_port_is_active(board: Facts) -> None:
     assert "none of the 7 RDMA ports is active" in item.title
 
 
-def test_gpudirect_that_one_host_lacks(board: Facts) -> None:
+def test_gpudirect_that_one_host_lacks(healthy: Facts) -> None:
     """Without any way it is a fault; with another way, worth a look."""
-    no_module = of_host(board, "topology", modules={})
-    assert found(board, board, no_module)["ib.gdr.differs"].severity is Severity.WARN
+    no_module = of_host(healthy, "topology", modules={})
+    assert found(healthy, healthy, no_module)["ib.gdr.differs"].severity is Severity.WARN
     closed = of_host(no_module, module_flavor="proprietary")
-    item = found(board, board, closed)["ib.gdr.differs"]
+    item = found(healthy, healthy, closed)["ib.gdr.differs"]
     assert (item.severity, item.hosts) == (Severity.FAIL, ("gpu03",))
     untold = of_host(no_module, module_flavor=None)
-    seen = found(board, board, untold)
+    seen = found(healthy, healthy, untold)
     assert "ib.gdr.differs" not in seen and seen["ib.gdr.unknown"].hosts == ("gpu03",)
 
 
-def test_topology_that_differs_is_quoted_cell_by_cell(board: Facts) -> None:
+def test_topology_that_differs_is_quoted_cell_by_cell(healthy: Facts) -> None:
     other = matrix(
-        board,
+        healthy,
         lambda text: text.replace("GPU0\t X \tNV18", "GPU0\t X \tNV12").replace("GPU1\tNV18\t X ", "GPU1\tNV12\t X "),
     )
-    item = found(board, board, other)["topology.differs"]
+    item = found(healthy, healthy, other)["topology.differs"]
     assert item.hosts == ("gpu03",)
     assert item.evidence[0].text == "GPU0-GPU1 NV12 (most hosts: NV18)"
-    everywhere = found(board, board, matrix(board, lambda text: text.replace("NV18", "NV12")))["topology.differs"]
+    everywhere = found(healthy, healthy, matrix(healthy, lambda text: text.replace("NV18", "NV12")))["topology.differs"]
     assert everywhere.evidence[0].text.endswith("GPU0-GPU4 NV12 (most hosts: NV18) and 24 more")
-    assert "topology.differs" not in found(board, board)
+    assert "topology.differs" not in found(healthy, healthy)
 
 
-def test_cards_below_one_switch_without_p2p(board: Facts) -> None:
+def test_cards_below_one_switch_without_p2p(healthy: Facts) -> None:
     """NCCL then goes through host memory by itself: information. Far apart nobody expects P2P."""
     plain = every_gpu(
-        matrix(board, lambda text: text.replace("NV18", "SYS")), nvlinks=[], name="NVIDIA GeForce RTX 4090"
+        matrix(healthy, lambda text: text.replace("NV18", "SYS")), nvlinks=[], name="NVIDIA GeForce RTX 4090"
     )
     plain = of_host(plain, nvswitches=0)
     for pair in plain["gpu"]["data"]["pairs"]:
@@ -696,41 +673,39 @@ def test_cards_below_one_switch_without_p2p(board: Facts) -> None:
     assert item.severity is Severity.INFO and [place.gpu for place in item.places] == ["0-1"]
 
 
-def test_the_lifetime_of_ecc_errors_is_told_where_it_is_known(board: Facts) -> None:
+def test_the_lifetime_of_ecc_errors_is_told_where_it_is_known(healthy: Facts) -> None:
     for total, text in ((12, "errors: 3, lifetime 12"), (None, "errors: 3")):
-        item = found(gpu(board, 2, ecc_uncorrected_volatile=3, ecc_uncorrected_aggregate=total))[
+        item = found(gpu(healthy, 2, ecc_uncorrected_volatile=3, ecc_uncorrected_aggregate=total))[
             "gpu.ecc.uncorrectable"
         ]
         assert item.evidence[0].text.endswith(text)
 
 
-def test_a_process_that_the_system_stage_named_is_not_told_twice(board: Facts) -> None:
-    held = gpu(board, 2, processes=[{"pid": 7, "name": "python"}])
+def test_a_process_that_the_system_stage_named_is_not_told_twice(healthy: Facts) -> None:
+    held = gpu(healthy, 2, processes=[{"pid": 7, "name": "python"}])
     seen = system.system({})
     seen["gpu_processes"]["processes"] = [{"pid": 7, "command": "python", "state": "S", "devices": []}]
     held["system"] = {"outcome": "ok", "data": seen}
     for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
-        probes = {name: msgspec.convert(one, ProbeResult) for name, one in held.items()}
-        host = HostFacts("gpu01", Reach(ReachOutcome.OK), probes)
-        told = judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=stages), (host,)))
+        told = report(held, stages=stages)
         assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
 
 
-def test_how_often_a_register_was_seen(board: Facts) -> None:
+def test_how_often_a_register_was_seen(healthy: Facts) -> None:
     line = XID.format(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")
     for count, text in ((1, ""), (2, " (2 times)")):
-        (item,) = found(logged(board, *[line] * count)).values()
+        (item,) = found(logged(healthy, *[line] * count)).values()
         (seen,) = [proof.text for proof in item.evidence if "the line's registers" in proof.source]
         assert seen.startswith("link 14: ") and seen.endswith(text) and ("times" in seen) is (count > 1)
 
 
-def test_versions_stand_beside_a_driver_that_fails(board: Facts) -> None:
+def test_versions_stand_beside_a_driver_that_fails(healthy: Facts) -> None:
     for library, text in (
         ("12.535.161.08", "kernel module 550.90.07; library 12.535.161.08"),
         (None, "kernel module 550.90.07"),
     ):
         failed = of_host(
-            board,
+            healthy,
             nvml={"outcome": "failed", "code": 18, "detail": "nvmlInit: mismatch"},
             gpus=[],
             system={"library": library},
@@ -740,40 +715,40 @@ def test_versions_stand_beside_a_driver_that_fails(board: Facts) -> None:
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.97, True), (0.99, False), (1.0, False)])
-def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool, board: Facts) -> None:
+def test_the_smallest_memory_counts_where_it_is_smaller(share: float, told: bool, healthy: Facts) -> None:
     total = int(int(H100["memory_total"]) * share)
-    other = every_gpu(board, name="NVIDIA H200", memory_total_bytes=total)
-    assert ("can hold only what fits the smallest" in words(found(board, board, other)["gpu.mixed-models"])) is told
+    other = every_gpu(healthy, name="NVIDIA H200", memory_total_bytes=total)
+    assert ("can hold only what fits the smallest" in words(found(healthy, healthy, other)["gpu.mixed-models"])) is told
 
 
-def test_titles_count_links_and_events(board: Facts) -> None:
+def test_titles_count_links_and_events(healthy: Facts) -> None:
     hit = "NVLink: fatal error detected on link {}(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
-    (one,) = found(logged(board, XID.format(74, hit.format(3)))).values()
-    (two,) = found(logged(board, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
+    (one,) = found(logged(healthy, XID.format(74, hit.format(3)))).values()
+    (two,) = found(logged(healthy, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
     assert ", link 3:" in one.title and ", links 3, 14, 2 times:" in two.title
-    (single,) = found(logged(board, SXID.format(20034, "Fatal,"))).values()
-    (double,) = found(logged(board, *[SXID.format(20034, "Fatal,")] * 2)).values()
+    (single,) = found(logged(healthy, SXID.format(20034, "Fatal,"))).values()
+    (double,) = found(logged(healthy, *[SXID.format(20034, "Fatal,")] * 2)).values()
     assert "times" not in single.title and ", 2 times:" in double.title
 
 
-def test_what_is_unknown_of_one_hides_no_fault_of_another(board: Facts) -> None:
+def test_what_is_unknown_of_one_hides_no_fault_of_another(healthy: Facts) -> None:
     """A GPU without any word on its NVLinks, a rail without a rate: the others are judged all the same."""
-    down = copy.deepcopy(gpu(board, 5, nvlinks=None, errors={"nvlinks": "nvmlDeviceGetNvLinkState: Timeout"}))
+    down = copy.deepcopy(gpu(healthy, 5, nvlinks=None, errors={"nvlinks": "nvmlDeviceGetNvLinkState: Timeout"}))
     down["gpu"]["data"]["gpus"][2]["nvlinks"][0]["active"] = False
     seen = report(down)
     assert "gpu.nvlink.link-down" in {item.id for item in seen.findings}
     assert any("NVLink state of GPU 5" in gap.what for gap in seen.unknown)
-    mixed = gpu(board, 5, ecc_uncorrected_volatile=None, errors={"ecc_uncorrected_volatile": "nvmlX: Timeout"})
+    mixed = gpu(healthy, 5, ecc_uncorrected_volatile=None, errors={"ecc_uncorrected_volatile": "nvmlX: Timeout"})
     mixed = gpu(mixed, 2, ecc_uncorrected_volatile=3, throttle_reasons=0x40, pcie_width=8)
     told = {item.id for item in report(mixed).findings}
     assert told >= {"gpu.ecc.uncorrectable", "gpu.thermal-power.hw-thermal", "gpu.pcie.width"}
     assert "ECC counters" in {gap.what for gap in report(mixed).unknown}
-    slow = report(port(port(board, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
+    slow = report(port(port(healthy, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
     assert [item.places[0].nic for item in slow.findings if item.id == "ib.rate.degraded"] == ["mlx5_0:1"]
     assert any(gap.what == "port rate" and "mlx5_3:1" in gap.why for gap in slow.unknown)
 
 
-def test_of_an_unknown_model_the_neighbours_tell_how_many_links_there_are(board: Facts) -> None:
-    strange = every_gpu(board, name="NVIDIA X900")
+def test_of_an_unknown_model_the_neighbours_tell_how_many_links_there_are(healthy: Facts) -> None:
+    strange = every_gpu(healthy, name="NVIDIA X900")
     assert "gpu.nvlink.link-down" in found(gpu(strange, 2, nvlinks=[]))
     assert "gpu.nvlink.link-down" not in found(gpu(strange, 2, nvlinks=None))

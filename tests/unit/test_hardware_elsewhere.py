@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from nccl_doctor.facts.gpu_models import find
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding, Severity
-from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.rules.judge import Report
 from tests.hardware_kit import machines
+from tests.hardware_kit.fleet import report, words
 from tests.hardware_kit.machines import Hca, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -27,18 +26,11 @@ NO_ECC = dict.fromkeys([*_COUNTERS, *_OTHERS], "ns")
 
 
 def judged(facts: dict[str, Any], hosts: int = 1, **plan: Any) -> Report:
-    probes = {name: msgspec.convert(result, ProbeResult) for name, result in facts.items()}
-    fleet = tuple(HostFacts(f"gpu{n:02d}", Reach(ReachOutcome.OK), probes) for n in range(1, hosts + 1))
-    stages = Plan(stages=("gpu", "topology", "infiniband"), **plan)
-    return judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", stages, fleet))
+    return report({f"gpu{n:02d}": facts for n in range(1, hosts + 1)}, **plan)
 
 
 def blamed(found: Report) -> dict[str, Finding]:
     return {item.id: item for item in found.findings if item.severity is not Severity.INFO}
-
-
-def words(item: Finding) -> str:
-    return item.title + " " + " ".join(proof.text for proof in item.evidence)
 
 
 def gb200(directory: Path) -> Machine:
@@ -305,11 +297,6 @@ def test_a_driver_older_than_our_calls(tmp_path: Path) -> None:
     assert [process["pid"] for process in facts["gpu"]["data"]["gpus"][3]["processes"]] == [4711]
 
 
-@pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return Machine(tmp_path_factory.mktemp("board")).facts()
-
-
 UUID = "GPU-5b1c7e2a-9d3f-4c6e-8a70-00000000000"
 
 
@@ -325,8 +312,8 @@ UUID = "GPU-5b1c7e2a-9d3f-4c6e-8a70-00000000000"
         (" 0, 1 ", None),
     ],
 )
-def test_cuda_visible_devices_by_name(text: str, left: int | None, board: dict[str, Any]) -> None:
-    found = blamed(judged(board, env={"CUDA_VISIBLE_DEVICES": text}))
+def test_cuda_visible_devices_by_name(text: str, left: int | None, healthy: dict[str, Any]) -> None:
+    found = blamed(judged(healthy, env={"CUDA_VISIBLE_DEVICES": text}))
     assert set(found) == (set() if left is None else {"gpu.not-visible.cuda-visible-devices"})
     assert all(f"leaves {left} of 8" in item.title for item in found.values())
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from nccl_doctor.facts.infiniband import Device, InfinibandFact, Port
 from nccl_doctor.facts.infiniband_tools import parse_ibstat
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import thresholds
@@ -21,32 +19,12 @@ from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.rails import rails
 from tests.hardware_kit import machines
 from tests.hardware_kit.faults import FAULTS, ODD, ROCE_FAULTS, XID, flapping, gpu, log, other_driver
+from tests.hardware_kit.fleet import Facts, bundle, report, words
 from tests.hardware_kit.machines import A100, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
-STAGES = ("gpu", "topology", "infiniband")
-Facts = dict[str, Any]
-
-
-def host(name: str, facts: Facts) -> HostFacts:
-    return HostFacts(name, Reach(ReachOutcome.OK), {k: msgspec.convert(v, ProbeResult) for k, v in facts.items()})
-
-
-def report(facts: dict[str, Facts], **plan: Any) -> Report:
-    hosts = tuple(host(name, one) for name, one in sorted(facts.items()))
-    return judge(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=STAGES, **plan), hosts))
-
-
-@pytest.fixture(scope="session")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return Machine(tmp_path_factory.mktemp("healthy")).facts()
-
-
-@pytest.fixture(scope="session")
-def healthy_roce(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return Machine(tmp_path_factory.mktemp("roce")).roce().facts()
 
 
 def fleet(healthy: Facts, odd: Facts | None = None) -> dict[str, Facts]:
@@ -88,10 +66,6 @@ def test_machines_without_gpu_and_rdma_are_skipped(tmp_path: Path) -> None:
 PLAIN = {"gpu.ecc", "gpu.fell-off-bus", "gpu.mig", "gpu.nvlink", "ib.port-down"}
 
 
-def _words(item: Finding) -> str:
-    return item.title + " " + " ".join(proof.text for proof in item.evidence)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault(name: str, healthy: Facts, tmp_path: Path) -> None:
     breaking, ids, quote = FAULTS[name]
@@ -100,12 +74,12 @@ def test_fault(name: str, healthy: Facts, tmp_path: Path) -> None:
     odd = machine.facts(limits={"nvml_limit_s": 3.0, "smi_limit_s": 2.0} if "hang" in name else None)
     found = report(fleet(healthy, odd))
     seen = told(found)
-    assert set(seen) == ids, {id: _words(item) for id, item in seen.items()}
+    assert set(seen) == ids, {id: words(item) for id, item in seen.items()}
     for item in seen.values():
         assert item.hosts == (ODD,)
         assert item.evidence
         assert for_finding(item.id) or item.id in PLAIN, f"no playbook for {item.id}"
-    assert any(quote in _words(item) for item in seen.values()), [_words(item) for item in seen.values()]
+    assert any(quote in words(item) for item in seen.values()), [words(item) for item in seen.values()]
 
 
 def test_missing_gpu_is_named_by_its_slot(healthy: Facts, tmp_path: Path) -> None:
@@ -127,7 +101,7 @@ def test_the_card_of_a_gpu_that_fell_off_is_named(healthy: Facts, tmp_path: Path
         "NVRM: GPU 0000:3b:00.0: GPU serial number is 1653723052734.",
     )(machine)
     item = told(report(fleet(healthy, machine.facts())))["gpu.fell-off-bus"]
-    assert "0000:3b:00.0 is slot 12, serial 1653723052734" in _words(item)
+    assert "0000:3b:00.0 is slot 12, serial 1653723052734" in words(item)
 
 
 def test_gpu_gone_from_the_bus_too(healthy: Facts, tmp_path: Path) -> None:
@@ -169,7 +143,7 @@ def test_roce_fault(name: str, healthy_roce: Facts, tmp_path: Path) -> None:
     machine = Machine(tmp_path).roce()
     breaking(machine)
     seen = told(report(fleet(healthy_roce, machine.facts())))
-    assert set(seen) == ids, {id: _words(item) for id, item in seen.items()}
+    assert set(seen) == ids, {id: words(item) for id, item in seen.items()}
     assert all(item.hosts == (ODD,) for item in seen.values())
 
 
@@ -225,10 +199,10 @@ def test_cuda_visible_devices(healthy: Facts) -> None:
 def test_mixed_models_advice(healthy: Facts, tmp_path: Path) -> None:
     machine = Machine(tmp_path, model=A100)
     (item,) = told(report(fleet(healthy, machine.facts()))).values()
-    words = _words(item)
-    assert "the slowest has 32% of the fastest's speed" in words
-    assert "common precision: BF16" in words and "FP8" not in words
-    assert "NVIDIA A100-SXM4-80GB 1.2% each (312 TFLOPS)" in words
+    said = words(item)
+    assert "the slowest has 32% of the fastest's speed" in said
+    assert "common precision: BF16" in said and "FP8" not in said
+    assert "NVIDIA A100-SXM4-80GB 1.2% each (312 TFLOPS)" in said
 
 
 def test_idle_gpu_at_generation_1_is_no_fault(healthy: Facts, tmp_path: Path) -> None:
@@ -325,10 +299,8 @@ def test_a_threshold_of_the_user_decides(healthy: Facts, tmp_path: Path) -> None
     gpu(4, temperature_0=80)(machine)
     facts = fleet(healthy, machine.facts())
     assert told(report(facts)) == {}
-    hosts = tuple(host(name, one) for name, one in sorted(facts.items()))
-    bundle = Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=STAGES), hosts)
     strict = thresholds.with_values({"gpu.temperature.margin": 20}, "a policy")
-    assert set(told(judge(bundle, strict))) == {"gpu.thermal-power.hot"}
+    assert set(told(judge(bundle(facts), strict))) == {"gpu.thermal-power.hot"}
 
 
 def test_verbs_library_without_provider(healthy: Facts) -> None:

@@ -5,40 +5,37 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.report import differences
 from nccl_doctor.rules.engine import reached
 from nccl_doctor.rules.hardware_table import hardware_table
-from tests.hardware_kit import machines
+from tests.hardware_kit import fleet, machines
 from tests.hardware_kit.faults import FAULTS
 from tests.hardware_kit.machines import Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
 
-def host(name: str, place: Path, *faults: str) -> HostFacts:
+def told(name: str, place: Path, *faults: str) -> fleet.Facts:
     machine = Machine(place / name)
     for fault in faults:
         FAULTS[fault][0](machine)
-    probes = {key: msgspec.convert(result, ProbeResult) for key, result in machine.facts().items()}
-    return HostFacts(name, Reach(ReachOutcome.OK), probes)
+    return machine.facts()
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     place = tmp_path_factory.mktemp("table")
-    hosts = (
-        host("gpu01", place),
-        host("gpu02", place, "other driver", "half rate"),
-        msgspec.structs.replace(host("gpu03", place), name="gpu03"),
-        host("gpu04", place, "driver mismatch", "no IB here"),
-    )
-    plan = Plan(stages=("gpu", "topology", "infiniband"))
-    return Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", plan, hosts)
+    faults = {
+        "gpu01": (),
+        "gpu02": ("other driver", "half rate"),
+        "gpu03": (),
+        "gpu04": ("driver mismatch", "no IB here"),
+    }
+    return fleet.bundle({name: told(name, place, *those) for name, those in faults.items()})
 
 
 def test_rows(bundle: Bundle) -> None:
@@ -62,7 +59,6 @@ def test_the_table_in_the_terminal(bundle: Bundle) -> None:
 
 
 def test_hosts_without_facts_give_no_table() -> None:
-    empty = Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("gpu",)), ())
     console = Console(width=100, file=io.StringIO())
-    differences.render(empty, console)
+    differences.render(fleet.bundle({}), console)
     assert isinstance(console.file, io.StringIO) and console.file.getvalue() == ""

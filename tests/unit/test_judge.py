@@ -243,7 +243,10 @@ def test_probe_data_that_does_not_fit_leaves_the_bundle_readable() -> None:
 
 
 def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
-    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common or all peers bad."""
+    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common or all peers bad.
+
+    The cause is one on the effect's own hosts where there is one; what is only told is nobody's consequence.
+    """
     import random
 
     from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, finding
@@ -279,6 +282,8 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
             effect = next(one for one in found if one.title == item.title)
             causes = [one for one in found if explains(one, effect, found) and not explains(effect, one, found)]
             roots = [one for one in causes if not any(explains(other, one, found) for other in found)] or causes
+            roots = [one for one in roots if {*one.hosts} & {*effect.hosts}] or roots
+            roots = roots if effect.severity is not Severity.INFO else []
             assert bool(item.folded_under) == bool(roots)
             assert not roots or item.folded_under in {one.id for one in roots}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.agent.probes import mesh
+from nccl_doctor.facts.mesh import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Finding
-from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.rules.judge import Report, fold, judge
+from nccl_doctor.transport.launch import shell_command
 
 
 def only(report: Report) -> Finding:
@@ -94,6 +97,17 @@ def test_one_way_between_two_of_many_says_which_way() -> None:
     assert "gpu02's on what comes in" in found.fixes[0].text
 
 
+def test_what_hangs_is_folded_under_the_cause_on_its_own_hosts_and_what_works_under_none() -> None:
+    def of(id: str, host: str, severity: Severity = Severity.FAIL, explains: tuple[str, ...] = ()) -> Finding:
+        return finding(id, severity, id, Evidence("proof"), hosts=(host,), explains=explains)
+
+    first = of("net.hostname-resolution.loopback", "gpu02", explains=("collectives",))
+    second = of("net.firewall.dropped", "gpu03", explains=("collectives",))
+    works = of("collectives.measured", "gpu03", Severity.INFO)
+    folded = fold([first, second, of("collectives.stuck.measure", "gpu03"), works])
+    assert [item.folded_under for item in folded] == ["", "", "net.firewall.dropped", ""]
+
+
 def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
     builder = Builder()
     builder.probes["gpu03"]["names"].update(lookup_s=6.0, resolver=["nameserver 10.9.9.9"])
@@ -113,6 +127,18 @@ def test_port_in_use_names_the_process() -> None:
     }
     found = only(judge(builder.bundle()))
     assert found.id == "net.port-in-use" and "python3 (pid 4242, user alice)" in found.title
+
+
+def test_the_port_held_by_another_run_of_ours_is_unknown_and_no_fault() -> None:
+    assert mesh.AGENT_MARK == AGENT_MARK and AGENT_MARK in shell_command()
+    builder = Builder()
+    builder.probes["gpu01"]["listening"]["master"] = {
+        "port": 29500, "outcome": "in-use", "detail": "[Errno 98] Address already in use",
+        "holder": {"pid": 7, "command": f"python3 -B -u -c import sys;{AGENT_MARK},sys.stdin).read(3305))", "user": "root"},
+    }  # fmt: skip
+    report = judge(builder.bundle())
+    assert report.verdict == "incomplete" and not report.findings
+    assert "another run of nccl-doctor holds it (pid 7)" in report.unknown[0].why
 
 
 def test_master_port_that_may_not_be_bound_is_unknown() -> None:
@@ -162,7 +188,7 @@ def test_between_two_alone_the_route_is_looked_at_as_well() -> None:
         for link in builder.links(source, target):
             link.update(outcome="timed-out", detail="timed out", messages=0)
     found = only(judge(builder.bundle()))
-    assert found.hosts == ("gpu02", "gpu04") and found.fixes[0].command.startswith("ip route get 10.")
+    assert found.hosts == ("gpu02", "gpu04") and found.fixes[1].command.startswith("ip route get 10.")
 
 
 def test_stale_address_blames_the_host_that_believes_it_and_folds_what_follows() -> None:
@@ -218,6 +244,20 @@ def test_black_hole_names_the_host_all_bad_paths_share() -> None:
     builder.probes["gpu02"]["interfaces"] = {"addresses": addresses}
     (fix,) = only(judge(builder.bundle())).fixes
     assert (fix.host, fix.command) == ("gpu02", "sudo ip link set dev bond0 mtu 1400")
+
+
+def test_a_host_of_smaller_packets_does_not_speak_for_one_that_loses_larger_ones() -> None:
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            small = "gpu02" in (host, path["peer"])
+            path.update(interface_mtu=1400 if host == "gpu02" else 1500, largest_passed=1400 if small else 1500)
+            if path["peer"] == "gpu04" and host != "gpu02":
+                path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
+    report = judge(builder.bundle())
+    assert [(item.id, item.hosts) for item in report.causes] == [
+        ("net.mtu.black-hole", ("gpu04",)), ("net.mtu.mismatch", ("gpu02",)),
+    ]  # fmt: skip
 
 
 def test_no_udp_is_unknown() -> None:

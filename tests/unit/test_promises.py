@@ -450,6 +450,13 @@ def test_a_result_that_cannot_be_told_is_no_success_and_no_defect_of_ours(comman
     assert with_streams(command, streams) == (ExitCode.INTERNAL_ERROR, "", told)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_without_our_signs_gets_plainer_ones(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    code, told, trouble = with_streams(f"check --from {FAULTY}", "")
+    assert (code, told[:8], trouble) == (ExitCode.FINDINGS, "x FAULTY", "")
+
+
 def test_without_any_stream_a_file_is_written_all_the_same(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert with_streams(f"report {FAULTY} -o {page}", "<&- >&- 2>&-") == (ExitCode.HEALTHY, "", "")

@@ -9,7 +9,7 @@ import pytest
 from fleets import SITE, ids, only, run, software
 
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.software import Driver, Library, NcclCopy, Plugin, Software, Torch
+from nccl_doctor.facts.software import Driver, Library, NcclCopy, Plugin, Torch
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import drift, engine
 from nccl_doctor.rules.software import drift_table, oldest_driver, subjects, versions
@@ -194,10 +194,6 @@ def test_drift_rows() -> None:
     row = drift.row("x", {"c": "1", "a": "1", "b": ""})
     assert row.odd == ("b",) and row.majority == "1" and row.values[0] == ("1", ("a", "c"))
     assert drift.row("x", {"a": "1"}).equal and drift.row("x", {}).differing == ()
-
-
-def test_facts_survive_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(software()), type=Software) == software()
 
 
 @pytest.mark.parametrize(

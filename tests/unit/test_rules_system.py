@@ -18,7 +18,6 @@ from nccl_doctor.facts.system import (
     Limit,
     Processors,
     SharedMemory,
-    System,
 )
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine, thresholds
@@ -86,6 +85,16 @@ def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
 def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
     result = run("system.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
+
+
+def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
+    shut = msgspec.structs.replace(system().shm, read_only=True)
+    assert ids(run("system.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
+    tmp, *others = system().filesystems
+    strict = (msgspec.structs.replace(tmp, noexec=True), *others)
+    found = only(run("system.executable_caches", host(filesystems=strict)))
+    assert found.id == "sys.noexec" and found.severity is Severity.WARN
+    assert not run("system.executable_caches", host()).findings
 
 
 def test_the_one_host_with_lower_limits_is_named() -> None:
@@ -274,10 +283,6 @@ def test_mistakes_in_a_thresholds_file(text: str | None, message: str, tmp_path:
     with pytest.raises(thresholds.ThresholdError, match=message) as told:
         thresholds.load(file)
     assert "\n" not in str(told.value)
-
-
-def test_facts_survive_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(system()), type=System) == system()
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,6 @@ from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
 
-# Times and processes are watched: these run one after the other, not beside other tests.
-pytestmark = pytest.mark.alone
-
 PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
 
 
@@ -105,14 +102,12 @@ def test_what_a_library_prints_does_not_break_the_protocol(session: Session) -> 
     assert session.probe("t.echo").outcome is Outcome.OK
 
 
+@pytest.mark.alone
 def test_a_hung_probe_is_timed_out_and_hangs_nothing_else(session: Session) -> None:
-    seen: list[str] = []
-    results = session.probes(
-        {"t.hang": (None, 0.5), "t.echo": ({"x": 1}, 10.0)}, on_result=lambda name, result: seen.append(name)
-    )
+    results = session.probes({"t.hang": (None, 0.5), "t.echo": ({"x": 1}, 10.0)})
     assert results["t.hang"].outcome is Outcome.TIMED_OUT and 0.4 < results["t.hang"].seconds < 5
     assert results["t.echo"].outcome is Outcome.OK
-    assert seen == ["t.echo", "t.hang"]
+    assert list(results) == ["t.echo", "t.hang"]
 
 
 def test_too_much_output_is_truncated_not_sent(session: Session) -> None:
@@ -134,11 +129,9 @@ def test_a_module_is_carried(session: Session) -> None:
 
 
 def test_pynvml_is_carried_by_itself(session: Session) -> None:
-    told: list[Outcome] = []
-    result = session.probes({"t.pynvml": (None, 20.0)}, on_result=lambda name, result: told.append(result.outcome))
-    assert result["t.pynvml"].outcome is Outcome.OK, result
-    assert result["t.pynvml"].data["file"].startswith("<nccl-doctor agent>")
-    assert told == [Outcome.OK]
+    result = session.probe("t.pynvml", limit_s=20.0)
+    assert result.outcome is Outcome.OK, result
+    assert result.data["file"].startswith("<nccl-doctor agent>")
 
 
 def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +216,7 @@ def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tm
     assert gone(pids) == []
 
 
+@pytest.mark.alone
 def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
     import json
@@ -240,6 +234,7 @@ def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
     session.close()
 
 
+@pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import json
     import zlib
@@ -352,6 +347,7 @@ def test_a_fleet_connects_answers_and_closes() -> None:
     assert gone([session.hello.pid for session in sessions.values()]) == []
 
 
+@pytest.mark.alone
 def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")
     started = time.monotonic()
@@ -387,6 +383,7 @@ def test_the_pack_is_deterministic_and_small() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.alone
 def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -413,6 +410,7 @@ def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_b
         opened.close()
 
 
+@pytest.mark.alone
 def test_a_long_wait_ends_when_the_agent_is_silent_on_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
@@ -440,6 +438,7 @@ def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(se
         session._take(b'{"id": "one"}')
 
 
+@pytest.mark.alone
 def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
     from nccl_doctor.transport import session as sessions
@@ -453,6 +452,7 @@ def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyP
         opened.close()
 
 
+@pytest.mark.alone
 def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is heard now and then, so it is not silence, but each further question would wait in vain."""
     from nccl_doctor.transport import session as sessions
@@ -472,22 +472,19 @@ def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest
         opened.close()
 
 
-@pytest.fixture
-def dripping(tmp_path: Path) -> str:
-    """A Python whose output comes 120 bytes a second."""
+def dripping(place: Path, bytes_per_s: int) -> str:
+    """A Python whose output comes so slowly."""
     drip = Path(__file__).parents[1] / "lab" / "programs" / "drip.py"
-    stub = tmp_path / "python3"
-    stub.write_text(f'#!/bin/sh\n{sys.executable} "$@" | {sys.executable} -I -S {drip} 120\n')
-    stub.chmod(0o755)
-    return str(stub)
+    return write_python(place / "p", f'{sys.executable} "$@" | {sys.executable} -I -S {drip} {bytes_per_s}\n')
 
 
-def test_an_answer_that_drips_ends_the_session(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.alone
+def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known for what it is long before its end, and whoever waits for another answer need wait no more."""
     from nccl_doctor.transport import session as sessions
 
     monkeypatch.setattr(sessions, "DRIP_S", 1.0)
-    opened = open_session(python=dripping)
+    opened = open_session(python=dripping(tmp_path, 120))
     try:
         assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
         started = time.monotonic()
@@ -498,8 +495,9 @@ def test_an_answer_that_drips_ends_the_session(dripping: str, monkeypatch: pytes
         opened.close()
 
 
-def test_a_first_line_that_drips_is_slow_and_no_garbage(dripping: str) -> None:
-    found = reach_of(python=dripping, start_s=1.0)
+@pytest.mark.alone
+def test_a_first_line_that_drips_is_slow_and_no_garbage(tmp_path: Path) -> None:
+    found = reach_of(python=dripping(tmp_path, 20), start_s=3.0)
     assert found.outcome is ReachOutcome.TIMED_OUT and "came too slowly" in found.detail and found.evidence
 
 
@@ -520,6 +518,7 @@ def test_a_network_that_pauses_does_not_drip() -> None:
     assert not drips(*((number / 10, 40) for number in range(40)))
 
 
+@pytest.mark.alone
 def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
     found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
     assert isinstance(found, Session), found

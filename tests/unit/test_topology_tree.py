@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, NvLink
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import signature
 from nccl_doctor.facts.topology_tree import Node, differences, kind_between, node, nvlinks_between, rebuild
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.judge import Report, judge
-from tests.hardware_kit import machines
+from tests.hardware_kit import fleet, machines
 from tests.hardware_kit.machines import Machine
 
 cli._load_commands()
@@ -85,9 +85,7 @@ def report(facts: Facts) -> Report:
 
 
 def bundle(facts: Facts) -> Bundle:
-    probes = {name: msgspec.convert(result, ProbeResult) for name, result in facts.items()}
-    host = HostFacts("gpu01", Reach(ReachOutcome.OK), probes)
-    return Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("topology",)), (host,))
+    return fleet.bundle({"gpu01": facts}, ("topology",))
 
 
 @needs_gcc

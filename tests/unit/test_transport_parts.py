@@ -25,6 +25,7 @@ from nccl_doctor.transport.command import CommandTransport, TemplateError, expla
 from nccl_doctor.transport.fleet import make_transport
 from nccl_doctor.transport.known_hosts import KnownHosts, fingerprint, judge
 from nccl_doctor.transport.launch import launch, pack, shell_command
+from nccl_doctor.transport.session import last_line
 from nccl_doctor.transport.ssh_config import ConfigReader
 
 
@@ -297,3 +298,29 @@ def test_the_gate_lets_three_in_at_a_time_until_one_is_accepted() -> None:
     assert not waiting.is_alive()
     with pytest.raises(Unreachable, match="deadline"):
         gate.enter("u", Deadline(0.1))
+
+
+def test_a_connection_whose_jump_host_is_gone_closes_in_silence() -> None:
+    """paramiko tells the jump host that a channel ends, and in its thread the error would be printed."""
+    from nccl_doctor.transport.ssh_errors import Connection
+
+    class Gone:
+        closed = False
+
+        def settimeout(self, seconds: float) -> None:
+            """As a channel has it."""
+
+        def close(self) -> None:
+            self.closed = True
+            raise EOFError
+
+    line = Gone()
+    connection = Connection(line)
+    connection.packetizer.close()
+    assert line.closed
+
+
+def test_of_a_fatal_error_the_line_that_says_why_is_quoted() -> None:
+    told = "Fatal Python error: init_fs_encoding: failed\nModuleNotFoundError: No module named 'encodings'\n\n<no Python frame>\n"
+    assert last_line(told) == "ModuleNotFoundError: No module named 'encodings'"
+    assert last_line("one\ntwo\n") == "two"

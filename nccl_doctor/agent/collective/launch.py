@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from nccl_doctor.agent import children
 from nccl_doctor.agent.redaction import redact_text
@@ -372,8 +372,8 @@ def launch(arguments: Mapping[str, Any], emit: Emit) -> Dict[str, Any]:
     return Launch(arguments, emit).run()
 
 
-def free_port(addresses: Sequence[str] = ("",)) -> int:
+def free_port() -> int:
     """A TCP port that is free now. Another process may take it before it is used; the store then says so."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((addresses[0], 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -742,17 +742,27 @@ class Worker:
         best = float("inf")
         begun = time.monotonic()
         for _ in range(4):
-            if time.monotonic() - begun > LINK_ENOUGH_S:
-                break
             started = time.perf_counter()
-            works = self.dist.batch_isend_irecv(
-                [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
-            )
-            for work in works:
-                work.wait()
-            self._wait()
+            self._swap(send, receive, peer)
             best = min(best, time.perf_counter() - started)
+            if self._either(time.monotonic() - begun > LINK_ENOUGH_S, peer):
+                break
         return best
+
+    def _swap(self, send: Any, receive: Any, peer: int) -> None:
+        works = self.dist.batch_isend_irecv(
+            [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
+        )
+        for work in works:
+            work.wait()
+        self._wait()
+
+    def _either(self, mine: bool, peer: int) -> bool:
+        """Whether this rank or its peer says so. By its own clock alone, one would go on and wait for the other for ever."""
+        said = self.torch.full((1,), int(mine), dtype=self.dtype, device=self.device)
+        heard = self.torch.empty_like(said)
+        self._swap(said, heard, peer)
+        return mine or bool(heard.item())
 
     def _gemm(self) -> None:
         """Matrix products on every rank at once; TFLOP/s per rank, to find the slow one."""

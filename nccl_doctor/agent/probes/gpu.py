@@ -12,10 +12,10 @@ from nccl_doctor.agent.probing import (
     first_line,
     listed,
     path,
+    pci_function,
     probe,
     read_text,
     run_command,
-    whole_number,
 )
 
 NVIDIA = "0x10de"
@@ -90,27 +90,20 @@ def _any_sign(data: Dict[str, Any]) -> bool:
     )
 
 
-def pci_devices(classes: Tuple[str, ...], vendor: str = NVIDIA) -> List[Dict[str, Any]]:
-    """The PCI functions of a vendor whose class begins with one of ``classes``, with link and NUMA node, by address."""
+def pci_devices(classes: Tuple[str, ...]) -> List[Dict[str, Any]]:
+    """NVIDIA's PCI functions whose class begins with one of ``classes``, with link and NUMA node, by address."""
     found = []
     for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
-        if first_line(base + "/vendor") != vendor:
+        if first_line(base + "/vendor") != NVIDIA:
             continue
         kind = first_line(base + "/class") or ""
         if not kind.startswith(classes):
             continue
-        numa = first_line(base + "/numa_node")
         found.append(
             {
-                "bus_id": address.lower(),
-                "device": first_line(base + "/device"),
+                **pci_function(address),
                 "class": kind,
-                "numa_node": whole_number(numa),
-                "link_speed": first_line(base + "/current_link_speed"),
-                "link_speed_max": first_line(base + "/max_link_speed"),
-                "link_width": first_line(base + "/current_link_width"),
-                "link_width_max": first_line(base + "/max_link_width"),
                 "driver": _link_name(base + "/driver"),
                 "slot": slot_of(address),
             }

@@ -97,6 +97,7 @@ def mounts() -> List[Dict[str, str]]:
                 "source": after[1],
                 "options": after[2],
                 "read_only": "yes" if "ro" in options else "",
+                "noexec": "yes" if "noexec" in options else "",
             }
         )
     return found
@@ -185,6 +186,7 @@ def filesystems() -> List[Dict[str, Any]]:
         entry["type"] = mount.get("type", "")
         entry["source"] = mount.get("source", "")
         entry["read_only"] = bool(mount.get("read_only"))
+        entry["noexec"] = bool(mount.get("noexec"))
     return found
 
 
@@ -217,6 +219,7 @@ def shared_memory() -> Dict[str, Any]:
         "free_bytes": stat.f_frsize * stat.f_bavail,
         "own_mount": bool(mount and mount["point"] == "/dev/shm"),
         "type": mount["type"] if mount else "",
+        "read_only": bool(mount and mount["read_only"]),
         "leftovers": leftovers,
     }
 

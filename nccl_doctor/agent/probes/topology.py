@@ -5,7 +5,7 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.probing import ROOT, first_line, listed, path, probe, read_text, run_command, whole_number
+from nccl_doctor.agent.probing import ROOT, first_line, listed, path, pci_function, probe, read_text, run_command
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -88,22 +88,15 @@ def _devices() -> List[Dict[str, Any]]:
         kind = _kind(vendor, first_line(base + "/class") or "", address, verbs)
         if kind is None:
             continue
-        numa = first_line(base + "/numa_node")
         found.append(
             {
-                "bus_id": address.lower(),
+                **pci_function(address),
                 "kind": kind,
                 "vendor": vendor,
-                "device": first_line(base + "/device"),
                 "verbs": verbs.get(address, []),
                 "netdevs": listed(base + "/net"),
-                "numa_node": whole_number(numa),
                 "cpus": first_line(base + "/local_cpulist"),
                 "path": pci_path(base),
-                "link_speed": first_line(base + "/current_link_speed"),
-                "link_speed_max": first_line(base + "/max_link_speed"),
-                "link_width": first_line(base + "/current_link_width"),
-                "link_width_max": first_line(base + "/max_link_width"),
                 "virtual_function": os.path.lexists(path(base + "/physfn")),
             }
         )

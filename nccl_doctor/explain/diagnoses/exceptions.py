@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
@@ -27,6 +28,10 @@ _SETUP_TEXT = re.compile(
 )
 # The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
 _COMMUNICATION = re.compile(r"Dist(?:Backend|Network|Store)?Error$|NCCLError|Rendezvous\w+Error|AcceleratorError")
+
+
+# Types under which libraries report what the system told them.
+_SAYS_ANYTHING = re.compile(r"(?:^|\.)(?:RuntimeError|OSError|Exception)$")
 
 
 def _own(case: Case) -> list[Traceback]:
@@ -97,7 +102,13 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     hosts = {item.hit.host for item in same if item.hit.host}
     hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
     title = _title(first, ranks)
-    for cause, strength, why in _whose_failure(case, first, ranks):
+    judged = _whose_failure(case, first, ranks)
+    about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
+    if about:  # what the system underneath told the program, in words that no signature knows
+        yield Candidate(
+            about, judged[0][1] + 0.02, title, hits, ranks, hosts, ordinary_exception.__doc__ or "", vague=True
+        )
+    for cause, strength, why in judged:
         yield Candidate(cause, strength, title, hits, ranks, hosts, why)
 
 

@@ -20,6 +20,9 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     ),
     (r"ibv_reg_mr|reg_mr|dmabuf|peermem", "ib.gdr", 0.55, "memory registration with the adapter fails"),
     (r"gid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
+    (r"p2p_resiliency", "ib.port-down", 0.58, "NCCL's InfiniBand code lost a device"),
+    (r"net_ib\S* .*(?:CQE|completion)", "ib.retry-exceeded", 0.56, "an RDMA request failed"),
+    (r"\bgin/|\brma/|\bGIN\b|\bRMA\b", "net.plugin", 0.5, "NCCL's one-sided transport (GIN, RMA) is refused"),
     (r"ibv_|net_ib|NET/IB|ibvwrap|mlx5", "ib.qp-connect", 0.55, "NCCL's InfiniBand code reports an error"),
     (r"shmutils|/dev/shm|shared memory|transport/shm", "sys.shm", 0.58, "shared memory fails"),
     (r"nvls|multicast", "gpu.fabric-manager", 0.56, "NVLink SHARP set-up fails"),
@@ -27,11 +30,21 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"transport/p2p|p2p\.cc|ipc", "gpu.p2p", 0.55, "peer-to-peer set-up fails"),
     (r"nvmlwrap|nvml", "gpu.driver", 0.52, "NVML fails"),
     (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
+    (r"cudawrap|CUDA driver|prior to CUDA", "gpu.driver", 0.56, "the driver lacks what NCCL asks of it"),
+    (r"alloc\w* (?:failed|returned null)|alloc\([^)]*\) returned null", "sys.host-oom", 0.5, "NCCL got no host memory"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.34, "NCCL's sockets fail"),
     (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
     (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
+    (r"sched_[gs]etaffinity", "sys.container", 0.55, "the process may not choose its CPUs"),
+    (r"proxy\.cc|scheduler/", "sw.nccl-bug", 0.45, "NCCL's own bookkeeping is inconsistent"),
+    (
+        r"dev_runtime|mem_manager|allocator\.cc|group\.cc|enqueue\.cc|strongstream|register/|init\.cc|ce_coll",
+        "app.pg-misuse",
+        0.45,
+        "NCCL refuses a call",
+    ),
 )
 _SECONDARY = re.compile(
     r"\[Proxy Service|Socket recv failed|\[Service thread\]|HINT:|commReclaim|abort|closed by remote peer",
@@ -51,33 +64,6 @@ _JUDGED = frozenset(
 )
 
 
-# What NCCL's words (not the file that prints them) name so clearly that they decide before its parts do.
-_SUBJECTS = (
-    "ib.memlock",
-    "ib.retry-exceeded",
-    "ib.gid-index",
-    "ib.port-down",
-    "sys.nofile",
-    "sys.threads",
-    "sys.shm",
-    "net.port-in-use",
-    "gpu.imex",
-    "gpu.fabric-manager",
-    "gpu.nvlink",
-    "gpu.ecc",
-    "gpu.duplicate",
-    "gpu.oom",
-    "gpu.not-visible",
-    "sw.nccl-version-mismatch",
-)
-
-
-def _by_subject(hit: Hit) -> str:
-    """The cause that the words of a warning name; empty if they name none of the telling ones."""
-    message = hit.groups["message"]
-    return next((cause for cause in _SUBJECTS if topics.TOPICS[cause].search(message)), "")
-
-
 @diagnosis
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
@@ -91,7 +77,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
-        subject = _by_subject(hit)
+        subject = topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
             why = unknown_nccl_warning.__doc__ or ""

@@ -480,6 +480,27 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         )
 
 
+_TOO_FAR = re.compile(r"distance \d+ > \d+")
+
+
+@diagnosis
+def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
+    """NCCL leaves GPUDirect RDMA out because GPU and adapter are far apart, and a second run of the same test is much faster."""
+    far = [hit for hit in case.hits("gdr-disabled") if _TOO_FAR.search(hit.text)]
+    runs = sorted(case.hits("busbw-average"), key=lambda hit: float(hit.groups["busbw"]))
+    if far and runs and float(runs[-1].groups["busbw"]) > _MUCH_FASTER * float(runs[0].groups["busbw"]) > 0:
+        title = (
+            f"without GPUDirect RDMA {runs[0].groups['busbw']} GB/s, in another run {runs[-1].groups['busbw']} GB/s: "
+            "GPU and adapter are on different sockets"
+        )
+        why = faster_with_gpudirect.__doc__ or ""
+        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far), why)
+        yield Candidate("ib.gdr", 0.5, title, far, why=why)
+
+
+_MUCH_FASTER = 2.0
+
+
 @diagnosis
 def narrow_pcie(case: Case) -> Iterable[Candidate]:
     """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""

@@ -109,5 +109,9 @@ def names_rank(text: str, ranks: set[int]) -> bool:
     return any(rank in ranks for rank in ranks_named(text))
 
 
+# Looked for by the letters that few lines have; what stands before them is seen to behind them.
+_RANK = re.compile(r"ank(?<=\b[Rr]ank)[ =_:]?(\d{1,6})\b")
+
+
 def ranks_named(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\b[Rr]ank[ =_:]?(\d{1,6})\b", text)[:4]]
+    return [int(number) for number in _RANK.findall(text)[:4]]

@@ -100,7 +100,8 @@ def _add(
 
 def _walk(top: str, problems: list[InputProblem]) -> Iterator[str]:
     """Regular-looking entries below a directory. Links to directories are not followed, so there are no loops."""
-    base = top.rstrip("/").count("/")
+    top = top.rstrip("/") or top
+    base = top.count("/")
     for root, directories, names in os.walk(
         top, onerror=lambda error: problems.append(InputProblem(str(error.filename), _why(error)))
     ):

@@ -42,6 +42,7 @@ BUSY = 1000
 FRAME_LIMIT = 400  # lines of one traceback
 CHANNELS = 4000  # so many things that processes say of several channels are told apart
 CHANNEL_LINE = 400  # bytes
+_REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
 MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
@@ -331,7 +332,7 @@ class Scanner:
         for item in self._channels.values():
             if item.times:
                 self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
-        lines = tail.rstrip(b"\r\n\x00 ").split(b"\n")[-TAIL_LINES:]
+        lines = tail.rstrip(b"\r\n\x00 ").rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
         last = max(self.summary.lines, 1)
         if tail and not tail.endswith(b"\n"):
             last += 1
@@ -445,7 +446,7 @@ class Scanner:
         text_before = block[max(0, at - BEFORE) : at]
         if at < BEFORE:
             text_before = earlier()[at - BEFORE :] + text_before
-        lines = text_before.removesuffix(b"\n").split(b"\n")[-BEFORE_LINES:]
+        lines = text_before.removesuffix(b"\n").rsplit(b"\n", BEFORE_LINES)[-BEFORE_LINES:]
         later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
         for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             shape = raw[:LINE_LIMIT].translate(None, _DIGIT_BYTES)
@@ -593,7 +594,7 @@ class Scanner:
         self.summary.tracebacks.append(
             Traceback(
                 kind,
-                message[:QUOTE_LIMIT],
+                _REPEATED.sub("", message[:QUOTE_LIMIT]),
                 self._hit("exception", number, line, text),
                 block.first,
                 "" if block.mixed else block.where,
@@ -613,7 +614,7 @@ class Scanner:
         self.summary.tracebacks.append(
             Traceback(
                 kind,
-                (found.group(2) or "")[:QUOTE_LIMIT],
+                _REPEATED.sub("", (found.group(2) or "")[:QUOTE_LIMIT]),
                 self._hit("exception", number, line, text),
                 number,
                 known=tuple(known),

@@ -264,6 +264,7 @@ says(
     "GPU Count: 0",
     "CUDA unknown error - this may be due to an incorrectly set up environment",
     "no GPU is visible",
+    "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
     "libcuda.so.1: cannot open shared object file",
     "gpu count reported lower than configured",

@@ -46,6 +46,13 @@ says(
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
 says(
+    "ray-watchers",
+    "Failed to query Ray Train Controller actor state",
+    "has constructor arguments in the object store and max_restarts > 0",
+    role=H,
+    why="Ray Train's own helpers. They matter only where the controller itself is gone.",
+)
+says(
     "port-settings-changed",
     "async event : client reregistration",
     "async event: client reregistration",
@@ -130,6 +137,12 @@ says(
     "CANNOT Access Peer Device",
     role=Role.FACT,
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
+)
+says(
+    "collnet-fallback",
+    "Cannot initialize CollNet, using point-to-point network instead",
+    role=H,
+    why="NCCL goes on without SHARP: slower for large jobs, no failure. The plugin's own lines before it say why.",
 )
 says(
     "libibverbs-driver",

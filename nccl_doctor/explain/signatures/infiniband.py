@@ -434,6 +434,8 @@ says(
     "GPU Direct RDMA Disabled for HCA {hca} '{dev}' (no module)",
     "Peermem is not supported, nor DMA-BUF",
     "Unable to use GIN: Peermem",
+    "without nvidia-peermem",
+    "without nvidia_peermem",
     why="No GPUDirect RDMA on this host.",
 )
 says(
@@ -572,6 +574,7 @@ says(
             )
         )
         and "libnccl-net.so:" not in line
+        and not re.search(r"INFO .*NET plugin (?:IB|Socket)\b", line)  # NCCL's own: no adapter here
     ),
 )
 says(
@@ -583,7 +586,6 @@ says(
     "ERROR no AM service record found",
     "sharp_alloc_groups",
     "sharp_coll_comm_init",
-    "Cannot initialize CollNet",
     "COLLNET/SHARP{}fail",
     "SHARP coll{}fail",
     "failed to create group{}SHARP",

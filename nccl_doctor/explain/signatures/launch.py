@@ -65,6 +65,14 @@ says(
     why="Fewer nodes than --nnodes came within the join time-out.",
 )
 says(
+    "ray-train-startup",
+    "worker group startup timed out after {seconds} seconds waiting for {workers:int} workers",
+    cause="launch.world-size",
+    strength=0.86,
+    title="Ray had no room for {workers} workers within {seconds} s",
+    why="The cluster has fewer free CPUs or GPUs than the workers ask for, or nodes are still missing.",
+)
+says(
     "rank-twice",
     "ranks has already checked in",
     "Bootstrap Root : rank {rank:int} of {world:int} ranks has already checked in",
@@ -205,7 +213,8 @@ says(
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache
         and not re.search(
-            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|[Rr]eq", line
+            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)",
+            line,
         )
     ),
 )

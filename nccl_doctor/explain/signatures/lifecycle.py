@@ -17,7 +17,7 @@ _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
     r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
-    r"[Ee]rror(?!s?\W{1,3}0\b|_| rate)\b",
+    r"[Ee]rror(?!s?\W{1,3}(?:0|None|null)\b|_| rate)\b",
 )
 
 
@@ -148,6 +148,7 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
+    "checkpoint={}, error=None, path=",  # Ray Train's Result
     "un finished",
     "un completed",
     "rain finished",
@@ -213,6 +214,12 @@ says(
     why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",
 )
 says("nccl-tests-ok", "Out of bounds values : 0 OK", role=Role.END, why="nccl-tests found every value right.")
+says(
+    "ray-worker-rank",
+    "pid={pid:int}) world_rank={rank:int},",
+    role=Role.FACT,
+    why="Ray Train's list of its workers: which process is which rank.",
+)
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 
 says(

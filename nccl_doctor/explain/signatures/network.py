@@ -101,6 +101,8 @@ says(
     "onnect to {address} failed : Invalid argument",  # a link-local address of another host
     "onnect to {address} failed with error No route to host",
     "failed with error Network is unreachable",
+    "ollConnect: Connect to {address} returned {}No route to host",
+    "ollConnect: Connect to {address} returned {}Network is unreachable",
     "Call to connect failed : No route to host",
     "Call to connect failed : Network is unreachable",
     "SO_ERROR: No route to host, remote=[{address}]",
@@ -345,7 +347,6 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "table full, dropping packet",
     "security group",
     "NetworkPolicy",
     "filter_drop",
@@ -354,6 +355,14 @@ says(
     strength=0.8,
     title="a firewall rule drops or rejects the job's connections",
     why="The log shows a dropping rule or a dropped packet.",
+)
+says(
+    "connection-table-full",
+    "table full, dropping packet",
+    cause="net.firewall",
+    strength=0.88,
+    title="the kernel's table of connections is full: packets of new connections are dropped",
+    why="nf_conntrack has no room for another connection (net.netfilter.nf_conntrack_max): new ones fail at random.",
 )
 says(
     "packet-dropped",

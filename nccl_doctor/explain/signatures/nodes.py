@@ -61,6 +61,7 @@ says(
 says(
     "credential-refused",
     "nvalid job credential",
+    "Job credential expired",
     "Munge decode failed",
     "Credential replayed",
     "System clock wrong by",

@@ -40,6 +40,19 @@ def test_utf16(tmp_path: Path, codec: str) -> None:
     assert got.read.lines == 3
 
 
+def test_a_directory_with_a_slash_behind_it_is_quoted_as_one(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(_LINE)
+    assert explain_paths([f"{tmp_path}/"]).causes[0].evidence[0].source == f"{tmp_path}/job.log"
+
+
+def test_a_gloo_job_is_not_told_to_turn_on_nccls_lines(tmp_path: Path) -> None:
+    wait = "gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation to complete"
+    (tmp_path / "rank0.log").write_text(f"[rank0]: RuntimeError: [{wait}\n")
+    (tmp_path / "rank1.log").write_text("[rank1] init done world 4\n")
+    told = "\n".join(explain_paths([str(tmp_path)]).next)
+    assert "NCCL_DEBUG" not in told and "check --stage connectivity,ports,interfaces" in told
+
+
 def test_utf16_packed(tmp_path: Path) -> None:
     (tmp_path / "job.log.gz").write_bytes(gzip.compress(_LINE.encode("utf-16")))
     assert explain_paths([str(tmp_path)]).causes[0].id.startswith("gpu.duplicate")

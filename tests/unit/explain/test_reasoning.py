@@ -71,6 +71,16 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
 
 
+def test_ray_trains_list_of_workers_gives_the_ranks() -> None:
+    lost = (
+        "(RayTrainWorker pid=812) RuntimeError: [/src/gloo/gloo/transport/tcp/pair.cc:537] Connection reset by peer\n"
+    )
+    told = "(TrainController pid=1) - (ip=10.0.0.2, pid=812) world_rank=5, local_rank=1, node_rank=0\n"
+    assert explain_text(told + lost).causes[0].ranks == (5,)
+    twice = "(TrainController pid=1) - (ip=10.0.0.3, pid=812) world_rank=9, local_rank=1, node_rank=1\n"
+    assert explain_text(told + twice + lost).causes[0].ranks == ()
+
+
 def test_a_job_over_gloo_is_not_asked_for_lines_of_nccl() -> None:
     got = explain_text(
         "[rank0]: RuntimeError: [/src/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 45000ms for recv"

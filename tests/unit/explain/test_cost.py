@@ -1,0 +1,135 @@
+"""What a job of many ranks costs, in calls of functions: no clock, so no other load can change it.
+
+Two rules that asked every line of 512 ranks for every subject once took three seconds (docs/decisions/0026).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.explain.api import explain
+from nccl_doctor.explain.files import read_file
+from nccl_doctor.explain.model import LogSource
+from nccl_doctor.explain.readers.inputs import LogFile
+from nccl_doctor.explain.readers.scan import scan
+from nccl_doctor.explain.summary import Summary
+
+RANKS = (24, 48, 96)
+MOST_PER_RANK = 450  # calls; 100 to 360 as this is written
+MOST_SEARCHES = 45  # with patterns; 9 to 32 as this is written
+MOST_PER_FILE = 4500  # calls; 3,000 as this is written
+
+
+def _calls(function: Callable[[], object]) -> tuple[int, int]:
+    """How many functions, ours and built-in ones, are called, and how many of them search a text with a pattern."""
+    calls = searches = 0
+
+    def seen(_frame: object, event: str, argument: object) -> None:
+        nonlocal calls, searches
+        calls += event in ("call", "c_call")
+        searches += event == "c_call" and isinstance(getattr(argument, "__self__", None), re.Pattern)
+
+    sys.setprofile(seen)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls, searches
+
+
+def _step(rank: int, step: int) -> str:
+    return f"[2026-11-20 03:{step // 60:02d}:{step % 60:02d}] iteration {step:8d}/ 500000 | lm loss: 1.{rank * 7919 + step:06d}E+00 |"
+
+
+def _start(rank: int, ranks: int) -> list[str]:
+    who = f"gpu{rank // 8:03d}:{4000 + rank}:{4000 + rank} [{rank % 8}] NCCL INFO"
+    init = f"ncclCommInitRankConfig comm 0x55d{rank:05x} rank {rank} nranks {ranks} cudaDev {rank % 8} busId {rank % 8}b000"
+    return [
+        f"{who} Bootstrap: Using bond0:10.1.{rank // 8}.1<0>",
+        f"{who} NCCL version 2.27.5+cuda12.9",
+        f"{who} {init} commId 0x1f2e3d4c5b6a7988 - Init START",
+        *(
+            f"{who} Channel {channel:02d}/0 : {rank}[0] -> {(rank + 1) % ranks}[1] via P2P/CUMEM"
+            for channel in range(8)
+        ),
+        f"{who} {init} commId 0x1f2e3d4c5b6a7988 - Init COMPLETE",
+        *(_step(rank, step) for step in range(40)),
+    ]
+
+
+def _traceback(rank: int, error: str) -> list[str]:
+    return [
+        f"[rank{rank}]: Traceback (most recent call last):",
+        f'[rank{rank}]:   File "/job/train.py", line 88, in step',
+        f"[rank{rank}]:     loss.backward()",
+        f"[rank{rank}]: {error}",
+    ]
+
+
+def _waited(rank: int) -> list[str]:
+    tag = f"[rank{rank}]:[E1120 03:32:42.123456789 ProcessGroupNCCL.cpp:632]"
+    work = f"WorkNCCL(SeqNum=58213, OpType=ALLREDUCE, NumelIn={rank + 1}, NumelOut={rank + 1}, Timeout(ms)=600000)"
+    return [
+        f"{tag} [Rank {rank}] Watchdog caught collective operation timeout: {work} ran for {600000 + rank} milliseconds",
+        f"{tag} [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work sequence id: 58213 "
+        "PG status: last enqueued work: 58213, last completed work: 58212",
+    ]
+
+
+def _one_raises(rank: int) -> list[str]:
+    return _traceback(rank, "KeyError: 'image_00931'") if rank == 17 else _waited(rank)
+
+
+def _all_lose_a_peer(rank: int) -> list[str]:
+    who = f"gpu{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}]"
+    return [
+        f"{who} misc/socket.cc:492 NCCL WARN socketProgress: Connection closed by remote peer gpu003<{40000 + rank}>",
+        f"{who} NCCL INFO transport/net_socket.cc:493 -> 6",
+        *_traceback(
+            rank, "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited"
+        ),
+    ]
+
+
+def _all_end_well(rank: int) -> list[str]:
+    return [f"rank {rank}: Training complete after {1000 + rank} s"]
+
+
+ENDS = {"one raises": _one_raises, "a peer is lost": _all_lose_a_peer, "all is well": _all_end_well}
+
+
+def _read(ranks: int, end: Callable[[int], list[str]]) -> Summary:
+    total = Summary()
+    for rank in range(ranks):
+        text = "\n".join([*_start(rank, ranks), *end(rank)]) + "\n"
+        total.merge(scan(LogSource(f"node{rank // 8}/rank{rank}.log", text, rank, f"gpu{rank // 8:03d}")))
+    return total
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_rank_more_costs_little_and_no_more_than_the_one_before(end: str) -> None:
+    """A rank has some twenty lines; a rule may look at each, not at each for every cause, nor at all others' lines."""
+
+    def explaining(ranks: int) -> tuple[int, int]:
+        summary = _read(ranks, ENDS[end])
+        return _calls(lambda: explain(summary))
+
+    explaining(RANKS[0])  # what is imported, compiled or remembered once
+    costs = [explaining(ranks) for ranks in RANKS]
+    for most, (few, more, many) in zip((MOST_PER_RANK, MOST_SEARCHES), zip(*costs, strict=True), strict=True):
+        assert (many - more) / (RANKS[2] - RANKS[1]) < most
+        assert many - more < 1.15 * (RANKS[2] - RANKS[1]) / (RANKS[1] - RANKS[0]) * (more - few)
+
+
+def test_ordinary_output_wakes_nothing(tmp_path: Path) -> None:
+    """Of 24,000 lines that report steps only the head, the tail and a few samples cost calls."""
+    path = tmp_path / "rank3.log"
+    path.write_text("\n".join([*_start(3, 8), *(_step(3, step) for step in range(24_000)), *_waited(3)]) + "\n")
+    file = LogFile(str(path), path.name, 3, "gpu000", path.stat().st_size)
+    read_file(file)
+    assert _calls(lambda: read_file(file))[0] < MOST_PER_FILE
