@@ -144,7 +144,7 @@ _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 
 
 def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it. Lines that differ in numbers only are asked once."""
+    """Cause id -> lines whose words belong to it. Lines that differ only in numbers no words ask for are asked once."""
     table: dict[str, list[Hit]] = defaultdict(list)
     effects = {
         (hit.file, hit.line)
@@ -155,7 +155,7 @@ def vote(case: Case) -> dict[str, list[Hit]]:
     known: dict[str, tuple[str, ...]] = {}
     for hit in (hit for hit in trouble(case) if (hit.file, hit.line) not in effects):
         text = _ADVICE.sub("", hit.text[-_ASKED:])
-        shape = _DIGITS.sub("", text)
+        shape = _NUMBER.sub(lambda number: number.group() if number.group() in _TOLD else "", text)
         if shape not in known and len(known) < _SHAPES:
             known[shape] = tuple(cause for cause in TOPICS if _words(cause).search(text))
         for cause in known.get(shape, ()):
@@ -163,7 +163,8 @@ def vote(case: Case) -> dict[str, list[Hit]]:
     return table
 
 
-_DIGITS = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+")
+_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
 _ASKED = 600  # characters of a line: its end, behind the prefixes
 _SHAPES = 150  # so many different lines tell what a log is about
 

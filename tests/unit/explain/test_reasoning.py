@@ -8,14 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from nccl_doctor.env import versions
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.case import all_diagnoses
-from nccl_doctor.explain.model import Role, Verdict
+from nccl_doctor.explain.model import Hit, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.topics import TOPICS
@@ -69,6 +71,13 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert got.verdict is Verdict.UNDECIDED
     assert got.causes
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
+
+
+def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = [Hit("words", "log", number, text) for number, text in enumerate(["it met signal 9", "it met signal 15"])]
+    monkeypatch.setattr(topics, "trouble", lambda case: hits)
+    found = topics.vote(SimpleNamespace(signatures={}))  # type: ignore[arg-type]
+    assert found["launch.killed"] == [hits[1]]
 
 
 def test_ray_trains_list_of_workers_gives_the_ranks() -> None:
