@@ -215,7 +215,8 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     """On RoCE, NCCL finds a routable RoCE v2 GID on every rail.
 
     The index is the one NCCL's own walk over the table ends on (2.21.5 and later). A NCCL_IB_GID_INDEX of the job is
-    judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port.
+    judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port. Where a job
+    narrows the walk by NCCL_IB_ADDR_RANGE or NCCL_IB_ROCE_VERSION_NUM, what NCCL finds is unknown.
     """
     with_devices(host)
     ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
@@ -224,6 +225,11 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     version, _ = nccl_version(host, plan)
     given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
+    for name in ("NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM"):
+        if index < 0 and (narrowed := _in_force(host, plan, name)) and narrowed.value not in ("", "2"):
+            raise MissingFact("GID that NCCL takes", f"{name}={narrowed.value} narrows its search")
+    family = _in_force(host, plan, "NCCL_IB_ADDR_FAMILY")
+    ipv6 = family is not None and family.value == "AF_INET6"
     untold: MissingFact | None = None
     for rail in ports:
         by_index = {entry.index: entry for entry in entries(rail.port)}
@@ -232,8 +238,10 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
         elif any(entry.version is None for entry in by_index.values()):
             untold = MissingFact("RoCE version of the GIDs", f"{rail.label}: gid_attrs/types is not readable")
         else:
-            chosen = gids.choose(by_index.values(), ethernet=True, gid_index=index, nccl_version=version)
-            yield from _judge_gid(host, rail, by_index, chosen, given if index >= 0 else None)
+            table = by_index.values()
+            chosen = gids.choose(table, ethernet=True, gid_index=index, nccl_version=version, ipv6=ipv6)
+            automatic = gids.choose(table, ethernet=True, ipv6=ipv6)
+            yield from _judge_gid(host, rail, by_index, chosen, automatic, given if index >= 0 else None)
     if untold:
         raise untold
 
@@ -247,10 +255,9 @@ def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:
 
 
 def _judge_gid(
-    host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: int, given: Setting | None
+    host: Host, rail: Rail, table: dict[int, gids.GidEntry], chosen: int, automatic: int, given: Setting | None
 ) -> Iterator[Finding]:
-    """``given``: the index that is set; None: NCCL chooses."""
-    automatic = gids.choose(table.values(), ethernet=True)
+    """``automatic`` is the index of a current NCCL's own choice; ``given``: the index that is set, None: NCCL chooses."""
     best = table.get(automatic)
     usable = best is not None and best.version == 2 and best.is_valid
     quoted = [

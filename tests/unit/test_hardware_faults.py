@@ -160,6 +160,15 @@ def test_gid_index_of_the_job(healthy_roce: Facts, tmp_path: Path) -> None:
     assert [item.id for item in good.causes] == ["ib.gid-index.set"]
 
 
+def test_gid_is_judged_as_the_job_narrows_the_search(healthy_roce: Facts) -> None:
+    ipv6 = report(fleet(healthy_roce, healthy_roce), env={"NCCL_IB_ADDR_FAMILY": "AF_INET6"})
+    assert set(told(ipv6)) == {"ib.gid-index.link-local"}  # the only IPv6 GIDs there are
+    for name, given in (("NCCL_IB_ROCE_VERSION_NUM", "1"), ("NCCL_IB_ADDR_RANGE", "10.0.0.0/8")):
+        narrowed = report(fleet(healthy_roce, healthy_roce), env={name: given})
+        assert any(name in gap.why for gap in narrowed.unknown), narrowed.unknown
+    assert not report(fleet(healthy_roce, healthy_roce), env={"NCCL_IB_ROCE_VERSION_NUM": "2"}).unknown
+
+
 def test_gid_index_that_a_host_sets_itself(healthy_roce: Facts) -> None:
     """It counts as the job's does, from a login's environment and from nccl.conf."""
     line = {"role": "system", "path": "/etc/nccl.conf", "lines": [{"line": 3, "text": "NCCL_IB_GID_INDEX=9"}]}
