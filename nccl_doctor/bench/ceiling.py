@@ -47,10 +47,10 @@ def _pairs(results: Results) -> Ceiling | None:
 
 
 def _nvidia(world: World, path: Path, prepared: Mapping[str, Prepared]) -> Ceiling | None:
-    hosts = [prepared[share.name] for share in world.shares if share.name in prepared]
-    if not hosts or len(hosts) != len(world.shares):
+    hosts = [prepared[name] for name in world.per_host if name in prepared]
+    if not hosts or len(hosts) != len(world.per_host):
         return None
-    intra = _intra(hosts) if any(share.ranks > 1 for share in world.shares) else None
+    intra = _intra(hosts) if any(ranks > 1 for ranks in world.per_host.values()) else None
     inter = _inter(hosts, path) if len(hosts) > 1 else None
     known = [item for item in (intra, inter) if item is not None]
     if len(hosts) > 1 and inter is None:

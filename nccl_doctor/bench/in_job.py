@@ -159,16 +159,18 @@ def _conclude(
         backend, f"{why}; started by {identity.launcher}", tuple(shares), shares[0].name, identity.master_addr,
         identity.master_port,
     )  # fmt: skip
-    facts: dict[str, Collectives] = {}
+    own: dict[str, list[int]] = {}  # a host has several shares where ranks are dealt out in turns
     for share in shares:
-        own = range(share.first_rank, share.first_rank + share.ranks)
-        ends = tuple(_end(watch, rank, rank == identity.rank) for rank in own)
-        paths = [(rank, path) for rank in own if (path := watch.logs.get(rank, {}).get("path"))]
+        own.setdefault(share.name, []).extend(range(share.first_rank, share.first_rank + share.ranks))
+    facts: dict[str, Collectives] = {}
+    for host, its_ranks in own.items():
+        ends = tuple(_end(watch, rank, rank == identity.rank) for rank in its_ranks)
+        paths = [(rank, path) for rank in its_ranks if (path := watch.logs.get(rank, {}).get("path"))]
         events = [dict(path, event="path", rank=rank) for rank, path in paths]
-        if share is shares[0]:
+        if not facts:
             events += [event for event in watch.events if event.get("event") in ("size", "link")]
-        facts[share.name] = Collectives(
-            share.name, sys.executable, ranks=ends, events=tuple(events), backend=backend, world=identity.world,
+        facts[host] = Collectives(
+            host, sys.executable, ranks=ends, events=tuple(events), backend=backend, world=identity.world,
             master=world.master, master_addr=world.master_addr, master_port=world.master_port,
         )  # fmt: skip
     return conclude(
@@ -211,7 +213,7 @@ def _prepared(shares: list[Share]) -> dict[str, Prepared]:
     """Hardware facts of this host; the other hosts' are not known here, so there is no ceiling over hosts."""
     from nccl_doctor.agent.probes.bench import prepare
 
-    if len(shares) > 1:
+    if len({share.name for share in shares}) > 1:
         return {}
     with contextlib.suppress(Exception):
         return {shares[0].name: msgspec.convert(prepare({"python": sys.executable}), Prepared)}

@@ -98,7 +98,7 @@ def misfit(now: World, results: Results, plan: BenchPlan, before: Outcome) -> st
     """Why two runs cannot be compared, or empty: another world, backend, data type, operation or GPU."""
     pairs = (
         ("ranks", now.size, before.world.size),
-        ("hosts", len(now.shares), len(before.world.shares)),
+        ("hosts", len(now.per_host), len(before.world.per_host)),
         ("backend", now.backend, before.world.backend),
         ("data type", plan.dtype, before.plan.dtype),
         ("operation", plan.op, before.plan.op),
@@ -144,7 +144,7 @@ def conclude(
     trouble = misfit(world, results, plan, baseline) if baseline else ""
     ground = Ground(results, world, path, ceiling, prepared, min_busbw, before, trouble)
     found = verdicts(ground, plan.collectives)
-    hosts = tuple(sorted(share.name for share in world.shares))
+    hosts = tuple(sorted(world.per_host))
     findings = [
         *rules.failures(facts, lost or {}),
         *rules.wrong_results(facts),

@@ -92,19 +92,19 @@ def _gloo_words(path: GlooPath, world: World) -> str:
     for name, hosts in path.interfaces.items():
         speed = path.speeds_mbps.get(name)
         rate = f", {speed / 1000:g} Gb/s" if speed else ""
-        some = "" if len(hosts) == len(world.shares) else f" on {len(hosts)} of {len(world.shares)} hosts"
+        some = "" if len(hosts) == len(world.per_host) else f" on {len(hosts)} of {len(world.per_host)} hosts"
         parts.append(f"{name}{rate}{some}" + (" (loopback)" if name == "lo" else ""))
     return f"gloo over TCP: {', '.join(parts)}; {path.connections} connection{'s' if path.connections != 1 else ''}"
 
 
 def path_findings(path: Path, world: World, prepared: Mapping[str, Prepared]) -> Iterator[Finding]:
     """Where the path is worse than what the hosts' hardware offers."""
-    if path.gloo is not None and len(world.shares) > 1 and "lo" in path.gloo.interfaces:
+    if path.gloo is not None and len(world.per_host) > 1 and "lo" in path.gloo.interfaces:
         yield _loopback(path.gloo)
     if path.nccl is None:
         return
     nccl = path.nccl
-    hosts = tuple(share.name for share in world.shares)
+    hosts = tuple(world.per_host)
     active = {name: [hca for hca in prepared[name].hcas if hca.active] for name in hosts if name in prepared}
     with_ib = tuple(name for name, found in active.items() if found)
     if nccl.networks == ("Socket",) and len(hosts) > 1 and len(with_ib) == len(hosts):
@@ -113,7 +113,7 @@ def path_findings(path: Path, world: World, prepared: Mapping[str, Prepared]) ->
         yield _no_gdr(nccl, prepared, hosts)
     for name in hosts:
         used, there = nccl.devices.get(name, 0), len(active.get(name, []))
-        gpus = next(share.ranks for share in world.shares if share.name == name)
+        gpus = world.per_host[name]
         if len(hosts) > 1 and "NET/IB" in nccl.transports and 0 < used < min(there, gpus):
             yield _few_rails(name, used, there, nccl)
     if any(name.startswith("SHM") for name in nccl.transports) and any(

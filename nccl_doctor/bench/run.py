@@ -98,7 +98,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One host's ranks: ``ranks`` of them, from ``first_rank`` on."""
+    """Ranks of one host in a row: ``ranks`` of them, from ``first_rank`` on. A scheduler may give a host several."""
 
     name: str
     first_rank: int
@@ -121,6 +121,14 @@ class World(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Number of ranks."""
         return sum(share.ranks for share in self.shares)
+
+    @property
+    def per_host(self) -> dict[str, int]:
+        """Host -> number of its ranks, the host of rank 0 first."""
+        found: dict[str, int] = {}
+        for share in self.shares:
+            found[share.name] = found.get(share.name, 0) + share.ranks
+        return found
 
     def host_of(self, rank: int) -> str:
         """The inventory name of a rank's host."""

@@ -163,7 +163,7 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
     if fabric == "nvlink" and not (ground.prepared and all(host.nvlinks for host in ground.prepared.values())):
         fabric = ""  # peer access over PCIe looks the same in NCCL's log
     names = {record.device_name for record in ground.results.ranks if record.device_name}
-    per_host = {item.ranks for item in ground.world.shares}
+    per_host = set(ground.world.per_host.values())
     if ground.world.backend != "nccl":
         return verdict(
             "cannot-judge",
@@ -172,10 +172,12 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
         )
     found: tuple[expected.Expected, ...] = ()
     if len(names) == 1 and len(per_host) == 1 and fabric:
-        hosts = len(ground.world.shares)
+        hosts = len(ground.world.per_host)
         found = expected.find(next(iter(names)), fabric, hosts, next(iter(per_host)), best.collective, best.size)
     if not found:
-        kind = f"{len(ground.world.shares)} host(s) x {'/'.join(map(str, sorted(per_host)))} {', '.join(sorted(names))}"
+        kind = (
+            f"{len(ground.world.per_host)} host(s) x {'/'.join(map(str, sorted(per_host)))} {', '.join(sorted(names))}"
+        )
         kind += f" over {fabric}" if fabric else ""
         return verdict(
             "cannot-judge",
@@ -199,7 +201,7 @@ def fabric_of(world: World, path: Path) -> str:
     if path.nccl is None:
         return ""
     names = path.nccl.transports
-    if len(world.shares) == 1:
+    if len(world.per_host) == 1:
         return "nvlink" if names and all(name.startswith("P2P") for name in names) else ""
     if any(name == "P2P/MNNVL" for name in names):
         return "mnnvl"

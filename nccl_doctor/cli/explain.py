@@ -106,7 +106,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     for name, run in benches.items():
         left = tuple(item.text for item in run.verdicts if item.kind == "cannot-judge")
         left = left if run.complete else (*left, "not every rank finished")
-        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.shares), left))
+        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), left))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
     problems += [InputProblem(run.name, f"not measured: {item}") for run in runs for item in run.open]
     found = msgspec.structs.replace(found, problems=tuple(problems))

@@ -93,12 +93,12 @@ def _cells(item: Measurement, top: float) -> list[RenderableType]:
 
 def head(world: World, results: Results) -> Iterator[Text]:
     """Who takes part."""
-    hosts = fold(share.name for share in world.shares)
+    hosts = fold(world.per_host)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
-    many = f"{len(world.shares)} host{'s' if len(world.shares) > 1 else ''}"
-    each = sorted({share.ranks for share in world.shares})
+    many = f"{len(world.per_host)} host{'s' if len(world.per_host) > 1 else ''}"
+    each = sorted(set(world.per_host.values()))
     per = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
-    alone = world.size == len(world.shares)  # "4 ranks on 4 hosts" says it already
+    alone = world.size == len(world.per_host)  # "4 ranks on 4 hosts" says it already
     spread = f" ({per} a host: {world.ranks_why})" if world.ranks_why and not alone else ""
     yield Text(f"{world.backend} ({world.backend_why}), {ranks} on {many}{spread}: {visible(hosts)}", "bold")
     for names, field in (

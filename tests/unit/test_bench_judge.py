@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from nccl_doctor.bench import expected, fleet
+from nccl_doctor.agent.collective.ranks import Identity
+from nccl_doctor.bench import expected, fleet, in_job
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
 from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Results, Skip, measurement
 from nccl_doctor.bench.nccl_log import NcclPath
@@ -22,6 +23,7 @@ from nccl_doctor.bench.run import CannotRun, HcaPort, Prepared, Share, Torch, Wo
 from nccl_doctor.bench.statistics import Spread
 from nccl_doctor.bench.verdict import Ground, Verdict, verdicts
 from nccl_doctor.facts.collectives import Collectives, RankEnd, Where
+from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
 
@@ -40,6 +42,18 @@ PLAN = BenchPlan(("allreduce",), (1 << 33,))
 
 
 # ---- placement ----
+
+
+def test_ranks_that_a_scheduler_dealt_out_in_turns_belong_to_two_hosts() -> None:
+    """`srun -m cyclic`: a, b, a, b. Nothing of a rank is lost, and two hosts are two."""
+    watch = in_job._Watch(Identity(0, 4, 0, 2, "10.0.0.1", 29500, "srun"))
+    records = [{"rank": rank, "host": "ab"[rank % 2], "local_rank": rank // 2} for rank in range(4)]
+    watch.take({"event": "world", "world": 4, "launcher": "srun", "ranks": records})
+    found = in_job._conclude(watch, watch.identity, PLAN, "gloo", "no GPU", 0.0, None, "bench", 1.0)
+    assert found.world.per_host == {"a": 2, "b": 2}
+    assert sorted((tail.rank, tail.host) for tail in found.ranks) == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+    assert "4 ranks on 2 hosts" in next(head(found.world, found.results)).plain
+    assert misfit(found.world, found.results, PLAN, found) == ""
 
 
 def test_ranks_are_placed_master_first() -> None:
