@@ -69,6 +69,7 @@ says(
     "Iteration",
     "step:",
     "finished with value",
+    "-logloss:",
     " completed after ",
     " 200 OK",
     role=Role.PROGRESS,
@@ -143,6 +144,7 @@ says(
     "raining finished",
     "raining done",
     "inished training",
+    "Finished {} training on training data",  # Ray's XGBoost and LightGBM
     "otal training time",
     "Training ended",
     "train_runtime",
@@ -188,6 +190,7 @@ says(
 says(
     "resumed",
     "esumed from ",
+    "rying to restart training from last checkpoint",
     "esuming from ",
     "estored from ",
     "estoring ",
