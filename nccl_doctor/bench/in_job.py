@@ -188,7 +188,7 @@ def _conclude(
 
 
 def _shares(records: Iterable[RankRecord]) -> list[Share]:
-    """The hosts in rank order, each with its first rank and its number of ranks."""
+    """Runs of ranks on one host, in rank order: a host has several where a scheduler dealt the ranks out in turns."""
     shares = []
     for host, group in itertools.groupby(sorted(records, key=lambda record: record.rank), lambda record: record.host):
         own = list(group)

@@ -35,7 +35,7 @@ class Names(Fact, frozen=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()  # the addresses that this host's own interfaces carry
     reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
     lookup_s: float | None = None  # seconds that the median of these look-ups took
-    resolver: tuple[str, ...] = ()  # name servers of /etc/resolv.conf, where look-ups are slow
+    resolver: tuple[str, ...] = ()  # name servers of /etc/resolv.conf
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):

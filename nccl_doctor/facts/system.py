@@ -20,7 +20,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
     own_mount: bool = True
     type: str = ""
     leftovers: dict[str, dict[str, int]] = {}
-    read_only: bool = False
+    read_only: bool | None = None  # None: its mount is not known
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Filesystem(msgspec.Struct, frozen=True):
     source: str = ""
     read_only: bool = False
     detail: str = ""
-    noexec: bool = False  # programs and libraries on it may not be executed
+    noexec: bool | None = None  # programs and libraries on it may not be executed; None: its mount is not known
 
 
 class Cgroup(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolution, Resolver, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import unasked, untried
 
@@ -291,7 +291,9 @@ def names_are_slow(host: Host, plan: Plan) -> Iterator[Finding]:
     Every rank looks up the master's name and Gloo its own: the job starts late on all hosts, and looks as if it hung.
     """
     names = host.need(Names)
-    if names.lookup_s is None or names.lookup_s < LOOKUP_SECONDS:
+    if names.lookup_s is None:
+        raise MissingFact("time of look-ups", "not measured")
+    if names.lookup_s < LOOKUP_SECONDS:
         return
     yield finding(
         "net.hostname-resolution.slow",

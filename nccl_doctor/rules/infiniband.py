@@ -225,8 +225,8 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     version, _ = nccl_version(host, plan)
     given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
-    for name in ("NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM"):
-        if index < 0 and (narrowed := _in_force(host, plan, name)) and narrowed.value not in ("", "2"):
+    for name, usual in (("NCCL_IB_ADDR_RANGE", ""), ("NCCL_IB_ROCE_VERSION_NUM", "2")):
+        if index < 0 and (narrowed := _in_force(host, plan, name)) and narrowed.value not in ("", usual):
             raise MissingFact("GID that NCCL takes", f"{name}={narrowed.value} narrows its search")
     family = _in_force(host, plan, "NCCL_IB_ADDR_FAMILY")
     ipv6 = family is not None and family.value == "AF_INET6"

@@ -125,8 +125,10 @@ def loopback_down(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     facts = host.need(Interfaces)
     found = [address for address in facts.addresses if address.loopback]
-    if any(address.up for address in found) or not (found or facts.device("lo")):
+    if any(address.up for address in found):
         return
+    if not (found or facts.device("lo")):
+        raise MissingFact("loopback interface", "getifaddrs shows none")
     yield finding(
         "net.loopback-down",
         Severity.FAIL,

@@ -40,7 +40,7 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         holder = master.holder
         if holder and AGENT_MARK in holder.command:
             why = f"another run of nccl-doctor holds it (pid {holder.pid}): run again when that has ended"
-            fleet.missing.setdefault((f"master port {master.port}", why), []).append(host)
+            fleet.lack(f"master port {master.port}", why, host)
             continue
         who = f"{holder.command} (pid {holder.pid}, user {holder.user})" if holder and holder.pid else ""
         owner = f"a process of user {holder.user}" if holder and holder.user else "a process that cannot be seen"

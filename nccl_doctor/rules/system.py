@@ -98,6 +98,8 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             ),
             explains=("collectives",),
         )
+    elif shm.read_only is None:
+        raise MissingFact("mount options of /dev/shm", "its mount is not known")
 
 
 def _shm_fixes(host: Host) -> tuple[Fix, ...]:
@@ -298,6 +300,8 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
     ends in "failed to map segment from shared object".
     """
     for entry in _one_per_mount(tuple(item for item in host.need(System).filesystems if item.role in _EXECUTED)):
+        if entry.noexec is None:
+            raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
         if entry.noexec:
             yield finding(
                 "sys.noexec",

@@ -23,6 +23,7 @@ def green_probes(host: str, names: tuple[str, ...] = NAMES) -> dict[str, Any]:
             "own": {"addresses": [address(host)]},
             "resolved": {name: {"addresses": [address(name)]} for name in names},
             "addresses": ["127.0.0.1", address(host)],
+            "lookup_s": 0.002,
         },
         "listening": {
             "ephemeral": [40001, 40002, 40003],

@@ -33,11 +33,18 @@ def interfaces(*addresses: str, **more: Any) -> Interfaces:
 def system(**changes: Any) -> System:
     """A healthy host's facts."""
     healthy = System(
-        shm=SharedMemory(True, 64 * GIB, 63 * GIB),
+        shm=SharedMemory(True, 64 * GIB, 63 * GIB, read_only=False),
         limits={"memlock": Limit(-1, -1), "nofile": Limit(65536, 1048576), "nproc": Limit(500000, 500000)},
-        filesystems=(
-            Filesystem("/tmp", "/tmp", "ok", "/tmp", 500 * GIB, 200 * GIB, 10**7, 9 * 10**6, "/", "ext4", "/dev/sda1"),
-            Filesystem("home", "/home/u", "ok", "/home/u", 900 * GIB, 300 * GIB, 0, 0, "/home", "nfs4", "nas:/home"),
+        filesystems=tuple(
+            msgspec.structs.replace(entry, noexec=False)
+            for entry in (
+                Filesystem(
+                    "/tmp", "/tmp", "ok", "/tmp", 500 * GIB, 200 * GIB, 10**7, 9 * 10**6, "/", "ext4", "/dev/sda1"
+                ),
+                Filesystem(
+                    "home", "/home/u", "ok", "/home/u", 900 * GIB, 300 * GIB, 0, 0, "/home", "nfs4", "nas:/home"
+                ),
+            )
         ),
         memory={"MemTotal": 512 * GIB, "MemAvailable": 500 * GIB},
         cgroup=Cgroup(),

@@ -110,6 +110,9 @@ def test_what_hangs_is_folded_under_the_cause_on_its_own_hosts_and_what_works_un
 
 def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
     builder = Builder()
+    builder.probes["gpu02"]["names"]["lookup_s"] = None
+    assert [gap.hosts for gap in judge(builder.bundle()).unknown if gap.what == "time of look-ups"] == [("gpu02",)]
+    builder = Builder()
     builder.probes["gpu03"]["names"].update(lookup_s=6.0, resolver=["nameserver 10.9.9.9"])
     found = only(judge(builder.bundle()))
     assert found.id == "net.hostname-resolution.slow" and found.hosts == ("gpu03",)

@@ -95,6 +95,9 @@ def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() 
     found = only(run("system.executable_caches", host(filesystems=strict)))
     assert found.id == "sys.noexec" and found.severity is Severity.WARN
     assert not run("system.executable_caches", host()).findings
+    untold = (msgspec.structs.replace(tmp, noexec=None), *others)
+    assert run("system.executable_caches", host(filesystems=untold)).unknown
+    assert run("system.shared_memory", host(shm=msgspec.structs.replace(shut, read_only=None))).unknown
 
 
 def test_the_one_host_with_lower_limits_is_named() -> None:

@@ -186,7 +186,7 @@ def filesystems() -> List[Dict[str, Any]]:
         entry["type"] = mount.get("type", "")
         entry["source"] = mount.get("source", "")
         entry["read_only"] = bool(mount.get("read_only"))
-        entry["noexec"] = bool(mount.get("noexec"))
+        entry["noexec"] = bool(mount["noexec"]) if mount else None
     return found
 
 
@@ -219,7 +219,7 @@ def shared_memory() -> Dict[str, Any]:
         "free_bytes": stat.f_frsize * stat.f_bavail,
         "own_mount": bool(mount and mount["point"] == "/dev/shm"),
         "type": mount["type"] if mount else "",
-        "read_only": bool(mount and mount["read_only"]),
+        "read_only": bool(mount["read_only"]) if mount else None,
         "leftovers": leftovers,
     }
 

@@ -333,7 +333,8 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 def came_too_late(case: Case) -> Iterable[Candidate]:
     """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
     gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
-    after = [hit for hit in case.hits("master-timeout", "master-refused") if gave_up and hit.line > gave_up.line]
+    tried = case.hits("master-timeout", "master-refused")
+    after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
     host = after[0].groups.get("host", "") if after else ""
     if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not _several_hosts(case):
         yield Candidate(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.api import explain_text
+from nccl_doctor.explain.api import LogSource, analyse, explain_text
 from nccl_doctor.explain.case import all_diagnoses
 from nccl_doctor.explain.model import Hit, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
@@ -71,6 +71,15 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert got.verdict is Verdict.UNDECIDED
     assert got.causes
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
+
+
+def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
+    gave_up = "torch.distributed.DistStoreError: Timed out after 46 seconds waiting for clients. 1/2 clients joined.\n"
+    tried = "[c10d] The client socket has timed out after 45000ms while trying to connect to (127.0.0.1, 29500).\n"
+    together = explain_text(gave_up + tried)
+    assert together.causes[0].title.startswith("1 of 2 ranks had come when rank 0 gave up")
+    apart = analyse([LogSource("rank0.log", gave_up), LogSource("rank1.log", "starting\n" * 9 + tried)])
+    assert not any("came later" in item.title for item in apart.causes)
 
 
 def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeypatch: pytest.MonkeyPatch) -> None:
