@@ -23,6 +23,7 @@ from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -195,6 +196,7 @@ def collect(
                 before = tuple(stage for stage in options.plan.stages if stage != "collectives")
                 partial = bundle(msgspec.structs.replace(options.plan, stages=before))
                 _collectives(run, choose(partial) if choose else sessions)
+                _read_links_again(run)
     finally:
         close_all(sessions.values())
     return bundle(options.plan)
@@ -229,6 +231,21 @@ def _examine(run: _Run) -> None:
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
+    _read_links_again(run)
+
+
+def _read_links_again(run: _Run) -> None:
+    """The second reading of how often each link went down; a host that is silent now keeps the one it gave before."""
+    if "interfaces" not in run.options.plan.stages:
+        return
+
+    def read(host: str, session: Session) -> None:
+        before = run.results[host].get(Carriers.PROBE)
+        run.ask(host, session, Carriers.PROBE, {}, 10.0)
+        if before is not None and run.results[host][Carriers.PROBE].outcome is not Outcome.OK:
+            run.keep(host, Carriers.PROBE, before)
+
+    run.each(read, run.sessions)
 
 
 def _host_stages(run: _Run) -> None:
