@@ -48,6 +48,8 @@ F = TypeVar("F", bound=Fact)
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+# What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
+ALSO_NEEDED = {"interfaces": ("system", "software")}
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
@@ -67,10 +69,11 @@ def local_probes(stages: Sequence[str]) -> dict[str, float]:
     """Probe name -> time limit in seconds, of the probes that these stages ask of each host by itself."""
     for module in pkgutil.iter_modules(nccl_doctor.agent.probes.__path__):
         importlib.import_module(f"{nccl_doctor.agent.probes.__name__}.{module.name}")
+    also = {name for stage in stages for name in ALSO_NEEDED.get(stage, ())}
     return {
         name: declared.limit_s
         for name, declared in sorted(PROBES.items())
-        if name not in MESH_PROBES and declared.stage in stages
+        if name not in MESH_PROBES and (declared.stage in stages or name in also)
     }
 
 

@@ -215,6 +215,7 @@ class Lab:
         known = []
         for name in self.hostnames:
             (self.host(name).directory / "authorized_keys").write_text(public)
+            self.host(name).write_etc("authorized_keys.someone", public)
             kind, key = (self.host(name).directory / "host_key.pub").read_text().split()[:2]
             known.append(f"{name},{self.address(name)} {kind} {key}\n")
         self.known_hosts.write_text("".join(known))
