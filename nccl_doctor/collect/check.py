@@ -290,6 +290,14 @@ def _mesh_stages(run: _Run) -> None:
     run.progress.end("host facts")
     if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
+    else:
+        _release_master_port(run, master)
+
+
+def _release_master_port(run: _Run, master: str) -> None:
+    """Nobody connects to it any more, and another run beside this one waits for it."""
+    if master:
+        run.sessions[master].probe("release", {"port": run.options.plan.master_port}, run.left(5.0))
 
 
 def _measure_clock(run: _Run, host: str, session: Session) -> None:
@@ -325,7 +333,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
 
-    run.stage("ports", connect)
+    run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:
         return
     links = run.facts(Links)
