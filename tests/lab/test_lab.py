@@ -383,6 +383,13 @@ def test_slow_link(lab: Lab) -> None:
     assert lab.on("gpu02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout.startswith("qdisc noqueue")
 
 
+def test_wrong_neighbour_and_route(lab: Lab) -> None:
+    for name, parameters in (("wrong-neighbour", {}), ("wrong-route", {}), ("wrong-route", {"kind": "gateway"})):
+        with lab.fault(name, **parameters):
+            assert ping(lab, "gpu02", "gpu03") == 0 and ping(lab, "gpu02", "gpu01") == 1
+        assert ping(lab, "gpu02", "gpu03") == 1
+
+
 def test_link_flaps(lab: Lab) -> None:
     def losses() -> int:
         return int(lab.on("gpu02", ["cat", "/sys/class/net/eth0/carrier_down_count"], check=True).stdout)

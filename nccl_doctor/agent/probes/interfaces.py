@@ -205,8 +205,10 @@ def routes() -> List[Dict[str, Any]]:
         )
     for line in (read_text("/proc/net/ipv6_route") or "").splitlines():
         word = line.split()
-        if len(word) < 10 or word[9] == "lo" or not int(word[8], 16) & 1:
+        if len(word) < 10 or not int(word[8], 16) & 1:
             continue
+        if word[9] == "lo" and (not int(word[8], 16) & 0x200 or word[5] == "ffffffff"):
+            continue  # the host's own addresses, and the kernel's last resort; other rejecting routes are somebody's
         gateway = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[4]))
         found.append(
             {
