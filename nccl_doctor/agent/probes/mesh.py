@@ -266,10 +266,11 @@ class Listener:
         while True:
             try:
                 datagram, sender = receiver.recvfrom(65535)
-                if datagram.startswith(self.token):
-                    receiver.sendto(b"%d" % len(datagram), sender)
             except OSError:
                 return
+            if datagram.startswith(self.token):
+                with contextlib.suppress(OSError):  # no route back to this one says nothing of the others
+                    receiver.sendto(b"%d" % len(datagram), sender)
 
 
 def _bound(kind: int, port: int) -> socket.socket:
