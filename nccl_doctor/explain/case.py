@@ -379,7 +379,7 @@ class Case:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        ends = {hit.file for hit in self.hits("run-ended")}
+        ends = self.hits("run-ended")
         troubles = [
             item.hit
             for item in self.summary.tracebacks
@@ -389,7 +389,11 @@ class Case:
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
                 late = name in _AT_SHUTDOWN or self._stopped_after_end(self.first(name))
                 hits = [*self.hits(name), self.last(name)]
-                troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
+                troubles.extend(
+                    hit
+                    for hit in hits
+                    if hit is not None and not (late and any(self._shut_down(end, hit) for end in ends))
+                )
         return troubles
 
     def _stopped_after_end(self, hit: Hit | None) -> bool:
