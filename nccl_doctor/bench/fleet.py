@@ -204,4 +204,4 @@ def _run(
             return Run(sessions, world, plan, limit_s, take).run(), ()
         except KeyboardInterrupt:
             seen = {host: {"host": host, "events": events} for host, events in paths.items()}
-            return {host: ProbeResult(ProbeOutcome.OK, data) for host, data in seen.items()}, ("interrupted by Ctrl-C",)
+            return {host: ProbeResult(ProbeOutcome.OK, data) for host, data in seen.items()}, ("interrupted",)

@@ -58,6 +58,7 @@ class Lab:
         self.mtu = mtu
         self.count = hosts
         self._network = network
+        self.prefix_length = network.prefixlen
         self._reaper: subprocess.Popen[bytes] | None = None
 
     # -- names and places
@@ -197,7 +198,7 @@ class Lab:
         places = [self.directory / host.name, PROJECT, Path(self.python).parents[1], Path(sys.base_prefix)]
         host.build(
             switch=self.switch,
-            prefix_length=self._network.prefixlen,
+            prefix_length=self.prefix_length,
             mtu=self.mtu,
             hosts_file=hosts_file,
             own_tmp=not is_controller,
@@ -214,6 +215,7 @@ class Lab:
         known = []
         for name in self.hostnames:
             (self.host(name).directory / "authorized_keys").write_text(public)
+            self.host(name).write_etc("authorized_keys.someone", public)
             kind, key = (self.host(name).directory / "host_key.pub").read_text().split()[:2]
             known.append(f"{name},{self.address(name)} {kind} {key}\n")
         self.known_hosts.write_text("".join(known))
