@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
@@ -74,3 +77,54 @@ def test_links_between_pages_exist() -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md")), *sorted((TOP / "playbooks").glob("*.md"))]
+
+
+def test_what_stands_in_a_playbook_as_commands_is_shell(tmp_path: Path) -> None:
+    """A sentence among commands is pasted at 3 a.m.: `bash -n` reads every block that does not name its language."""
+    script = tmp_path / "all.sh"
+    blocks = [
+        f"# {page.name}\n{block}\n"
+        for page in sorted((TOP / "playbooks").glob("*.md"))
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    script.write_text("".join(blocks), encoding="utf-8")
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert len(blocks) > 150 and not done.stderr
+
+
+def test_pages_that_playbooks_and_code_name_exist() -> None:
+    texts = [*PAGES, *(TOP / "nccl_doctor").rglob("*.py")]
+    named = {name for page in texts for name in re.findall(r"\bdocs/[\w./-]+\.md\b", page.read_text(encoding="utf-8"))}
+    assert len(named) > 5 and not [name for name in named if not (TOP / name).exists()]
+
+
+def _commands(page: Path) -> list[list[str]]:
+    """The command lines of ours in code, without comments and what comes after ``--``."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks, prose = text.split("```")[1::2], "".join(text.split("```")[::2])
+    code = "\n".join([*blocks, *(words.replace("\n", " ") for words in re.findall(r"`([^`]+)`", prose))])
+    found = re.findall(r"(?:^|[;&|]) *(?:\$ |sudo )?nccl-doctor ([a-z][^\n;|&]*)", code, re.MULTILINE)
+    return [shlex.split(re.split(r" -- [a-z]|  +#|  {4,}", line)[0], comments=True) for line in found]
+
+
+def test_commands_of_ours_that_pages_name_exist_with_their_options() -> None:
+    """Words and options of every `nccl-doctor ...` in README, docs and playbooks."""
+    top = typer.main.get_command(cli.app)
+    wrong, seen = [], 0
+    for page in PAGES:
+        for words in _commands(page):
+            command, rest = top, words
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
+            options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {
+                "-h",
+                "--help",
+            }
+            unknown = [word for word in rest if re.match("--?[a-z]", word) and word.split("=")[0] not in options]
+            if unknown or (hasattr(command, "commands") and words != ["env"]):
+                wrong.append(f"{page.name}: nccl-doctor {' '.join(words)}")
+            seen += 1
+    assert seen > 100 and not wrong
