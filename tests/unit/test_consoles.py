@@ -244,10 +244,10 @@ def test_a_verdict_that_scrolled_away_is_told_again_at_the_end(tmp_path: Path) -
     log = tmp_path / "log"
     log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
     for lines, times in (("60", 1), ("8", 2)):
-        for words, verdict in ((("check", "--from", FAULTY), "✗ FAULTY"), (("explain", str(log)), "✗ rank 1 raised")):
+        for words, first in ((("check", "--from", FAULTY), "✗ FAULTY"), (("explain", str(log)), "✗ rank 1 raised")):
             told = on_a_terminal(*words, NO_COLOR="1", LINES=lines, COLUMNS="80")
-            assert told.count(verdict) == times, (words, lines)
-            assert (verdict in told.splitlines()[-2] + told.splitlines()[-1]) == (times == 2)
+            assert told.count(first) == times, (words, lines)
+            assert (first in told.splitlines()[-2] + told.splitlines()[-1]) == (times == 2)
 
 
 def test_a_dumb_terminal_gets_lines_of_progress() -> None:
@@ -360,7 +360,7 @@ FOUND_SHOWN = """\
 
 def test_of_a_file_with_a_long_name_further_lines_tell_the_number_only() -> None:
     name = "/checkpoints/job-1/console.log"
-    lines = tuple(Evidence(f"line {number}", name, number) for number in (7, 9)) + (Evidence("other", "b.log", 3),)
+    lines = (Evidence("line 7", name, 7), Evidence("line 9", name, 9), Evidence("other", "b.log", 3))
     hosts = tuple(f"worker-{number}" for number in range(6))
     told = explained(msgspec.structs.replace(FOUND, causes=(Cause("net.peer-lost", 0.9, "x", lines, hosts=hosts),)))
     assert f"     {name}:7  line 7\n     …:9  line 9\n     b.log:3  other\n" in told

@@ -128,3 +128,46 @@ def test_commands_of_ours_that_pages_name_exist_with_their_options() -> None:
                 wrong.append(f"{page.name}: nccl-doctor {' '.join(words)}")
             seen += 1
     assert seen > 100 and not wrong
+
+
+def _all_commands(command: typer.main.click.Command, words: str = "") -> dict[str, typer.main.click.Command]:
+    below = getattr(command, "commands", {})
+    return {words: command} | {
+        name: found
+        for word, child in below.items()
+        for name, found in _all_commands(child, f"{words} {word}".strip()).items()
+    }
+
+
+@pytest.mark.parametrize("words", _all_commands(typer.main.get_command(cli.app)))
+def test_help_fits_eighty_columns_and_its_examples_are_commands(words: str) -> None:
+    told = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*words.split(), "--help"]).output
+    assert "Usage" in told and not [line for line in told.splitlines() if len(line) > 80]
+    commands = _all_commands(typer.main.get_command(cli.app))
+    for line in re.findall(r"^ +nccl-doctor (.*)", told, re.MULTILINE):
+        name, *rest = re.split("  +", line)[0].split(" -- ")[0].split()
+        if name == "env":
+            name, rest = f"env {rest[0]}", rest[1:]
+        known = {option for param in commands[name].params for option in param.opts}
+        assert not [word for word in rest if word.startswith("-") and word not in known], line
+
+
+def test_words_find_the_playbooks_that_hold_them() -> None:
+    found = CliRunner().invoke(cli.app, ["playbook", "address", "already in", "use"])
+    assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
+    hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
+    assert hang[0].startswith("collectives.") and "collectives.slow-pair" not in "".join(
+        hang
+    )  # it holds "exchange" only
+    none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
+    assert none.exit_code == 2 and "none holds these words" in none.output
+
+
+def test_the_documentation_is_told_on_the_terminal() -> None:
+    listed = CliRunner().invoke(cli.app, ["docs"]).output
+    assert [line.split()[0] for line in listed.splitlines()] == [
+        path.stem for path in sorted((TOP / "docs").glob("*.md"))
+    ]
+    page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "docs/inventory.md"]).output
+    assert "\nMPICH, Hydra\n    `gpu01:8`\n" in page and "---" not in page and "](" not in page
+    assert CliRunner().invoke(cli.app, ["docs", "inventry"]).exit_code == 2
