@@ -7,8 +7,14 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.facts.fold import few
 
 _FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
+_FRAME = re.compile(r"\s*\S+ \([^()]+\.py:\d+\)\s*$")
+# Main threads that wait for no rank, or that may wait for the GPU and with it for a collective: they prove nothing.
+_ELSEWHERE = re.compile(
+    r"_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
+)
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
 
@@ -41,4 +47,41 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             hits,
             ranks_of(hits),
             why=different_stacks.__doc__ or "",
+        )
+
+
+@diagnosis
+def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
+    """py-spy's stacks of hanging processes: most wait in a collective, and the main threads of a few do something else.
+
+    Those few are who the others wait for. Whether they come late (a checkpoint, a slow disk) or never (they took
+    another branch) is not in the stacks: a second look a minute later tells.
+    """
+    stacks: dict[tuple[str, str], list[Hit]] = {}
+    process, top = ("", ""), 0  # ``top``: the line of "MainThread" while its frames are being read
+    for hit in case.hits("stack-process", "stack-main", "stack-main-rows"):
+        if hit.signature == "stack-process":
+            process, top = (hit.file, hit.groups["pid"]), 0
+        elif hit.signature == "stack-main":
+            top = hit.line
+        elif _FRAME.match(hit.text) and top:
+            stacks.setdefault(process, []).append(hit)
+        elif hit.line != top:  # the next thread, or the blank line between two processes
+            top = 0
+    waiting = [frames for frames in stacks.values() if any("distributed_c10d.py:" in hit.text for hit in frames)]
+    away = {
+        pid: next((hit for hit in frames if "/" not in hit.text), frames[0])  # a line of the user's own code
+        for (_, pid), frames in stacks.items()
+        if frames not in waiting and not any(_ELSEWHERE.search(hit.text) for hit in frames)
+    }
+    if 0 < len(away) <= len(waiting):
+        many, where = len(waiting) > 1, next(iter(away.values())).text.strip()
+        yield Candidate(
+            "app.straggler-timeout",
+            0.45,  # who, not why: late, or on another way through the code
+            f"{len(waiting)} process{'es' * many} wait{'s' * (not many)} in a collective, "
+            f"and process{'es' * (len(away) > 1)} {few(list(away))} {'do' if len(away) > 1 else 'does'} not: {where}",
+            [*away.values(), *(frames[0] for frames in waiting[:3])],
+            ranks_of(list(away.values())),
+            why=one_is_elsewhere.__doc__ or "",
         )
