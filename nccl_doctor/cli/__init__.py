@@ -49,7 +49,7 @@ app = typer.Typer(
             "check --hosts hostfile": "which host is to blame?",
             "preflight --slurm -- srun ...": "go or no-go, then run it",
             "playbook net.mtu": "what to do about a finding",
-            "docs": "the documentation, here",
+            "docs first-aid": "what to type, and in which order",
         }
     ),
     no_args_is_help=True,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,34 @@ def test_the_documentation_is_told_on_the_terminal() -> None:
     page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "docs/inventory.md"]).output
     assert "\nMPICH, Hydra\n    `gpu01:8`\n" in page and "---" not in page and "](" not in page
     assert CliRunner().invoke(cli.app, ["docs", "inventry"]).exit_code == 2
+
+
+def test_the_pieces_that_contributors_copy_work(tmp_path: Path) -> None:
+    """The probe, the fact and the rule of docs/contributing.md, run as they stand there."""
+    pieces = re.findall(
+        r"^```python\n(.*?)^```", (TOP / "docs" / "contributing.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    clock = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    clock.parent.mkdir(parents=True)
+    clock.write_text("hpet\n")
+    script = tmp_path / "pieces.py"
+    script.write_text(
+        "\n".join(pieces)
+        + """
+from nccl_doctor.agent.probing import PROBES
+from nccl_doctor.rules.engine import MissingFact
+from nccl_doctor.facts.model import HostFacts, Outcome, ProbeResult, Reach, ReachOutcome
+def judged(*results):
+    host = Host(HostFacts("gpu01", Reach(ReachOutcome.OK), {"clocksource": result for result in results}))
+    try:
+        return [(item.id, item.hosts) for item in slow_clock(host, Plan())]
+    except MissingFact:
+        return "unknown"
+asked = PROBES["clocksource"].function({})
+print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"name": "tsc"})), judged())
+""",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "NCCL_DOCTOR_ROOT": str(tmp_path), "PYTHONPATH": str(TOP)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert len(pieces) == 3 and (done.stdout, done.stderr) == ("[('sys.clocksource', ('gpu01',))] [] unknown\n", "")

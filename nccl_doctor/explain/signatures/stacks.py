@@ -24,6 +24,6 @@ says(
 says(
     "stack-main",
     'hread {id} ({state}): "MainThread"',
-    rows=24,
+    rows=16,
     why="py-spy: what the main thread of this process does, innermost frame first.",
 )
