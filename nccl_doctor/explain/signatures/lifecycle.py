@@ -39,10 +39,13 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
+_FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
+    return not trouble and not probe and not _FRAME.search(line) and bool(_NUMBER_NEAR.search(line))
 
 
 says(
