@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -488,25 +488,26 @@ def test_a_defect_of_ours_is_one_message_and_exit_code_1(
 
 def test_ctrl_c_tells_what_was_measured_and_leaves_nothing(tmp_path: Path) -> None:
     """A host whose agent never answers: interrupted, it is hung up on at once, and told as not run."""
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 300\n")
+    silent, asked = tmp_path / "python", tmp_path / "asked"
+    silent.write_text(f"#!/bin/sh\n: >{asked}\nexec sleep 300\n")
     silent.chmod(0o755)
     process = subprocess.Popen(
         [sys.executable, "-m", "nccl_doctor", "check", "--python", str(silent)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    time.sleep(2.0)
-    assert process.poll() is None
+    wait_until(asked.exists)
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted by Ctrl-C" in told and "Traceback" not in told
-    for _ in range(50):
-        if subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, check=False).returncode:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("something of it still runs")
+    wait_until(lambda: subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).returncode == 1)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_an_interrupted_run_keeps_what_it_knows() -> None:
