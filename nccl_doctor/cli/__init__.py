@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from nccl_doctor import __version__
-from nccl_doctor.cli import _streams
+from nccl_doctor.cli import _signals, _streams
 from nccl_doctor.findings.exit_codes import ExitCode
 
 DEBUG = "NCCL_DOCTOR_DEBUG"  # set: an internal error shows its whole traceback
@@ -27,8 +27,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("\nnccl-doctor: interrupted by Ctrl-C; hosts were disconnected and run nothing of it", err=True)
+        except KeyboardInterrupt as interrupt:
+            who = _signals.name_of(interrupt)
+            typer.echo(f"\nnccl-doctor: interrupted by {who}; hosts were disconnected and run nothing of it", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
@@ -84,6 +85,7 @@ def _internal_error(error: Exception) -> None:
 def main() -> None:
     """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
     _streams.open_all()
+    _signals.as_ctrl_c()
     try:
         try:
             _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
