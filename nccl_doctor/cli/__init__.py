@@ -22,14 +22,14 @@ REPORT_AT = "the project's issue tracker"
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C in any of them says so and exits with 130."""
+    """The commands; Ctrl-C in any of them, or a signal in its place, says so and exits with 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            who = _signals.name_of(interrupt)
-            typer.echo(f"\nnccl-doctor: interrupted by {who}; hosts were disconnected and run nothing of it", err=True)
+        except KeyboardInterrupt:
+            by = _signals.interrupted_by()
+            typer.echo(f"\nnccl-doctor: {by}; hosts were disconnected and run nothing of it", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
@@ -85,7 +85,6 @@ def _internal_error(error: Exception) -> None:
 def main() -> None:
     """Entry point of ``nccl-doctor``. A defect gives exit code 1 and two lines, never a traceback that nobody asked for."""
     _streams.open_all()
-    _signals.as_ctrl_c()
     try:
         try:
             _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")

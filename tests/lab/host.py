@@ -117,13 +117,7 @@ class Host:
         """Make the network namespace, plug it into the switch, write the files, start the keeper."""
         self._write_files(hosts_file)
         machine.command(["ip", "netns", "add", self.namespace])
-        links = f"link set lo up\nlink set eth0 mtu {mtu} up\naddress add {self.address}/{prefix_length} dev eth0\n"
-        machine.command(
-            f"ip -netns {self.namespace} link add eth0 index {INTERFACE_INDEX} type veth "
-            f"peer name {self.name} netns {switch}".split()
-        )
-        machine.command(["ip", "-netns", self.namespace, "-batch", "-"], stdin=links)
-        machine.command(["ip", "-netns", switch, "link", "set", self.name, "mtu", str(mtu), "master", "br0", "up"])
+        self.plug(switch, prefix_length, mtu)
         specification = {
             "name": self.name,
             "directory": str(self.directory),
@@ -137,6 +131,16 @@ class Host:
         init = [sys.executable, "-I", "-S", str(Path(__file__).with_name("programs") / "host_init.py")]
         printed = machine.command([*into_new, *init, str(self.directory / "init.json")])
         (self.directory / "keeper.pid").write_text(printed.strip())
+
+    def plug(self, switch: str, prefix_length: int, mtu: int) -> None:
+        """Give it eth0, new and never down, plugged into the switch."""
+        links = f"link set lo up\nlink set eth0 mtu {mtu} up\naddress add {self.address}/{prefix_length} dev eth0\n"
+        machine.command(
+            f"ip -netns {self.namespace} link add eth0 index {INTERFACE_INDEX} type veth "
+            f"peer name {self.name} netns {switch}".split()
+        )
+        machine.command(["ip", "-netns", self.namespace, "-batch", "-"], stdin=links)
+        machine.command(["ip", "-netns", switch, "link", "set", self.name, "mtu", str(mtu), "master", "br0", "up"])
 
     def _write_files(self, hosts_file: str) -> None:
         for path in (self.home / ".ssh", self.bin):

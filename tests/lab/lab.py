@@ -58,6 +58,7 @@ class Lab:
         self.mtu = mtu
         self.count = hosts
         self._network = network
+        self.prefix_length = network.prefixlen
         self._reaper: subprocess.Popen[bytes] | None = None
 
     # -- names and places
@@ -197,7 +198,7 @@ class Lab:
         places = [self.directory / host.name, PROJECT, Path(self.python).parents[1], Path(sys.base_prefix)]
         host.build(
             switch=self.switch,
-            prefix_length=self._network.prefixlen,
+            prefix_length=self.prefix_length,
             mtu=self.mtu,
             hosts_file=hosts_file,
             own_tmp=not is_controller,

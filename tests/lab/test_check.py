@@ -85,6 +85,7 @@ CASES = [
     Case("mtu-mismatch", ("net.mtu",), quotes=("9000", "1500"), severity="warn"),
     Case("mtu-mismatch", ("net.mtu",), parameters={"mtu": 1400}, quotes=("1400", "1500"), severity="warn"),
     Case("slow-link", ("net.slow",), options=(), quotes=("Mbit/s",)),
+    Case("link-flaps", ("net.link-flapping",), options=("--quick", "--stage", "interfaces"), quotes=("eth0", " s")),
     Case("lossy-link", ("net.packet-loss",)),
     # interfaces
     Case("second-interface", ("net.wrong-interface",), quotes=("aux0",)),

@@ -383,6 +383,16 @@ def test_slow_link(lab: Lab) -> None:
     assert lab.on("gpu02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout.startswith("qdisc noqueue")
 
 
+def test_link_flaps(lab: Lab) -> None:
+    def losses() -> int:
+        return int(lab.on("gpu02", ["cat", "/sys/class/net/eth0/carrier_down_count"], check=True).stdout)
+
+    before = losses()
+    with lab.fault("link-flaps", every_s=0.2):
+        machine.wait_for(lambda: losses() > before + 1, "the link to go down twice")
+    assert losses() == before and ping(lab, "gpu01", "gpu02") == 1, "a new link, as at the start"
+
+
 def test_lossy_link(lab: Lab) -> None:
     with lab.fault("lossy-link", percent=50):
         assert 0 < ping(lab, "gpu01", "gpu02", count=60) < 45  # both ways: a quarter comes back

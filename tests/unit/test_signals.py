@@ -14,7 +14,8 @@ BOTH = (signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
-def own_handlers() -> Iterator[None]:
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_signals, "_told", [])
     before = {number: signal.signal(number, signal.SIG_DFL) for number in BOTH}
     yield
     for number, handler in before.items():
@@ -23,18 +24,14 @@ def own_handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", BOTH, ids=lambda number: number.name)
 def test_it_interrupts_once_and_by_its_name(number: signal.Signals) -> None:
-    _signals.as_ctrl_c()
-    with pytest.raises(KeyboardInterrupt) as stopped:
+    _signals.end_like_ctrl_c()
+    with pytest.raises(KeyboardInterrupt, match=number.name):
         os.kill(os.getpid(), number)
-    assert _signals.name_of(stopped.value) == number.name
+    assert _signals.interrupted_by() == f"interrupted by {number.name}"
     os.kill(os.getpid(), number)  # while it is told what was measured
 
 
 def test_under_nohup_a_hangup_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _signals.as_ctrl_c()
+    _signals.end_like_ctrl_c()
     os.kill(os.getpid(), signal.SIGHUP)
-
-
-def test_ctrl_c_has_no_other_name() -> None:
-    assert _signals.name_of(KeyboardInterrupt()) == "Ctrl-C"
