@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -64,11 +64,19 @@ _DIAGNOSES: list[Diagnosis] = []
 
 
 def diagnosis(function: Diagnosis) -> Diagnosis:
-    """Declare a function that weighs several facts of a case. Its docstring says what it proves."""
-    if not function.__doc__:
+    """Declare a function that weighs several facts of a case. Its docstring is its candidates' ``why``."""
+    why = function.__doc__
+    if not why:
         raise ValueError(f"diagnosis {function.__name__} has no docstring")
-    _DIAGNOSES.append(function)
-    return function
+
+    @functools.wraps(function)
+    def weighed(case: Case) -> Iterator[Candidate]:
+        for candidate in function(case):
+            candidate.why = " ".join((candidate.why or why).split())
+            yield candidate
+
+    _DIAGNOSES.append(weighed)
+    return weighed
 
 
 def all_diagnoses() -> tuple[Diagnosis, ...]:

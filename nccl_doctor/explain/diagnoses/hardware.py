@@ -43,7 +43,6 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
         [*hits, *trouble[:4]],
         ranks_of(trouble),
         {h.host for h in hits if h.host},
-        forced_gid_index.__doc__ or "",
         final=low or local,
     )
 
@@ -107,7 +106,6 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
         "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
         [*hits, *case.hits("channel-gdr")[:2]],
         *speakers(hits),
-        protection_error_with_gdr.__doc__ or "",
     )
 
 
@@ -125,7 +123,6 @@ def peermem(case: Case) -> Iterable[Candidate]:
             0.66,
             "GPUDirect RDMA is disabled: all traffic goes through host memory",
             [*hits, *rows[-2:], *complaint[:2]],
-            why=peermem.__doc__ or "",
         )
 
 
@@ -155,7 +152,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
             "no usable HCA, though other hosts of the job have one",
             [*none, *case.hits("net-ib-using")[:2]],
             hosts=without - with_ib,
-            why=missing_device.__doc__ or "",
         )
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
         yield Candidate(
@@ -164,7 +160,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
             "InfiniBand is configured but NCCL finds no usable HCA",
             [*none[:3], *wanted[:3]],
             hosts=without,
-            why=missing_device.__doc__ or "",
         )
     elif plugin and case.nodes > 1:
         yield Candidate(
@@ -173,7 +168,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
             "an RDMA plugin is loaded but there is no RDMA device in this process",
             [*none[:3], *case.hits("rdma-plugin")[:2]],
             hosts=without,
-            why=missing_device.__doc__ or "",
         )
     elif plugin:
         yield Candidate(
@@ -182,7 +176,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
             "an RDMA plugin is loaded but there is no RDMA device in this process",
             [*none[:3], *case.hits("rdma-plugin")[:2]],
             hosts=without,
-            why=missing_device.__doc__ or "",
         )
 
 
@@ -224,7 +217,6 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
             "MIG instances are used with NCCL",
             [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]],
             hosts={h.host for h in hits if h.host},
-            why=mig_with_nccl.__doc__ or "",
             final=True,
         )
 
@@ -250,7 +242,6 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
             strength,
             "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
             [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
-            why=peer_to_peer_hang.__doc__ or "",
             final=True,
         )
 
@@ -275,7 +266,6 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
                 0.42 - 0.03 * place,
                 f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
                 [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
-                why=init_never_completes.__doc__ or "",
             )
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
@@ -284,7 +274,6 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
                 strength,
                 f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it",
                 [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
-                why=init_never_completes.__doc__ or "",
             )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
@@ -293,7 +282,6 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             0.48,
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
             [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
-            why=init_never_completes.__doc__ or "",
         )
 
 
@@ -307,7 +295,6 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
             0.62,
             "NCCL's CUDA memory calls are not supported under WSL2",
             [*hits, *case.hits("wsl")[:2]],
-            why=virtualised_cuda.__doc__ or "",
         )
     elif case.has("cuda-unknown-error"):
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
@@ -328,12 +315,11 @@ def exclusive_gpu(case: Case) -> Iterable[Candidate]:
             "the GPU admits one process only (compute mode), and another one has it",
             [busy[0], *mode[:2]],
             *speakers(busy),
-            exclusive_gpu.__doc__ or "",
             final=True,
         )
     elif busy:
         title = "the GPU is lost or needs a reset, which CUDA tells in the same words as a busy one"
-        yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy), exclusive_gpu.__doc__ or "")
+        yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy))
 
 
 @diagnosis
@@ -362,7 +348,6 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
             f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
             [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
             hosts={host for host in by_host if host and not host.startswith("rank")},
-            why=different_nccl_versions.__doc__ or "",
             final=True,
         )
 
@@ -442,7 +427,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
                 proof,
                 hosts={h.host for h in socket if h.host},
-                why=slow_network.__doc__ or "",
             )
         elif complaint or (server and local >= 8 and not case.has("no-ib-device-harmless")):
             yield Candidate(
@@ -451,7 +435,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 "the nodes talk over TCP sockets although these machines have faster networks",
                 proof,
                 hosts={h.host for h in socket if h.host},
-                why=slow_network.__doc__ or "",
             )
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         yield Candidate(
@@ -459,7 +442,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             0.56,
             f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together",
             [*rows[-3:], *case.hits("tests-device")[:2]],
-            why=slow_network.__doc__ or "",
         )
     elif rows and _over_verbs(case) and (best < _ANY_VERBS or (server and best < _ONE_PORT)):
         yield Candidate(
@@ -468,7 +450,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
             [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
             hosts={h.host for h in case.hits("net-ib-using") if h.host},
-            why=slow_network.__doc__ or "",
         )
     elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
         yield Candidate(
@@ -476,7 +457,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             0.6 if rows or over_net else 0.52,
             "the measured bandwidth is far below what is expected",
             [*complaint[:3], *rows[-2:]],
-            why=slow_network.__doc__ or "",
         )
 
 
@@ -493,9 +473,8 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
             f"without GPUDirect RDMA {runs[0].groups['busbw']} GB/s, in another run {runs[-1].groups['busbw']} GB/s: "
             "GPU and adapter are on different sockets"
         )
-        why = faster_with_gpudirect.__doc__ or ""
-        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far), why)
-        yield Candidate("ib.gdr", 0.5, title, far, why=why)
+        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far))
+        yield Candidate("ib.gdr", 0.5, title, far)
 
 
 _MUCH_FASTER = 2.0
@@ -507,7 +486,7 @@ def narrow_pcie(case: Case) -> Iterable[Candidate]:
     narrow, complaint = case.hits("pcie-width"), case.hits("slow-complaint")
     if narrow and complaint:
         title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
-        yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]], why=narrow_pcie.__doc__ or "")
+        yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
 
 
 _LINK = re.compile(r"Link \d+: (?:<inactive>|[\d.]+ GB/s)")
@@ -529,7 +508,6 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
             f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others",
             [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))],
             hosts={head.host for head, _ in poor if head.host},
-            why=uneven_nvlinks.__doc__ or "",
         )
 
 
@@ -557,7 +535,6 @@ def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
             0.82,
             f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others",
             [rows[gpu][1] for gpu in odd],
-            why=broken_topology_matrix.__doc__ or "",
         )
 
 
@@ -592,7 +569,6 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
             0.6,
             f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link",
             [hit for _, hit in rates][:8],
-            why=low_measured_rate.__doc__ or "",
         )
 
 
@@ -615,7 +591,6 @@ def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
             0.64,
             f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s",
             [hit for _, hit in slow][:8],
-            why=slow_timed_collectives.__doc__ or "",
         )
 
 
@@ -634,7 +609,6 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
                     f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
                     [named[0], state],
                     hosts={h.host for h in named if h.host},
-                    why=service_not_running.__doc__ or "",
                 )
                 return
 

@@ -42,7 +42,6 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
                 f"NVSwitch error (SXid {first}{': ' + entry.name if entry else ''})",
                 hits,
                 hosts={hit.host for hit in hits if hit.host},
-                why=switch_sxid.__doc__ or "",
             )
     if thermal:
         yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
@@ -75,7 +74,6 @@ def nvls_setup(case: Case) -> Iterable[Candidate]:
             hits or late,
             {hit.rank for hit in hits or late if hit.rank is not None},
             {hit.host for hit in hits or late if hit.host},
-            nvls_setup.__doc__ or "",
         )
 
 
@@ -117,7 +115,6 @@ def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candid
         title,
         hits,
         *speakers(hits),
-        refused_by_the_peer.__doc__ or "",
     )
 
 
@@ -134,7 +131,6 @@ def mtu_in_listings(case: Case) -> Iterable[Candidate]:
             f"the two ends of a RoCE path have different MTUs ({values})",
             [*listed.values(), *refused[:4]],
             *speakers(refused),
-            mtu_in_listings.__doc__ or "",
             final=True,
         )
 
@@ -151,7 +147,6 @@ def flapping_port(case: Case) -> Iterable[Candidate]:
             "the link of a port has gone down again and again",
             [*counted[:3], *broken[:3]],
             hosts={hit.host for hit in counted if hit.host},
-            why=flapping_port.__doc__ or "",
         )
 
 
@@ -166,7 +161,6 @@ def adapter_is_full(case: Case) -> Iterable[Candidate]:
             "the adapter has no room for more queue pairs, completion queues or memory regions",
             [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
             hosts={hit.host for hit in hits if hit.host},
-            why=adapter_is_full.__doc__ or "",
             final=True,
         )
 
@@ -182,7 +176,7 @@ def only_flushed(case: Case) -> Iterable[Candidate]:
         ("net.peer-lost", 0.42, "a peer went away and the requests to it were flushed"),
         ("ib.gdr", 0.36, "requests were flushed, maybe after an access error of the other adapter"),
     ):
-        yield Candidate(cause, strength, phrase, hits, why=only_flushed.__doc__ or "")
+        yield Candidate(cause, strength, phrase, hits)
 
 
 @diagnosis
@@ -202,7 +196,6 @@ def established_but_silent(case: Case) -> Iterable[Candidate]:
         "an established connection fell silent: a firewall or NAT dropped it, or the peer's host vanished",
         hits,
         ranks,
-        why=established_but_silent.__doc__ or "",
     )
     yield Candidate("net.peer-lost", 0.5, "a peer's host stopped answering", hits, ranks)
 
@@ -227,7 +220,6 @@ def described_topology(case: Case) -> Iterable[Candidate]:
         else "NCCL cannot make sense of this machine's topology",
         proof,
         *speakers(broken),
-        described_topology.__doc__ or "",
     )
 
 
@@ -246,7 +238,6 @@ def same_host_id(case: Case) -> Iterable[Candidate]:
                 f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
                 [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
                 hosts=set(hosts),
-                why=same_host_id.__doc__ or "",
                 final=True,
             )
 
@@ -268,7 +259,6 @@ def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
         "symmetric memory is not available on this communicator",
         [*hits[:4], *off[:3]],
         ranks_of(hits),
-        why=no_symmetric_memory.__doc__ or "",
     )
 
 
@@ -298,7 +288,6 @@ def node_check(case: Case) -> Iterable[Candidate]:
                 f"a node health check failed: {' '.join(text.split())[:100]}",
                 [hit, *(detail if dcgm else ())],
                 hosts={hit.host} if hit.host else set(),
-                why=node_check.__doc__ or "",
             )
             return
 
@@ -331,7 +320,6 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
             "a GPU is slowed down by heat or power",
             [*below[:6], *headings[:2]],
             hosts={hit.host for hit in below if hit.host},
-            why=throttle_table.__doc__ or "",
         )
 
 
@@ -354,5 +342,4 @@ def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
             "memory could not be shared over NVLink between nodes (MNNVL)",
             [*failed[:5], used[0]],
             *speakers(failed),
-            sharing_between_nodes.__doc__ or "",
         )

@@ -29,7 +29,6 @@ def died_handing_over(case: Case) -> Iterable[Candidate]:
                 [item.hit],
                 ranks,
                 {item.hit.host} if item.hit.host else set(),
-                died_handing_over.__doc__ or "",
                 final=True,
             )
             return

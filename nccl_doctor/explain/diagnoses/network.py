@@ -65,7 +65,6 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
             f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
             [*hits, *case.hits(*_FAILING)[:3]],
             hosts={hit.host for hit in hits},
-            why=bootstrap_addresses.__doc__ or "",
             final=True,
         )
         return
@@ -80,7 +79,6 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
             f"NCCL chose {names}, which other hosts cannot reach",
             [*virtual, *case.hits(*_FAILING)[:3]],
             hosts={hit.host for hit in virtual if hit.host},
-            why=bootstrap_addresses.__doc__ or "",
         )
         return
     networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
@@ -132,7 +130,6 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
-            why=connect_target.__doc__ or "",
         )
 
 
@@ -173,7 +170,6 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
                 0.9,
                 f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback",
                 [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-                why=gloo_loopback.__doc__ or "",
             )
             yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
             return
@@ -185,7 +181,6 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
             "Gloo connects to a loopback address: a host's own name resolves to loopback",
             loop[:6],
             ranks_of(loop),
-            why=gloo_loopback.__doc__ or "",
         )
         yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
         return
@@ -199,7 +194,6 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
             "a host's own name does not resolve: Gloo fell back to loopback",
             hits,
             *speakers(hits),
-            gloo_loopback.__doc__ or "",
         )
 
 
@@ -240,7 +234,6 @@ def gloo_peer_in_own_network(case: Case) -> Iterable[Candidate]:
         f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended",
         [*hits[:4], *case.hits("gloo-connect-failed")[:2]],
         *speakers(hits),
-        gloo_peer_in_own_network.__doc__ or "",
     )
 
 
@@ -259,7 +252,6 @@ def gloo_odd_family(case: Case) -> Iterable[Candidate]:
             f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?",
             odd,
             *speakers(odd),
-            gloo_odd_family.__doc__ or "",
         )
 
 
@@ -297,7 +289,6 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
                 0.92,
                 f"the host name {host} is read as a number, that is as an IPv4 address",
                 [hit],
-                why=numeric_hostname.__doc__ or "",
                 final=True,
             )
             return
@@ -315,7 +306,6 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 0.9,
                 f"the master's name {host} resolves to loopback here, so this host looks for the master on itself",
                 [*named[:2], hit],
-                why=master_is_loopback.__doc__ or "",
                 final=True,
             )
             return
@@ -344,7 +334,6 @@ def came_too_late(case: Case) -> Iterable[Candidate]:
                 gave_up.groups
             ),
             [gave_up, *after[:2]],
-            why=came_too_late.__doc__ or "",
             final=True,
         )
 
@@ -360,7 +349,6 @@ def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
                 0.97,
                 f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}",
                 [hit],
-                why=gloo_interface_syntax.__doc__ or "",
                 final=True,
             )
             return
@@ -378,7 +366,6 @@ def comm_id_address(case: Case) -> Iterable[Candidate]:
             0.9,
             f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host",
             [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]],
-            why=comm_id_address.__doc__ or "",
             final=True,
         )
 
@@ -436,7 +423,6 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
             "established connections were reset although no process had died: a firewall or middlebox on the way",
             resets,
             closed_by,
-            why=reset_while_all_alive.__doc__ or "",
         )
 
 
@@ -467,7 +453,6 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             "an EFA peer that had answered before answers no more: its process or its node is gone",
             gone,
             *speakers(gone),
-            efa_request_failed.__doc__ or "",
         )
     strength = 0.4 if gone and not never else 0.66 if len(places) > 1 or never else 0.52
     yield Candidate(
@@ -476,7 +461,6 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone",
         hits,
         *speakers(hits),
-        efa_request_failed.__doc__ or "",
     )
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
@@ -497,7 +481,6 @@ def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
             f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
             [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
             hosts={fewest.host, most.host},
-            why=mtu_of_queue_pairs.__doc__ or "",
             final=True,
         )
 
@@ -584,7 +567,6 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
                 f"{name} {what}: all ranks must agree",
                 [*hits[:6], *case.hits("size-mismatch")[:3]],
                 hosts=hosts,
-                why=settings_differ.__doc__ or "",
                 final=True,
             )
             return
@@ -605,7 +587,6 @@ def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
             "no interface seems to match NCCL_SOCKET_IFNAME: NCCL goes on with an empty address",
             [*hits[:3], *told[:3]],
             *speakers(told),
-            no_address_of_its_own.__doc__ or "",
         )
 
 
@@ -622,7 +603,7 @@ def other_family_only(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.78, title, [*told[:2], *hits[:3]], *speakers(hits))
     elif hits:
         title = "the container has no network interface, or none with IPv6"
-        yield Candidate("sys.container", 0.5, title, hits, *speakers(hits), other_family_only.__doc__ or "")
+        yield Candidate("sys.container", 0.5, title, hits, *speakers(hits))
 
 
 @diagnosis
@@ -650,7 +631,6 @@ def different_networks(case: Case) -> Iterable[Candidate]:
         + ": they cannot connect to each other",
         [*clash[:2], *lines[:6]],
         hosts={hit.host for hit in lacking.values() if hit.host},
-        why=different_networks.__doc__ or "",
     )
 
 
@@ -681,7 +661,6 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             "a peer is addressed by IPv6, which is not routed between the hosts",
             hits[:6],
             *speakers(hits),
-            ipv6_unreachable.__doc__ or "",
         )
     yield Candidate(
         "net.wrong-interface",
@@ -719,7 +698,6 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
             "a service mesh's proxy in the pods answers instead of the job's processes",
             [*mesh[:4], *case.hits(*failing)[:4]],
             hosts={h.host for h in mesh if h.host},
-            why=service_mesh_in_between.__doc__ or "",
             final=True,
         )
 
@@ -736,9 +714,7 @@ def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
     if lost and (alive is not None or began):
         hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
         title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
-        yield Candidate(
-            "net.peer-lost", 0.76, title, hits, *speakers(hits), why=store_lost_in_mid_run.__doc__ or "", final=True
-        )
+        yield Candidate("net.peer-lost", 0.76, title, hits, *speakers(hits), final=True)
 
 
 @diagnosis
@@ -747,7 +723,7 @@ def random_rendezvous_id(case: Case) -> Iterable[Candidate]:
     drawn, failed = case.hits("random-run-id"), case.hits("rdzv-timeout", "rdzv-connection")
     if drawn and failed:
         title = "no --rdzv_id: torchrun drew a random one, which the other nodes do not know"
-        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]], why=random_rendezvous_id.__doc__ or "")
+        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]])
 
 
 @diagnosis
@@ -766,7 +742,6 @@ def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
             0.93,
             f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
             [*by_id.values(), *case.hits("rdzv-id")[:6]],
-            why=different_rendezvous_ids.__doc__ or "",
             final=True,
         )
 
@@ -798,7 +773,6 @@ def one_restarted_pod(case: Case) -> Iterable[Candidate]:
             0.72,
             "a pod was restarted alone and tries to join a communicator that is gone",
             [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
-            why=one_restarted_pod.__doc__ or "",
         )
 
 
@@ -822,5 +796,4 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
             "a Slingshot system without the libfabric plugin: plain sockets are used",
             [*without[:4], *sockets[:4]],
             hosts={h.host for h in sockets if h.host},
-            why=fabric_without_its_plugin.__doc__ or "",
         )

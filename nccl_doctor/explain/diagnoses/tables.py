@@ -89,7 +89,6 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
         title,
         [*(row.hit for row in slow), *headings[:1]],
         hosts={row.hit.host for row in slow if row.hit.host},
-        why=slower_clock.__doc__ or "",
     )
 
 
@@ -116,7 +115,6 @@ def one_device_behind(case: Case) -> Iterable[Candidate]:
                 f"one GPU reaches {slow[0][0]:g} {unit}, the others {usual:g}",
                 [*(hit for _, hit in slow), *(hit for _, hit in devices.values())][:8],
                 hosts={hit.host for _, hit in slow if hit.host},
-                why=one_device_behind.__doc__ or "",
             )
 
 
@@ -133,9 +131,7 @@ def rebooted_host(case: Case) -> Iterable[Candidate]:
     if long and fresh and len(fresh) < len(hits) / 2:
         hosts = {hit.host for hit in fresh if hit.host}
         title = f"{', '.join(sorted(hosts)) or 'a host'} was rebooted, the others were not"
-        yield Candidate(
-            "sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts, why=rebooted_host.__doc__ or ""
-        )
+        yield Candidate("sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts)
 
 
 _HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none
@@ -157,7 +153,7 @@ def dcgm_metrics(case: Case) -> Iterable[Candidate]:
         if cause == "gpu.thermal-power":
             hits = [hit for hit in hits if int(float(hit.groups["value"])) & _HARD_SLOWDOWN]
         if hits:
-            yield Candidate(cause, strength, title, hits, why=dcgm_metrics.__doc__ or "")
+            yield Candidate(cause, strength, title, hits)
 
 
 # Words of a node's drain reason (Slurm's own, LBNL NHC, the clouds' checks, administrators) -> cause.
@@ -216,5 +212,4 @@ def drained_node(case: Case) -> Iterable[Candidate]:
                 f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}",
                 [hit],
                 hosts={row.group("nodes")},
-                why=drained_node.__doc__ or "",
             )
