@@ -90,15 +90,14 @@ _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
 
 def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
-    best = candidates[0] if candidates else None
     good = _good_end(case)
-    if best is not None and best.strength >= DECIDED and not _rivalled(candidates):
-        return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case) or case.unfinished
-    # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
-    if good and not failed:
-        return Verdict.HEALTHY, good
-    return Verdict.UNDECIDED, good
+    if candidates and candidates[0].strength >= DECIDED:
+        if _rivalled(candidates):
+            return Verdict.UNDECIDED, good
+        return (Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND), good
+    # Below that, a log without any sign of failure that moves on or ends is healthy.
+    healthy = good and not _failure_seen(case) and not case.unfinished
+    return (Verdict.HEALTHY if healthy else Verdict.UNDECIDED), good
 
 
 def _rivalled(candidates: list[Candidate]) -> bool:

@@ -38,6 +38,23 @@ def test_every_signature_says_what_it_proves() -> None:
     assert all(rule.__doc__ for rule in all_diagnoses())
 
 
+_DESYNC = (
+    "[rank0] - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "   - [3] finished collective #12, but didn't join collective #13 (count from 1)\n"
+)
+
+
+def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
+    found = explain_text(_DESYNC).causes
+    assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]
+    assert all(cause.why.startswith("torch's desync report") for cause in found[:2])
+    assert not any("\n" in cause.why or "  " in cause.why for cause in found)
+
+
+def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
+    assert explain_text(_DESYNC).verdict is Verdict.UNDECIDED  # "finished" is no end of the run
+
+
 def test_every_cause_has_a_playbook() -> None:
     causes = {signature.cause for signature in all_signatures().values() if signature.cause} | set(TOPICS) | set(LATE)
     for other in EXPLAINS.items():
