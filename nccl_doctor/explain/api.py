@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, hosts_of, ranks_of
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -323,8 +323,8 @@ def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, .
         folded[fold] = (count + case.count(name), before + hits)
     found = []
     for phrase, (count, hits) in folded.items():
-        ranks = tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))
-        hosts = tuple(sorted({hit.host for hit in hits if hit.host}))
+        ranks = tuple(sorted(ranks_of(hits)))
+        hosts = tuple(sorted(hosts_of(hits)))
         found.append(Consequence(phrase, count, _quote(hits[0]), ranks, hosts))
     return tuple(sorted(found, key=lambda item: (-item.count, item.text)))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
@@ -96,8 +96,8 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     ]  # who waited in vain is not whom they waited for
     first = _deepest_first(items)
     same = [item for item in items if _kind(item) == _kind(first)]
-    ranks = {item.hit.rank for item in same if item.hit.rank is not None}
-    hosts = {item.hit.host for item in same if item.hit.host}
+    ranks = ranks_of(item.hit for item in same)
+    hosts = hosts_of(item.hit for item in same)
     hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
     title = _title(first, ranks)
     judged = _whose_failure(case, first, ranks)
@@ -175,7 +175,7 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
             continue
         tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
         same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
-        ranks = {other.hit.rank for other in same if other.hit.rank is not None}
+        ranks = ranks_of(other.hit for other in same)
         yield Candidate(
             "app.bad-tensor" if tensor else "app.pg-misuse",
             0.88,

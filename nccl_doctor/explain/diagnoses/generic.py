@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
@@ -90,8 +90,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
                     strength,
                     f"{phrase}: {hit.groups['message'][:120]}",
                     same[:6],
-                    {item.rank for item in same if item.rank is not None},
-                    {item.host for item in same if item.host},
+                    *speakers(same),
                     vague=True,
                 )
                 return
@@ -117,7 +116,7 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
             0.66,
             "the network plugin was not loaded, and the job goes over TCP sockets",
             [refused[0], wanted[0], sockets[0]],
-            hosts={hit.host for hit in sockets if hit.host},
+            hosts=hosts_of(sockets),
         )
 
 
@@ -184,8 +183,7 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
                     strength,
                     phrase,
                     [hit],
-                    {hit.rank} if hit.rank is not None else set(),
-                    {hit.host} if hit.host else set(),
+                    *speakers([hit]),
                 )
                 break
         else:
@@ -222,7 +220,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
-                yield Candidate(cause, 0.34, title, [hit], {hit.rank} if hit.rank is not None else set())
+                yield Candidate(cause, 0.34, title, [hit], ranks_of([hit]))
                 break
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -42,7 +42,7 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
         f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
         [*hits, *trouble[:4]],
         ranks_of(trouble),
-        {h.host for h in hits if h.host},
+        hosts_of(hits),
         final=low or local,
     )
 
@@ -135,8 +135,8 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     none = case.hits("no-ib-device")
     if not none:
         return
-    without = {hit.host for hit in none if hit.host}
-    with_ib = {hit.host for hit in case.hits("net-ib-using") if hit.host}
+    without = hosts_of(none)
+    with_ib = case.hosts_of("net-ib-using")
     mixed = with_ib and without - with_ib
     wanted = [
         hit
@@ -216,7 +216,7 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
             0.88,
             "MIG instances are used with NCCL",
             [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]],
-            hosts={h.host for h in hits if h.host},
+            hosts=hosts_of(hits),
             final=True,
         )
 
@@ -426,7 +426,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 0.8,
                 f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
                 proof,
-                hosts={h.host for h in socket if h.host},
+                hosts=hosts_of(socket),
             )
         elif complaint or (server and local >= 8 and not case.has("no-ib-device-harmless")):
             yield Candidate(
@@ -434,7 +434,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
                 0.66 if complaint else 0.56,
                 "the nodes talk over TCP sockets although these machines have faster networks",
                 proof,
-                hosts={h.host for h in socket if h.host},
+                hosts=hosts_of(socket),
             )
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         yield Candidate(
@@ -449,7 +449,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             0.64 if best < _ANY_VERBS else 0.56,
             f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
             [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
-            hosts={h.host for h in case.hits("net-ib-using") if h.host},
+            hosts=case.hosts_of("net-ib-using"),
         )
     elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
         yield Candidate(
@@ -608,7 +608,7 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
                     0.92,
                     f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
                     [named[0], state],
-                    hosts={h.host for h in named if h.host},
+                    hosts=hosts_of(named),
                 )
                 return
 
@@ -651,7 +651,7 @@ def xid(case: Case) -> Iterable[Candidate]:
             strength,
             f"Xid {number}: {entry.name}",
             hits,
-            hosts={hit.host for hit in hits if hit.host},
+            hosts=hosts_of(hits),
             why=f"{xid.__doc__} {entry.note}".strip(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
 from nccl_doctor.explain.diagnoses.tables import REASONS, cause_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.xid import sxids
@@ -41,7 +41,7 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
                 strength,
                 f"NVSwitch error (SXid {first}{': ' + entry.name if entry else ''})",
                 hits,
-                hosts={hit.host for hit in hits if hit.host},
+                hosts=hosts_of(hits),
             )
     if thermal:
         yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
@@ -72,8 +72,7 @@ def nvls_setup(case: Case) -> Iterable[Candidate]:
             0.7 if hits else 0.3,
             f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or first.text.strip()[-80:]}",
             hits or late,
-            {hit.rank for hit in hits or late if hit.rank is not None},
-            {hit.host for hit in hits or late if hit.host},
+            *speakers(hits or late),
         )
 
 
@@ -146,7 +145,7 @@ def flapping_port(case: Case) -> Iterable[Candidate]:
             0.72,
             "the link of a port has gone down again and again",
             [*counted[:3], *broken[:3]],
-            hosts={hit.host for hit in counted if hit.host},
+            hosts=hosts_of(counted),
         )
 
 
@@ -160,7 +159,7 @@ def adapter_is_full(case: Case) -> Iterable[Candidate]:
             0.96,
             "the adapter has no room for more queue pairs, completion queues or memory regions",
             [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
-            hosts={hit.host for hit in hits if hit.host},
+            hosts=hosts_of(hits),
             final=True,
         )
 
@@ -287,7 +286,7 @@ def node_check(case: Case) -> Iterable[Candidate]:
                 0.64 if "| Warning" in hit.text else 0.84,
                 f"a node health check failed: {' '.join(text.split())[:100]}",
                 [hit, *(detail if dcgm else ())],
-                hosts={hit.host} if hit.host else set(),
+                hosts=hosts_of([hit]),
             )
             return
 
@@ -319,7 +318,7 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
             0.74,
             "a GPU is slowed down by heat or power",
             [*below[:6], *headings[:2]],
-            hosts={hit.host for hit in below if hit.host},
+            hosts=hosts_of(below),
         )
 
 

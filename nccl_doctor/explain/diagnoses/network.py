@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
@@ -78,7 +78,7 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
             0.86,
             f"NCCL chose {names}, which other hosts cannot reach",
             [*virtual, *case.hits(*_FAILING)[:3]],
-            hosts={hit.host for hit in virtual if hit.host},
+            hosts=hosts_of(virtual),
         )
         return
     networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
@@ -407,7 +407,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     resets = [hit for hit in case.hits("gloo-closed", "store-closed", "peer-closed") if "eset by peer" in hit.text]
     if not resets:
         return
-    closed_by = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
+    closed_by = case.ranks("gloo-closed")
     world = case.world
     present = case.summary.ranks
     if case.nodes == 1 and not _several_hosts(case):
@@ -630,7 +630,7 @@ def different_networks(case: Case) -> Iterable[Candidate]:
         + (next(iter(others)) if others else "InfiniBand")
         + ": they cannot connect to each other",
         [*clash[:2], *lines[:6]],
-        hosts={hit.host for hit in lacking.values() if hit.host},
+        hosts=hosts_of(lacking.values()),
     )
 
 
@@ -697,7 +697,7 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
             0.86,
             "a service mesh's proxy in the pods answers instead of the job's processes",
             [*mesh[:4], *case.hits(*failing)[:4]],
-            hosts={h.host for h in mesh if h.host},
+            hosts=hosts_of(mesh),
             final=True,
         )
 
@@ -795,5 +795,5 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
             0.74 if trouble else 0.55,
             "a Slingshot system without the libfabric plugin: plain sockets are used",
             [*without[:4], *sockets[:4]],
-            hosts={h.host for h in sockets if h.host},
+            hosts=hosts_of(sockets),
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of
 from nccl_doctor.explain.model import Hit
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
@@ -88,7 +88,7 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
         0.82,
         title,
         [*(row.hit for row in slow), *headings[:1]],
-        hosts={row.hit.host for row in slow if row.hit.host},
+        hosts=hosts_of(row.hit for row in slow),
     )
 
 
@@ -129,7 +129,7 @@ def rebooted_host(case: Case) -> Iterable[Candidate]:
     long = [hit for hit in hits if _DAYS.search(hit.groups["told"])]
     fresh = [hit for hit in hits if hit not in long and _MINUTES.search(hit.groups["told"])]
     if long and fresh and len(fresh) < len(hits) / 2:
-        hosts = {hit.host for hit in fresh if hit.host}
+        hosts = hosts_of(fresh)
         title = f"{', '.join(sorted(hosts)) or 'a host'} was rebooted, the others were not"
         yield Candidate("sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts)
 
