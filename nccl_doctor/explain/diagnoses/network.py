@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
+from nccl_doctor.env import knowledge
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
@@ -519,28 +520,6 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
         )
 
 
-_MUST_AGREE = frozenset(
-    [
-        "NCCL_PROTO",
-        "NCCL_ALGO",
-        "NCCL_BUFFSIZE",
-        "NCCL_MIN_NCHANNELS",
-        "NCCL_MAX_NCHANNELS",
-        "NCCL_NTHREADS",
-        "NCCL_LL_BUFFSIZE",
-        "NCCL_NET",
-        "NCCL_IB_DISABLE",
-        "NCCL_NET_GDR_LEVEL",
-        "NCCL_COLLNET_ENABLE",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_P2P_NET_CHUNKSIZE",
-        "NCCL_CUMEM_ENABLE",
-        "NCCL_MNNVL_ENABLE",
-        "NCCL_SHM_DISABLE",
-    ]
-)
-
-
 @diagnosis
 def settings_differ(case: Case) -> Iterable[Candidate]:
     """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
@@ -551,7 +530,7 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
     if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
         return
     places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
-    for name in sorted(_MUST_AGREE):
+    for name in sorted(knowledge.load().must_agree):
         hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
         values = {hit.groups["value"].strip(" .") for hit in hits}
         hosts = {hit.host for hit in hits}
