@@ -85,9 +85,9 @@ def diagnosis(function: Diagnosis) -> Diagnosis:
 
 
 def all_diagnoses() -> tuple[Diagnosis, ...]:
-    """Every diagnosis of the package, by module and name."""
+    """Every diagnosis of the package, by name: in which module one stands changes no answer."""
     diagnoses.load()
-    return tuple(sorted(_DIAGNOSES, key=lambda item: (item.__module__, item.__name__)))
+    return tuple(sorted(_DIAGNOSES, key=lambda item: item.__name__))
 
 
 LAUNCHER = re.compile(

@@ -1,14 +1,13 @@
-"""Interfaces, names, firewalls: what the addresses in the lines say together."""
+"""Interfaces, firewalls and what stands on the way: what the addresses in the lines say together."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.env import knowledge
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
@@ -29,15 +28,6 @@ _FAILING = (
     "nccl-error-text",
     "heartbeat",
 )
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    bare = re.sub(r"<\d+>.*$|%\w+$", "", text.strip().strip("[]"))
-    bare = re.sub(r"^(?:::ffff:)?(\d+\.\d+\.\d+\.\d+):\d+$", r"\1", bare)
-    try:
-        return ipaddress.ip_address(bare)
-    except ValueError:
-        return None
 
 
 @diagnosis
@@ -70,7 +60,9 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
         )
         return
     virtual = [
-        hit for hit in by_host.values() if _VIRTUAL.match(hit.groups["interface"]) or _unroutable(hit.groups["address"])
+        hit
+        for hit in by_host.values()
+        if _VIRTUAL.match(hit.groups["interface"]) or is_unroutable(hit.groups["address"])
     ]
     if virtual and failing:
         names = ", ".join(sorted({hit.groups["interface"] for hit in virtual}))
@@ -82,7 +74,7 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
             hosts=hosts_of(virtual),
         )
         return
-    networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
+    networks = {network_of(hit.groups["address"]) for hit in by_host.values()} - {None}
     interfaces = {hit.groups["interface"] for hit in by_host.values()}
     if (
         len(by_host) > 1
@@ -107,23 +99,11 @@ def _joined_across_hosts(case: Case) -> bool:
     )
 
 
-def _unroutable(text: str) -> bool:
-    address = _address(text)
-    return address is not None and (address.is_loopback or address.is_link_local)
-
-
-def _network(text: str) -> str | None:
-    address = _address(text)
-    if address is None or address.version != 4:
-        return None
-    return ".".join(str(address).split(".")[:2])
-
-
 @diagnosis
 def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
     hits = case.hits("connect-timeout", "connect-noroute", "connect-refused")
-    odd = [hit for hit in hits if _is_local_only(hit.groups.get("address", ""))]
+    odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(
             "net.wrong-interface",
@@ -132,227 +112,6 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
         )
-
-
-def _is_local_only(text: str) -> bool:
-    found = re.search(r"\d+\.\d+\.\d+\.\d+", text)
-    if not found:
-        return False
-    address = ipaddress.ip_address(found.group()) if all(int(part) < 256 for part in found.group().split(".")) else None
-    return address is not None and (
-        address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122."))
-    )
-
-
-# A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
-_ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
-
-
-@diagnosis
-def gloo_loopback(case: Case) -> Iterable[Candidate]:
-    """Gloo connects to 127.x although the job has several hosts: the own name resolves to loopback, or was told to.
-
-    Without GLOO_SOCKET_IFNAME Gloo resolves the host's own name; Debian's ``127.0.1.1 hostname`` in /etc/hosts makes it
-    advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
-    """
-    told = case.value("GLOO_SOCKET_IFNAME") or ""
-    loop = [
-        hit
-        for hit in case.hits("gloo-endpoint", "connect-refused")
-        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", ""))
-        and not _ESTABLISHED.search(hit.text)
-        and "NCCL " not in hit.text
-    ]
-    single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
-    if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
-        if told:
-            yield Candidate(
-                "net.wrong-interface",
-                0.9,
-                f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback",
-                [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-            )
-            yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
-            return
-        debian = any("127.0.1.1" in hit.text or "127.0.0.1" not in hit.text for hit in loop)
-        strength = 0.62 if single else 0.9
-        yield Candidate(
-            "net.hostname-resolution",
-            strength if debian or not told else 0.7,
-            "Gloo connects to a loopback address: a host's own name resolves to loopback",
-            loop[:6],
-            ranks_of(loop),
-        )
-        yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
-        return
-    if case.has("hostname-loopback") and case.has(
-        "gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"
-    ):
-        hits = case.hits("hostname-loopback")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.85,
-            "a host's own name does not resolve: Gloo fell back to loopback",
-            hits,
-            *speakers(hits),
-        )
-
-
-def _several_hosts(case: Case) -> bool:
-    found = set()
-    for hit in case.hits("gloo-endpoint", "master-refused", "torchrun-host", "world-size"):
-        for text in re.findall(r"\d+\.\d+\.\d+\.\d+", hit.text):
-            if not text.startswith("127."):
-                found.add(text)
-    return len(found) > 1 or len(case.summary.hosts) > 1
-
-
-_GLOO_ENDS = re.compile(
-    r"local=\[([\d.]+)\].*remote=\[([\d.]+)\].*(Connection refused|timed out|No route to host)", re.I
-)
-
-
-@diagnosis
-def gloo_peer_in_own_network(case: Case) -> Iterable[Candidate]:
-    """Gloo cannot connect to an address of its own network: no wrong interface, but something on the way or a dead peer.
-
-    The peer has told the address after it listened there. Refused or unanswered it is where a packet filter rejects or
-    drops, or where the peer's process has ended since.
-    """
-    ends = [(hit, found) for hit in case.hits("gloo-endpoint") if (found := _GLOO_ENDS.search(hit.text))]
-    near = [
-        (hit, found)
-        for hit, found in ends
-        if _network(found[1]) == _network(found[2]) and found[1] != found[2] and not _is_local_only(found[2])
-    ]
-    if not near or len(near) < len(ends):
-        return
-    remotes = sorted({found[2] for _, found in near})
-    hits = [hit for hit, _ in near]
-    yield Candidate(
-        "net.firewall",
-        0.65,
-        f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended",
-        [*hits[:4], *case.hits("gloo-connect-failed")[:2]],
-        *speakers(hits),
-    )
-
-
-@diagnosis
-def gloo_odd_family(case: Case) -> Iterable[Candidate]:
-    """Gloo's ranks disagree on IPv4 or IPv6, and the fewer of them are odd: their hosts' own names resolve otherwise."""
-    hits = case.hits("gloo-families")
-    first = [hit for hit in hits if hit.groups["own"] == hits[0].groups["own"]]
-    others = [hit for hit in hits if hit not in first]
-    odd = min(first, others, key=len)
-    if odd and len(first) != len(others):
-        family = {"2": "IPv4", "10": "IPv6"}.get(odd[0].groups["own"], "another family's")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.9,
-            f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?",
-            odd,
-            *speakers(odd),
-        )
-
-
-@diagnosis
-def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
-    """Gloo's full mesh failed and no address was printed (old versions): an unreachable advertised address."""
-    if not case.has("gloo-connect-failed") or case.hits("gloo-endpoint"):
-        return
-    told = case.value("GLOO_SOCKET_IFNAME")
-    hits = case.hits("gloo-connect-failed")
-    if told:
-        yield Candidate(
-            "net.wrong-interface",
-            0.75,
-            f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}",
-            [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-        )
-    else:
-        yield Candidate(
-            "net.hostname-resolution",
-            0.56,
-            "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)",
-            hits[:6],
-        )
-
-
-@diagnosis
-def numeric_hostname(case: Case) -> Iterable[Candidate]:
-    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143)."""
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
-        host = hit.groups.get("host", "")
-        if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
-            yield Candidate(
-                "net.hostname-resolution",
-                0.92,
-                f"the host name {host} is read as a number, that is as an IPv4 address",
-                [hit],
-                final=True,
-            )
-            return
-
-
-@diagnosis
-def master_is_loopback(case: Case) -> Iterable[Candidate]:
-    """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
-        host = hit.groups.get("host", "")
-        named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
-        if named and host != "localhost":
-            yield Candidate(
-                "net.hostname-resolution",
-                0.9,
-                f"the master's name {host} resolves to loopback here, so this host looks for the master on itself",
-                [*named[:2], hit],
-                final=True,
-            )
-            return
-        if (host.startswith("127.") or host in ("localhost", "::1")) and (case.nodes > 1 or _several_hosts(case)):
-            yield Candidate(
-                "net.master-unreachable",
-                0.86,
-                f"MASTER_ADDR is {host}: every node looks for the master on itself",
-                [hit],
-            )
-            return
-
-
-@diagnosis
-def came_too_late(case: Case) -> Iterable[Candidate]:
-    """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
-    gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
-    tried = case.hits("master-timeout", "master-refused")
-    after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
-    host = after[0].groups.get("host", "") if after else ""
-    if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not _several_hosts(case):
-        yield Candidate(
-            "launch.world-size",
-            0.9,
-            "{joined} of {world} ranks had come when rank 0 gave up after {seconds} s; the others came later".format_map(
-                gave_up.groups
-            ),
-            [gave_up, *after[:2]],
-            final=True,
-        )
-
-
-@diagnosis
-def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
-    """GLOO_SOCKET_IFNAME carries NCCL's syntax (``^``, ``=``) or a blank: Gloo takes it as a name."""
-    for hit in case.hits("gloo-no-interface"):
-        name = hit.groups.get("interface", "")
-        if name[:1] in "^=" or "*" in name or " " in name.strip():
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.97,
-                f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}",
-                [hit],
-                final=True,
-            )
-            return
 
 
 @diagnosis
@@ -411,7 +170,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     closed_by = case.ranks("gloo-closed")
     world = case.world
     present = case.summary.ranks
-    if case.nodes == 1 and not _several_hosts(case):
+    if case.nodes == 1 and not several_hosts(case):
         return
     both_sides = world > 1 and present >= set(range(world))
     died = case.has(
@@ -467,26 +226,6 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
-def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
-    """Queue pairs of one job were set up with different path MTUs on different hosts, and requests then fail."""
-    by_host: dict[str, Hit] = {}
-    for hit in case.hits("qp-mtu"):
-        by_host.setdefault(f"{hit.host}", hit)
-    values = {hit.groups["mtu"] for hit in case.hits("qp-mtu")}
-    if len(values) > 1 and case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp"):
-        fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
-        most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
-        yield Candidate(
-            "net.mtu",
-            0.85,
-            f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
-            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
-            hosts={fewest.host, most.host},
-            final=True,
-        )
-
-
-@diagnosis
 def large_packets_lost(case: Case) -> Iterable[Candidate]:
     """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
     probes = [hit for hits in case.summary.heads.values() for hit in hits] if case.has("ping-loss") else []
@@ -518,37 +257,6 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
             f"interfaces have different MTUs ({', '.join(sorted(values))})",
             case.hits("ip-link-mtu")[:6],
         )
-
-
-@diagnosis
-def settings_differ(case: Case) -> Iterable[Candidate]:
-    """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
-
-    NCCL does not compare these settings; different algorithms, protocols or buffer sizes end in truncated messages, wrong
-    receive sizes or a hang.
-    """
-    if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
-        return
-    places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
-    for name in sorted(knowledge.load().must_agree):
-        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
-        values = {hit.groups["value"].strip(" .") for hit in hits}
-        hosts = {hit.host for hit in hits}
-        if hits and len(places) > 1 and (len(values) > 1 or hosts < places):
-            what = (
-                f"has different values ({', '.join(sorted(values))})"
-                if len(values) > 1
-                else f"is set on {', '.join(sorted(hosts)[:4])} only"
-            )
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.87,
-                f"{name} {what}: all ranks must agree",
-                [*hits[:6], *case.hits("size-mismatch")[:3]],
-                hosts=hosts,
-                final=True,
-            )
-            return
 
 
 @diagnosis
@@ -622,16 +330,16 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     hits = [
         hit
         for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
-        if (address := _address(hit.groups.get("address", ""))) is not None
+        if (address := address_of(hit.groups.get("address", ""))) is not None
         and address.version == 6
         and address.ipv4_mapped is None
     ]
     if not hits:
         return
-    local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
+    local = [hit for hit in case.hits("bootstrap-using") if is_unroutable(hit.groups["address"])]
     # No name resolves to a link-local address: the peer's own NCCL advertised it.
     advertised = [
-        hit for hit in case.hits("connect-noroute", "connect-timeout") if _unroutable(hit.groups.get("address", ""))
+        hit for hit in case.hits("connect-noroute", "connect-timeout") if is_unroutable(hit.groups.get("address", ""))
     ]
     if not local and not advertised:
         yield Candidate(
@@ -681,80 +389,6 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
         )
 
 
-@diagnosis
-def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
-    """An agent that had joined the rendezvous (it sends keep-alives, its workers made steps) loses the store's connection.
-
-    So it could reach the host before: the process that holds the store, the first node's agent, has gone.
-    """
-    lost, alive = case.hits("rdzv-connection"), case.first("keep-alive-failed")
-    step = case.first("progress")
-    began = step is not None and lost and step.file == lost[0].file and step.line < lost[0].line
-    if lost and (alive is not None or began):
-        hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
-        title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
-        yield Candidate("net.peer-lost", 0.76, title, hits, *speakers(hits), final=True)
-
-
-@diagnosis
-def random_rendezvous_id(case: Case) -> Iterable[Candidate]:
-    """torchrun was given no rendezvous id and drew one; where others must join, each node waits in a room of its own."""
-    drawn, failed = case.hits("random-run-id"), case.hits("rdzv-timeout", "rdzv-connection")
-    if drawn and failed:
-        title = "no --rdzv_id: torchrun drew a random one, which the other nodes do not know"
-        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]])
-
-
-@diagnosis
-def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
-    """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
-    by_id = {
-        hit.groups["id"].strip("'\","): hit
-        for hit in reversed(case.hits("rdzv-id"))
-        if hit.groups["id"].strip("'\",") not in ("none", "None", "")
-    }
-    if len(by_id) > 1 and case.has(
-        "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
-    ):
-        yield Candidate(
-            "launch.rdzv",
-            0.93,
-            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
-            [*by_id.values(), *case.hits("rdzv-id")[:6]],
-            final=True,
-        )
-
-
-@diagnosis
-def one_restarted_pod(case: Case) -> Iterable[Candidate]:
-    """kubectl shows that one pod was restarted and the others were not: it wants to join a job that goes on without it."""
-    rows = []
-    for hit in case.hits("pod-row"):
-        found = re.match(r"(\S+)\s+\d+/\d+\s+\w+\s+(\d+)", hit.text.strip())
-        if found:
-            rows.append((int(found.group(2)), hit))
-    restarted = [hit for count, hit in rows if count > 0]
-    if (
-        restarted
-        and len(restarted) < len(rows)
-        and case.has(
-            "connect-refused",
-            "connect-retry",
-            "peer-closed",
-            "socket-timeout",
-            "master-refused",
-            "connect-gave-up",
-            "unique-id",
-        )
-    ):
-        yield Candidate(
-            "launch.rdzv",
-            0.72,
-            "a pod was restarted alone and tries to join a communicator that is gone",
-            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
-        )
-
-
 _SLINGSHOT = re.compile(r"\bhsn\d")
 
 
@@ -776,3 +410,24 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
             [*without[:4], *sockets[:4]],
             hosts=hosts_of(sockets),
         )
+
+
+@diagnosis
+def established_but_silent(case: Case) -> Iterable[Candidate]:
+    """A connection that worked gets no answers any more, neither data nor a close: nobody said goodbye.
+
+    A process that dies closes its sockets. Silence means that its host vanished, or that a firewall or NAT between
+    forgot the connection.
+    """
+    hits = case.hits("established-timeout")
+    if not hits:
+        return
+    ranks = ranks_of(hits)
+    yield Candidate(
+        "net.firewall",
+        0.54,
+        "an established connection fell silent: a firewall or NAT dropped it, or the peer's host vanished",
+        hits,
+        ranks,
+    )
+    yield Candidate("net.peer-lost", 0.5, "a peer's host stopped answering", hits, ranks)

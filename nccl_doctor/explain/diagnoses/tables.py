@@ -213,3 +213,33 @@ def drained_node(case: Case) -> Iterable[Candidate]:
                 [hit],
                 hosts={row.group("nodes")},
             )
+
+
+# Words of the tests of dcgmi diag -> cause.
+_TESTS: tuple[tuple[str, str], ...] = (
+    (r"memory|memtest|page retirement|row remap", "gpu.ecc"),
+    (r"nvlink|nvswitch|nvbandwidth", "gpu.nvlink"),
+    (r"power|pulse|thermal", "gpu.thermal-power"),
+    (r"pcie", "net.slow"),
+)
+
+
+@diagnosis
+def node_check(case: Case) -> Iterable[Candidate]:
+    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    for hit in case.hits("node-check", "dcgm-row"):
+        dcgm = hit.signature == "dcgm-row"
+        text = hit.groups.get("check") or hit.text.strip(" |")
+        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        if cause:
+            detail = [
+                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
+            ]
+            yield Candidate(
+                cause,
+                0.64 if "| Warning" in hit.text else 0.84,
+                f"a node health check failed: {' '.join(text.split())[:100]}",
+                [hit, *(detail if dcgm else ())],
+                hosts=hosts_of([hit]),
+            )
+            return
