@@ -47,11 +47,6 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     return explain(summary)
 
 
-def explain_text(text: str | bytes, name: str = "log") -> Explanation:
-    """Explain one log that is at hand as text."""
-    return analyse([LogSource(name, text)])
-
-
 def explain(summary: Summary) -> Explanation:
     """Explain what the readers found."""
     case = Case(summary)

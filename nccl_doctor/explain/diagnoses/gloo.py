@@ -19,7 +19,6 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
     Without GLOO_SOCKET_IFNAME Gloo resolves the host's own name; Debian's ``127.0.1.1 hostname`` in /etc/hosts makes it
     advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
     """
-    told = case.value("GLOO_SOCKET_IFNAME") or ""
     loop = [
         hit
         for hit in case.hits("gloo-endpoint", "connect-refused")
@@ -27,39 +26,20 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
         and not _ESTABLISHED.search(hit.text)
         and "NCCL " not in hit.text
     ]
-    single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not several_hosts(case)
-    if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
-        if told:
-            yield Candidate(
-                "net.wrong-interface",
-                0.9,
-                f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback",
-                [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-            )
-            yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
-            return
-        debian = any("127.0.1.1" in hit.text or "127.0.0.1" not in hit.text for hit in loop)
-        strength = 0.62 if single else 0.9
-        yield Candidate(
-            "net.hostname-resolution",
-            strength if debian or not told else 0.7,
-            "Gloo connects to a loopback address: a host's own name resolves to loopback",
-            loop[:6],
-            ranks_of(loop),
-        )
+    failing = case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout")
+    unresolved = case.hits("hostname-loopback")
+    if failing and loop and (told := case.value("GLOO_SOCKET_IFNAME")):
+        title = f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback"
+        yield Candidate("net.wrong-interface", 0.9, title, [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]])
+        yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
+    elif failing and loop:
+        single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not several_hosts(case)
+        title = "Gloo connects to a loopback address: a host's own name resolves to loopback"
+        yield Candidate("net.hostname-resolution", 0.62 if single else 0.9, title, loop[:6], ranks_of(loop))
         yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
-        return
-    if case.has("hostname-loopback") and case.has(
-        "gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"
-    ):
-        hits = case.hits("hostname-loopback")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.85,
-            "a host's own name does not resolve: Gloo fell back to loopback",
-            hits,
-            *speakers(hits),
-        )
+    elif failing and unresolved:
+        title = "a host's own name does not resolve: Gloo fell back to loopback"
+        yield Candidate("net.hostname-resolution", 0.85, title, unresolved, *speakers(unresolved))
 
 
 _GLOO_ENDS = re.compile(

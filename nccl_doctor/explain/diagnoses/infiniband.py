@@ -123,7 +123,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         for hit in case.env.get(name, [])
         if name != "NCCL_NET" or hit.groups.get("value", "").strip().startswith("IB")
     ]
-    plugin = case.has("rdma-plugin")
     if mixed:
         yield Candidate(
             "ib.device-not-found",
@@ -133,29 +132,12 @@ def missing_device(case: Case) -> Iterable[Candidate]:
             hosts=without - with_ib,
         )
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
-        yield Candidate(
-            "ib.device-not-found",
-            0.72,
-            "InfiniBand is configured but NCCL finds no usable HCA",
-            [*none[:3], *wanted[:3]],
-            hosts=without,
-        )
-    elif plugin and case.nodes > 1:
-        yield Candidate(
-            "ib.device-not-found",
-            0.62,
-            "an RDMA plugin is loaded but there is no RDMA device in this process",
-            [*none[:3], *case.hits("rdma-plugin")[:2]],
-            hosts=without,
-        )
-    elif plugin:
-        yield Candidate(
-            "ib.device-not-found",
-            0.52,
-            "an RDMA plugin is loaded but there is no RDMA device in this process",
-            [*none[:3], *case.hits("rdma-plugin")[:2]],
-            hosts=without,
-        )
+        title = "InfiniBand is configured but NCCL finds no usable HCA"
+        yield Candidate("ib.device-not-found", 0.72, title, [*none[:3], *wanted[:3]], hosts=without)
+    elif plugin := case.hits("rdma-plugin"):
+        title = "an RDMA plugin is loaded but there is no RDMA device in this process"
+        strength = 0.62 if case.nodes > 1 else 0.52
+        yield Candidate("ib.device-not-found", strength, title, [*none[:3], *plugin[:2]], hosts=without)
 
 
 @diagnosis

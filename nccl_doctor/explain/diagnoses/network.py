@@ -13,11 +13,10 @@ from nccl_doctor.explain.model import Hit
 _VIRTUAL = re.compile(
     r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)"
 )
+_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused")
 _FAILING = (
-    "connect-timeout",
+    *_UNREACHABLE,
     "connect-gave-up",
-    "connect-noroute",
-    "connect-refused",
     "peer-closed",
     "gloo-connect-failed",
     "gloo-closed",
@@ -39,57 +38,41 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     by_host: dict[str, Hit] = {}
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
-    if len(by_host) < 2 and case.nodes < 2:
+    several = len(by_host) > 1 or case.nodes > 1
+    if not several or _joined_across_hosts(case) or not case.has(*_FAILING):
         return
-    if _joined_across_hosts(case):
-        return
-    addresses: dict[str, list[Hit]] = defaultdict(list)
+    by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
-        addresses[hit.groups["address"]].append(hit)
-    failing = case.has(*_FAILING)
-    shared = [hits for hits in addresses.values() if len(hits) > 1]
-    if shared and failing:
-        hits = shared[0]
-        yield Candidate(
-            "net.wrong-interface",
-            0.93,
-            f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
-            [*hits, *case.hits(*_FAILING)[:3]],
-            hosts={hit.host for hit in hits},
-            final=True,
-        )
-        return
-    virtual = [
-        hit
-        for hit in by_host.values()
-        if _VIRTUAL.match(hit.groups["interface"]) or is_unroutable(hit.groups["address"])
+        by_address[hit.groups["address"]].append(hit)
+    shared = next((hits for hits in by_address.values() if len(hits) > 1), [])
+    inside = [
+        hit for address, hits in by_address.items() for hit in hits if _inside_a_host(hit.groups["interface"], address)
     ]
-    if virtual and failing:
-        names = ", ".join(sorted({hit.groups["interface"] for hit in virtual}))
-        yield Candidate(
-            "net.wrong-interface",
-            0.86,
-            f"NCCL chose {names}, which other hosts cannot reach",
-            [*virtual, *case.hits(*_FAILING)[:3]],
-            hosts=hosts_of(virtual),
-        )
-        return
-    networks = {network_of(hit.groups["address"]) for hit in by_host.values()} - {None}
-    interfaces = {hit.groups["interface"] for hit in by_host.values()}
-    if (
-        len(by_host) > 1
-        and len(networks) > 1
-        and len(interfaces) > 1
-        and case.has("connect-timeout", "connect-noroute", "connect-refused", "peer-closed")
-    ):
+    interfaces = sorted({hit.groups["interface"] for hit in by_host.values()})
+    networks = {network_of(address) for address in by_address} - {None}
+    lost = case.hits(*_FAILING)[:3]
+    if shared:
+        first = shared[0].groups
+        title = f"several hosts advertise the same address {first['address']} on {first['interface']}"
+        hosts = {hit.host for hit in shared}
+        yield Candidate("net.wrong-interface", 0.93, title, [*shared, *lost], hosts=hosts, final=True)
+    elif inside:
+        names = ", ".join(sorted({hit.groups["interface"] for hit in inside}))
+        title = f"NCCL chose {names}, which other hosts cannot reach"
+        yield Candidate("net.wrong-interface", 0.86, title, [*inside, *lost], hosts=hosts_of(inside))
+    elif len(networks) > 1 and len(interfaces) > 1 and case.has(*_UNREACHABLE, "peer-closed"):
         yield Candidate(
             "net.wrong-interface",
             0.75,
-            f"the hosts chose interfaces in different networks ({', '.join(sorted(interfaces))})",
-            [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]],
+            f"the hosts chose interfaces in different networks ({', '.join(interfaces)})",
+            [*by_host.values(), *case.hits(*_UNREACHABLE)[:4]],
             hosts=set(by_host),
             why="Hosts that bootstrap on differently named interfaces in unrelated networks usually cannot reach each other.",
         )
+
+
+def _inside_a_host(interface: str, address: str) -> bool:
+    return bool(_VIRTUAL.match(interface)) or is_unroutable(address)
 
 
 def _joined_across_hosts(case: Case) -> bool:
@@ -102,7 +85,7 @@ def _joined_across_hosts(case: Case) -> bool:
 @diagnosis
 def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
-    hits = case.hits("connect-timeout", "connect-noroute", "connect-refused")
+    hits = case.hits(*_UNREACHABLE)
     odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(

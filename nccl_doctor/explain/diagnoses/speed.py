@@ -59,43 +59,17 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
     without RDMA (workstations, single-GPU cloud machines) they are not.
     """
-    socket = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
+    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
     over_net = case.has("channel-net") or case.nodes > 1
     rows = _slow_rows(case)
     best = max((_busbw(hit) for hit in rows), default=0.0)
-    server = [hit for hit in case.hits("gpu-model") if _SERVER_GPU.search(hit.text)]
     complaint = case.hits("slow-complaint")
-    per_host = Counter(
-        hit.host
-        for hit in {(h.host, h.groups["rank"]): h for h in case.hits("nccl-init-start", "nccl-init-complete")}.values()
-    )
-    local = max([int(hit.groups["local"]) for hit in case.hits("nccl-nodes")] + list(per_host.values()), default=0)
-    if socket and over_net and case.nodes > 1:
-        proof = [*case.hits("net-socket-using")[:2], *socket[:2], *rows[-2:], *complaint[:2]]
-        if rows and best < 60 and (server or local >= 8):
-            yield Candidate(
-                "net.slow",
-                0.8,
-                f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes",
-                proof,
-                hosts=hosts_of(socket),
-            )
-        elif complaint or (server and local >= 8 and not case.has("no-ib-device-harmless")):
-            yield Candidate(
-                "net.slow",
-                0.66 if complaint else 0.56,
-                "the nodes talk over TCP sockets although these machines have faster networks",
-                proof,
-                hosts=hosts_of(socket),
-            )
+    if sockets and case.nodes > 1:
+        yield from _over_sockets(case, sockets, rows, best)
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
-        yield Candidate(
-            "net.slow",
-            0.56,
-            f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together",
-            [*rows[-3:], *case.hits("tests-device")[:2]],
-        )
-    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (server and best < _ONE_PORT)):
+        title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
+        yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
+    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (best < _ONE_PORT and _server_gpus(case))):
         yield Candidate(
             "net.slow",
             0.64 if best < _ANY_VERBS else 0.56,
@@ -104,12 +78,31 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             hosts=case.hosts_of("net-ib-using"),
         )
     elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
-        yield Candidate(
-            "net.slow",
-            0.6 if rows or over_net else 0.52,
-            "the measured bandwidth is far below what is expected",
-            [*complaint[:3], *rows[-2:]],
-        )
+        title = "the measured bandwidth is far below what is expected"
+        yield Candidate("net.slow", 0.6 if rows or over_net else 0.52, title, [*complaint[:3], *rows[-2:]])
+
+
+def _over_sockets(case: Case, sockets: list[Hit], rows: list[Hit], best: float) -> Iterable[Candidate]:
+    complaint = case.hits("slow-complaint")
+    eight = _gpus_per_host(case) >= 8
+    proof = [*case.hits("net-socket-using")[:2], *sockets[:2], *rows[-2:], *complaint[:2]]
+    if rows and best < 60 and (eight or _server_gpus(case)):
+        title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
+        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(sockets))
+    elif complaint or (eight and _server_gpus(case) and not case.has("no-ib-device-harmless")):
+        title = "the nodes talk over TCP sockets although these machines have faster networks"
+        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(sockets))
+
+
+def _server_gpus(case: Case) -> bool:
+    return any(_SERVER_GPU.search(hit.text) for hit in case.hits("gpu-model"))
+
+
+def _gpus_per_host(case: Case) -> int:
+    """The most ranks that a host of the job has, by NCCL's count or by its lines."""
+    hosts = {(hit.host, hit.groups["rank"]): hit.host for hit in case.hits("nccl-init-start", "nccl-init-complete")}
+    told = [int(hit.groups["local"]) for hit in case.hits("nccl-nodes")]
+    return max([*told, *Counter(hosts.values()).values()], default=0)
 
 
 @diagnosis

@@ -15,15 +15,16 @@ from rich.console import Console
 
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.api import LogSource, analyse, explain_text
+from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import all_diagnoses
-from nccl_doctor.explain.model import Hit, Role, Verdict
+from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.report.explanation_text import print_explanation
+from tests.unit.explained import explain_text
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
 # Reached on the visible corpus; a change that falls below is a loss.
