@@ -23,8 +23,11 @@ def end_like_ctrl_c() -> None:
             return
         _told.append(signal.Signals(number).name)
         if len(_told) == 1:
-            ctrl_c = signal.getsignal(signal.SIGINT)  # a shell's background job is started with Ctrl-C ignored
-            (ctrl_c if callable(ctrl_c) else signal.default_int_handler)(number, frame)  # type: ignore[arg-type]
+            ctrl_c = signal.getsignal(signal.SIGINT)
+            if callable(ctrl_c) and ctrl_c is not signal.default_int_handler:
+                ctrl_c(number, frame)  # type: ignore[arg-type]
+            else:  # a shell's background job is started with Ctrl-C ignored
+                raise KeyboardInterrupt(_told[0])
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:

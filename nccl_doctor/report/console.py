@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_hanging
+from nccl_doctor.report.terminal import print_again, print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -33,14 +33,16 @@ def render(report: Report, console: Console, *, verbose: bool = False, saved: st
     console.print(_verdict(report))
     _body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
+    print_again(console, _verdict(report))
 
 
 def render_gate(
     report: Report, gate: Gate, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0
 ) -> None:
     """Print a preflight's decision, then what it rests on."""
-    text = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
-    console.print(text.append(f": {gate.reason}.", "bold"))
+    decision = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
+    decision.append(f": {gate.reason}.", "bold")
+    console.print(decision)
     if gate.go:
         told = f"  run on       {visible(fold(gate.chosen))}"
         spare = f"   spare: {visible(fold(gate.spares))}" if gate.spares else ""
@@ -49,10 +51,11 @@ def render_gate(
         hosts = gate.hosts(state)
         if hosts:
             reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
-            line = Text(f"  {state:<12} {visible(fold(hosts))}", style)
-            console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
+            line = Text(f"{state:<13}{visible(fold(hosts))}", style)
+            print_hanging(console, line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"), 2, 13)
     _body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
+    print_again(console, decision)
 
 
 def _body(report: Report, console: Console, verbose: bool) -> None:
