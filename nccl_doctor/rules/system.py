@@ -664,7 +664,7 @@ def containers(fleet: Fleet) -> Iterator[Finding]:
         yield finding(
             "sys.container",
             Severity.INFO,
-            f"{len(hosts)} of {len(fleet.hosts)} hosts are containers, the others are not",
+            f"{len(hosts)} of {len(known)} hosts are containers, the others are not",
             tuple(Evidence(", ".join(inside[host]), "container hints", host=host) for host in hosts[:3]),
             hosts=hosts,
         )
