@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv", "nccl-tests")
 
 
-@app.command(short_help="How fast are the collectives, over which path, and is that good?")
+@app.command(
+    short_help="How fast are the collectives, over which path, and is that good?",
+    epilog=examples(
+        {
+            "bench allreduce --hosts hostfile --sizes 1M:8G": "",
+            "bench all --hosts hostfile --baseline good.json": "",
+            "bench gemm -H gpu[01-64]": "which GPU computes slowly?",
+        },
+        codes="0 measured, 11 failed, incomplete or wrong (see --fail-on), 3 nothing measured",
+    ),
+)
 def bench(
     collective: Annotated[
         str,
@@ -296,7 +306,9 @@ def _tell(
 
 def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
     """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it."""
-    if any(note.startswith("interrupted") for note in outcome.notes):
+    from nccl_doctor.bench.outcome import INTERRUPTED
+
+    if any(note.startswith(INTERRUPTED) for note in outcome.notes):
         return ExitCode.INTERRUPTED
     if not outcome.complete or any(item.kind == "wrong" for item in outcome.verdicts):
         return ExitCode.FINDINGS

@@ -63,7 +63,7 @@ def of_facts(bundle: Bundle) -> FleetReading:
         environment = fact(host, Environment)
         if environment is None:
             result = host.probes.get(Environment.PROBE)
-            why = f"{result.outcome.value}: {result.detail}" if result else "not collected"
+            why = result.why if result else "not collected"
             problems.append(Problem(host.name, f"its environment is not known ({why})"))
             continue
         interfaces = fact(host, Interfaces)

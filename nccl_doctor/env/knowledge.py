@@ -194,10 +194,10 @@ def load() -> Knowledge:
     """The whole knowledge base (read once, about 30 ms)."""
     curated, plugins = _read("curated.yaml"), _read("plugins.yaml")
     system = frozenset(curated["system_configuration"])
-    rows: dict[str, dict[str, Any]] = {}
-    for row in [*_read("torch.json"), *_read("nccl.json")]:
-        # A name both read keeps NCCL's row, except the old PyTorch names that begin with NCCL_.
-        rows[row["name"]] = row | curated["variables"].get(row["name"], {})
+    # A name both read keeps NCCL's row, except the old PyTorch names that begin with NCCL_.
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in [*_read("torch.json"), *_read("nccl.json")]}
+    for name, more in curated["variables"].items():
+        rows[name] = {"name": name, **rows.get(name, {}), **more}
     for name, row in plugins["variables"].items():
         family = plugins["families"][row["family"]]
         inherited = {"reader": family["reader"], "source": family["source"], "vendor": family.get("vendor", "")}

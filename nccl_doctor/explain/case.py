@@ -392,7 +392,7 @@ class Case:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        ends = {hit.file for hit in self.hits("run-ended")}
+        ends = self.hits("run-ended")
         troubles = [
             item.hit
             for item in self.summary.tracebacks
@@ -402,7 +402,11 @@ class Case:
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
                 late = name in _AT_SHUTDOWN or self._stopped_after_end(self.first(name))
                 hits = [*self.hits(name), self.last(name)]
-                troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
+                troubles.extend(
+                    hit
+                    for hit in hits
+                    if hit is not None and not (late and any(self._shut_down(end, hit) for end in ends))
+                )
         return troubles
 
     def _stopped_after_end(self, hit: Hit | None) -> bool:
@@ -467,7 +471,13 @@ class Case:
             "exit-zero",
             *(("ended-well",) if name == "nccl-abort" else ()),
         )  # destroying a group aborts communicators, too
-        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
+        return name in _AT_SHUTDOWN and any(self._shut_down(end, last) for name in ends for end in self.hits(name))
+
+    def _shut_down(self, end: Hit, hit: Hit) -> bool:
+        """Whether this end was the end of what ``hit`` tells of: no work was done between the two."""
+        step = self.last("progress")
+        went_on = step is not None and step.file == end.file and end.line + _SOON < step.line < hit.line
+        return end.file == hit.file and not went_on
 
     def _resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
@@ -547,7 +557,19 @@ _RESTARTED = frozenset(
     ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
 )  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
-    ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
+    (
+        "store-closed",
+        "dump-flag",
+        "gloo-closed",
+        "peer-closed",
+        "rdzv-consequence",
+        "proxy-failed",
+        "nccl-abort",
+        "nccl-trail",
+        "rdzv-timeout",
+        "rdzv-connection",
+        "keep-alive-failed",
+    )
 )
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(
