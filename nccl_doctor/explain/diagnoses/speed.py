@@ -89,7 +89,7 @@ def _over_sockets(case: Case, sockets: list[Hit], rows: list[Hit], best: float) 
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
         yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(sockets))
-    elif complaint or (eight and _server_gpus(case) and not case.has("no-ib-device-harmless")):
+    elif complaint or (eight and _server_gpus(case)):
         title = "the nodes talk over TCP sockets although these machines have faster networks"
         yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(sockets))
 
