@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from nccl_doctor import __version__
-from nccl_doctor.cli import _streams
+from nccl_doctor.cli import _signals, _streams
 from nccl_doctor.findings.exit_codes import ExitCode
 
 DEBUG = "NCCL_DOCTOR_DEBUG"  # set: an internal error shows its whole traceback
@@ -29,13 +29,14 @@ def examples(lines: dict[str, str], codes: str = "") -> str:
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C in any of them says so and exits with 130."""
+    """The commands; Ctrl-C in any of them, or a signal in its place, says so and exits with 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("\nnccl-doctor: interrupted by Ctrl-C; hosts were disconnected and run nothing of it", err=True)
+            by = _signals.interrupted_by()
+            typer.echo(f"\nnccl-doctor: {by}; hosts were disconnected and run nothing of it", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 

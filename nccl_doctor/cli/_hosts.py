@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from nccl_doctor.cli import _signals
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -129,7 +130,11 @@ def connect_options(
     local: bool,
     ssh_config: Path | None = None,
 ) -> ConnectOptions:
-    """What the transport room needs to know; without hosts it is this machine, reached without ssh."""
+    """What the transport room needs to know; without hosts it is this machine, reached without ssh.
+
+    Hosts are reached from here on: a time limit now ends the run as Ctrl-C does, with what was measured and tidied up.
+    """
+    _signals.end_like_ctrl_c()
     from nccl_doctor.transport.base import ConnectOptions
 
     if transport not in ("ssh", "local") and not transport.startswith("command="):
@@ -167,6 +172,12 @@ def collect_facts(
 
     with ConsoleProgress(stderr_console()) as progress:
         return collect(entries, options, progress, choose)
+
+
+def tell_interrupted(bundle: Bundle) -> None:
+    """Say that the run was ended before its end, and by what."""
+    if bundle.interrupted:
+        typer.echo(f"nccl-doctor: {_signals.interrupted_by()}: this is what was measured until then", err=True)
 
 
 def check_release(text: str, option: str) -> None:

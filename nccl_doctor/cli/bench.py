@@ -306,7 +306,9 @@ def _tell(
 
 def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
     """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it."""
-    if any(note.startswith("interrupted") for note in outcome.notes):
+    from nccl_doctor.bench.outcome import INTERRUPTED
+
+    if any(note.startswith(INTERRUPTED) for note in outcome.notes):
         return ExitCode.INTERRUPTED
     if not outcome.complete or any(item.kind == "wrong" for item in outcome.verdicts):
         return ExitCode.FINDINGS

@@ -178,9 +178,9 @@ def _tell(
     report: Report = judge(bundle, rows)
     _hosts.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
+    _hosts.tell_interrupted(bundle)
     if bundle.interrupted:
         code = ExitCode.INTERRUPTED
-        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format is _hosts.Output.JSON:

@@ -140,8 +140,7 @@ def preflight(
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
-    if bundle.interrupted:
-        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
+    _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)

@@ -163,6 +163,8 @@ class Knowledge(msgspec.Struct, frozen=True):
     variables: dict[str, Variable]
     nobody: dict[str, Nobody]
     families: tuple[Family, ...]
+    must_agree: frozenset[str]  # on all hosts of a job, or its ranks do not fit each other
+    may_differ: frozenset[str]  # between hosts, and often has to
 
 
 def _read(name: str) -> Any:
@@ -211,6 +213,8 @@ def load() -> Knowledge:
         variables={name: msgspec.convert(row, Variable) for name, row in sorted(rows.items())},
         nobody={name: msgspec.convert(row, Nobody) for name, row in sorted(silent.items())},
         families=tuple(msgspec.convert(row, Family) for row in plugins["families"].values()),
+        must_agree=frozenset(curated["must_agree"]),
+        may_differ=frozenset(curated["may_differ"]),
     )
 
 

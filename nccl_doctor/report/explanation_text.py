@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
@@ -92,7 +91,7 @@ def _print_next(explanation: Explanation, console: Console) -> None:
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
     where = []
     if cause.ranks:
-        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
+        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + ranges(list(cause.ranks)))
     if cause.hosts:
         where.append(_hosts(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit

@@ -37,6 +37,10 @@ def test_addresses_are_the_kernels_in_its_own_order() -> None:
 SYSFS = {
     "/sys/class/net/bonding_masters": "bond0\n",
     "/sys/class/net/bond0/bonding/mode": "802.3ad 4\n",
+    "/sys/class/net/bond0/carrier_down_count": "3\n",
+    "/sys/class/net/bond0/carrier_changes": "7\n",
+    "/sys/class/net/bond0/lower_eth0": Link("../eth0"),
+    "/sys/class/net/eth0/carrier_changes": "11\n",
     "/sys/class/net/bond0/type": "1\n",
     "/sys/class/net/bond0/speed": "200000\n",
     "/sys/class/net/bond0/mtu": "9000\n",
@@ -74,6 +78,7 @@ def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> 
     assert eth0 and bond0
     assert (eth0.speed_mbps, eth0.driver, eth0.pci, eth0.master) == (None, "mlx5_core", "0000:17:00.0", "bond0")
     assert (bond0.speed_mbps, bond0.mtu) == (200000, 9000)
+    assert [(item.name, item.losses) for item in facts.standing_on("bond0")] == [("bond0", 3), ("eth0", 5)]
     default, network = facts.routes
     assert (default.prefix, default.gateway, network.destination, network.prefix) == (0, "10.0.1.1", "10.0.1.0", 24)
     system = next(file for file in facts.conf_files if file.role == "system")

@@ -48,7 +48,6 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             f"the processes wait in different collectives: {' / '.join(names)[:160]}",
             hits,
             ranks_of(hits),
-            why=different_stacks.__doc__ or "",
         )
 
 

@@ -30,6 +30,9 @@ _OF_THE_JOB = re.compile(
 )
 
 
+_PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
+
+
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
@@ -75,6 +78,10 @@ says(
     "-logloss:",
     " completed after ",
     " 200 OK",
+    "eval_accuracy",
+    "INTERVAL_END{}epoch_stop",  # MLPerf's log; no quotes, which a JSON logger escapes
+    "INTERVAL_END{}block_stop",
+    "tracked_stats",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -172,10 +179,10 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    "run_stop{}status{}success",  # MLPerf's log
     role=Role.END,
-    sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and not _PREPARED.search(line),
 )
 says(
     "exit-zero",

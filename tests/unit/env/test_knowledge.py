@@ -35,6 +35,12 @@ def test_the_imported_files_are_what_the_facts_give(name: str) -> None:
     assert json.loads((DATA / name).read_text()) == importer().build(FACTS)[name]
 
 
+def test_what_must_agree_between_hosts_is_known_and_is_not_what_may_differ() -> None:
+    known = knowledge.load()
+    assert known.must_agree | known.may_differ <= set(known.variables)
+    assert not known.must_agree & known.may_differ
+
+
 @needs_facts
 def test_every_variable_of_every_release_is_in_and_none_is_invented() -> None:
     facts = json.loads((FACTS / "nccl_env.json").read_text())
