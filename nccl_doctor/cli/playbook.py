@@ -33,7 +33,7 @@ def playbook(
         ),
     ] = None,
 ) -> None:
-    """Show what a finding means, how to confirm it, and how to fix it."""
+    """Show what a finding means, how to confirm it, and how to fix it. CAPITALS in commands are yours to fill in."""
     from nccl_doctor.findings import playbooks
 
     if not words:
