@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Where it is set, each of the thousand programs that the tests start would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: check test lint unit lab-tests lab search test-gpu clean
 
 check: $(VENV)/.installed

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 HostsFile = Annotated[
     str | None,
-    typer.Option("--hosts", metavar="FILE", help="Hostfile in any usual format, or - for standard input."),
+    typer.Option(
+        "--hosts", metavar="FILE", help="Hostfile (formats: nccl-doctor docs inventory), or - for standard input."
+    ),
 ]
 HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
@@ -67,10 +69,16 @@ class Output(str, enum.Enum):
 
 
 Format = Annotated[Output, typer.Option(metavar="console|json", help="What is printed on standard output.")]
-Thresholds = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")]
+Thresholds = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML file with other limits (nccl-doctor docs thresholds).")
+]
 PolicyFile = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="Policy file [default: nccl-doctor.toml or pyproject.toml here]."),
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="Policy file (nccl-doctor docs preflight) [default: nccl-doctor.toml or pyproject.toml here].",
+    ),
 ]
 
 

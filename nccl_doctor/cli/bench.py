@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -23,7 +23,17 @@ FORMATS = ("table", "json", "csv", "nccl-tests")
 SIZES = "1K:64M:x4"
 
 
-@app.command(short_help="How fast are the collectives, over which path, and is that good?")
+@app.command(
+    short_help="How fast are the collectives, over which path, and is that good?",
+    epilog=examples(
+        {
+            "bench allreduce --hosts hostfile --sizes 1M:8G": "",
+            "bench all --hosts hostfile --baseline good.json": "",
+            "bench gemm -H gpu[01-64]": "which GPU computes slowly?",
+        },
+        codes="0 measured, 11 failed, incomplete or wrong (see --fail-on), 3 nothing measured",
+    ),
+)
 def bench(
     collective: Annotated[
         str,

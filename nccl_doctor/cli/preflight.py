@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ PROFILES = ("quick", "standard", "full")
 
 @app.command(
     short_help="Go or no-go before a training job; on go, run it.",
+    epilog=examples(
+        {
+            "preflight --slurm --min-hosts 16 --require gpus=8 -- srun ...": "",
+            "preflight --hosts hostfile --report junit=out.xml": "",
+            "preflight --profile quick --format nhc": "this node alone",
+        },
+        codes="0 go (with a command: its own), 4 not all could be measured, 11 faults",
+    ),
     context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
 )
 def preflight(
@@ -70,11 +78,16 @@ def preflight(
     report: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FORMAT=FILE", help="Also write a report: junit=out.xml, json=out.json, ... (repeatable)."
+            metavar="FORMAT=FILE",
+            help="Also write a report, such as junit=out.xml (repeatable); formats: see --format.",
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="What is printed: console, or a report format.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="What is printed: console, junit, github, gitlab, sarif, json, prometheus, nhc, html.",
+        ),
     ] = "console",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
@@ -89,7 +102,9 @@ def preflight(
     history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
+    ] = False,
 ) -> None:
     """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
 

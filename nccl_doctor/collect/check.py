@@ -48,6 +48,8 @@ F = TypeVar("F", bound=Fact)
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+# What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
+ALSO_NEEDED = {"interfaces": ("system", "software")}
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
@@ -67,10 +69,11 @@ def local_probes(stages: Sequence[str]) -> dict[str, float]:
     """Probe name -> time limit in seconds, of the probes that these stages ask of each host by itself."""
     for module in pkgutil.iter_modules(nccl_doctor.agent.probes.__path__):
         importlib.import_module(f"{nccl_doctor.agent.probes.__name__}.{module.name}")
+    also = {name for stage in stages for name in ALSO_NEEDED.get(stage, ())}
     return {
         name: declared.limit_s
         for name, declared in sorted(PROBES.items())
-        if name not in MESH_PROBES and declared.stage in stages
+        if name not in MESH_PROBES and (declared.stage in stages or name in also)
     }
 
 
@@ -287,6 +290,14 @@ def _mesh_stages(run: _Run) -> None:
     run.progress.end("host facts")
     if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
+    else:
+        _release_master_port(run, master)
+
+
+def _release_master_port(run: _Run, master: str) -> None:
+    """Nobody connects to it any more, and another run beside this one waits for it."""
+    if master:
+        run.sessions[master].probe("release", {"port": run.options.plan.master_port}, run.left(5.0))
 
 
 def _measure_clock(run: _Run, host: str, session: Session) -> None:
@@ -322,7 +333,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
 
-    run.stage("ports", connect)
+    run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:
         return
     links = run.facts(Links)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, hosts_of, ranks_of
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -45,11 +45,6 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
             found.proofs += snapshots.of_log(source.name, source.lines)
         summary.merge(found)
     return explain(summary)
-
-
-def explain_text(text: str | bytes, name: str = "log") -> Explanation:
-    """Explain one log that is at hand as text."""
-    return analyse([LogSource(name, text)])
 
 
 def explain(summary: Summary) -> Explanation:
@@ -90,15 +85,14 @@ _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
 
 def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
-    best = candidates[0] if candidates else None
     good = _good_end(case)
-    if best is not None and best.strength >= DECIDED and not _rivalled(candidates):
-        return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case) or case.unfinished
-    # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
-    if good and not failed:
-        return Verdict.HEALTHY, good
-    return Verdict.UNDECIDED, good
+    if candidates and candidates[0].strength >= DECIDED:
+        if _rivalled(candidates):
+            return Verdict.UNDECIDED, good
+        return (Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND), good
+    # Below that, a log without any sign of failure that moves on or ends is healthy.
+    healthy = good and not _failure_seen(case) and not case.unfinished
+    return (Verdict.HEALTHY if healthy else Verdict.UNDECIDED), good
 
 
 def _rivalled(candidates: list[Candidate]) -> bool:
@@ -324,8 +318,8 @@ def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, .
         folded[fold] = (count + case.count(name), before + hits)
     found = []
     for phrase, (count, hits) in folded.items():
-        ranks = tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))
-        hosts = tuple(sorted({hit.host for hit in hits if hit.host}))
+        ranks = tuple(sorted(ranks_of(hits)))
+        hosts = tuple(sorted(hosts_of(hits)))
         found.append(Consequence(phrase, count, _quote(hits[0]), ranks, hosts))
     return tuple(sorted(found, key=lambda item: (-item.count, item.text)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -39,9 +39,14 @@ def ranks_of(hits: Iterable[Hit]) -> set[int]:
     return {hit.rank for hit in hits if hit.rank is not None}
 
 
+def hosts_of(hits: Iterable[Hit]) -> set[str]:
+    """The hosts that these lines are known to come from."""
+    return {hit.host for hit in hits if hit.host}
+
+
 def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
     """The ranks and the hosts that these lines are known to come from."""
-    return ranks_of(hits), {hit.host for hit in hits if hit.host}
+    return ranks_of(hits), hosts_of(hits)
 
 
 class Work(msgspec.Struct):
@@ -64,17 +69,25 @@ _DIAGNOSES: list[Diagnosis] = []
 
 
 def diagnosis(function: Diagnosis) -> Diagnosis:
-    """Declare a function that weighs several facts of a case. Its docstring says what it proves."""
-    if not function.__doc__:
+    """Declare a function that weighs several facts of a case. Its docstring is its candidates' ``why``."""
+    why = function.__doc__
+    if not why:
         raise ValueError(f"diagnosis {function.__name__} has no docstring")
-    _DIAGNOSES.append(function)
-    return function
+
+    @functools.wraps(function)
+    def weighed(case: Case) -> Iterator[Candidate]:
+        for candidate in function(case):
+            candidate.why = " ".join((candidate.why or why).split())
+            yield candidate
+
+    _DIAGNOSES.append(weighed)
+    return weighed
 
 
 def all_diagnoses() -> tuple[Diagnosis, ...]:
-    """Every diagnosis of the package, by module and name."""
+    """Every diagnosis of the package, by name: in which module one stands changes no answer."""
     diagnoses.load()
-    return tuple(sorted(_DIAGNOSES, key=lambda item: (item.__module__, item.__name__)))
+    return tuple(sorted(_DIAGNOSES, key=lambda item: item.__name__))
 
 
 LAUNCHER = re.compile(
@@ -198,11 +211,11 @@ class Case:
 
     def ranks(self, *names: str) -> set[int]:
         """The ranks that these signatures' lines name as their speaker."""
-        return {hit.rank for hit in self.hits(*names) if hit.rank is not None}
+        return ranks_of(self.hits(*names))
 
     def hosts_of(self, *names: str) -> set[str]:
         """The hosts that these signatures' lines name as their speaker."""
-        return {hit.host for hit in self.hits(*names) if hit.host}
+        return hosts_of(self.hits(*names))
 
     @functools.cached_property
     def world(self) -> int:
@@ -216,7 +229,7 @@ class Case:
     @functools.cached_property
     def nccl_hosts(self) -> set[str]:
         """Host names in NCCL's own lines and in torchrun's failure table."""
-        names = {hit.host for hit in self.hits("nccl-init-start", "nccl-init-complete", "bootstrap-using") if hit.host}
+        names = hosts_of(self.hits("nccl-init-start", "nccl-init-complete", "bootstrap-using"))
         return names or {hit.groups["host"] for hit in self.hits("torchrun-host")}
 
     @functools.cached_property
@@ -379,7 +392,7 @@ class Case:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        ends = {hit.file for hit in self.hits("run-ended")}
+        ends = self.hits("run-ended")
         troubles = [
             item.hit
             for item in self.summary.tracebacks
@@ -389,7 +402,11 @@ class Case:
             if signature.role in (Role.CAUSE, Role.SYMPTOM) and self.has(name):
                 late = name in _AT_SHUTDOWN or self._stopped_after_end(self.first(name))
                 hits = [*self.hits(name), self.last(name)]
-                troubles.extend(hit for hit in hits if hit is not None and not (late and hit.file in ends))
+                troubles.extend(
+                    hit
+                    for hit in hits
+                    if hit is not None and not (late and any(self._shut_down(end, hit) for end in ends))
+                )
         return troubles
 
     def _stopped_after_end(self, hit: Hit | None) -> bool:
@@ -454,7 +471,13 @@ class Case:
             "exit-zero",
             *(("ended-well",) if name == "nccl-abort" else ()),
         )  # destroying a group aborts communicators, too
-        return name in _AT_SHUTDOWN and any(hit.file == last.file for end in ends for hit in self.hits(end))
+        return name in _AT_SHUTDOWN and any(self._shut_down(end, last) for name in ends for end in self.hits(name))
+
+    def _shut_down(self, end: Hit, hit: Hit) -> bool:
+        """Whether this end was the end of what ``hit`` tells of: no work was done between the two."""
+        step = self.last("progress")
+        went_on = step is not None and step.file == end.file and end.line + _SOON < step.line < hit.line
+        return end.file == hit.file and not went_on
 
     def _resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
@@ -534,7 +557,19 @@ _RESTARTED = frozenset(
     ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
 )  # ended, and perhaps started again
 _AT_SHUTDOWN = frozenset(
-    ("store-closed", "dump-flag", "gloo-closed", "peer-closed", "rdzv-consequence", "proxy-failed", "nccl-abort")
+    (
+        "store-closed",
+        "dump-flag",
+        "gloo-closed",
+        "peer-closed",
+        "rdzv-consequence",
+        "proxy-failed",
+        "nccl-abort",
+        "nccl-trail",
+        "rdzv-timeout",
+        "rdzv-connection",
+        "keep-alive-failed",
+    )
 )
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 _WORK = re.compile(

@@ -192,11 +192,12 @@ _SLOWNESS = frozenset(
         "gpu.ecc",
     )
 )
+_NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))
 
 
 def _slows(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
-    missed = case.nodes > 1 or any(hit.signature != "no-hca" for hit in item.hits)  # one host alone needs no adapter
+    missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     return item.id in _SLOWNESS and not item.vague and missed and not _finite_again(case, item)
 
 

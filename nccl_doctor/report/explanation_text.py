@@ -7,15 +7,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_again
 
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 300
+LONG_NAME = 16  # columns
 _LABEL = 21
 _PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
 _MARK = {
@@ -44,6 +46,12 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     sentence.append(visible(explanation.sentence), "bold")
     console.print(sentence)
     console.print()
+    _print_body(explanation, console)
+    print_again(console, sentence)
+
+
+def _print_body(explanation: Explanation, console: Console) -> None:
+    """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
         _print_next(explanation, console)
@@ -84,9 +92,9 @@ def _print_next(explanation: Explanation, console: Console) -> None:
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
     where = []
     if cause.ranks:
-        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
+        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + ranges(list(cause.ranks)))
     if cause.hosts:
-        where.append(few(cause.hosts))
+        where.append(_hosts(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit
         head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
         head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
@@ -96,8 +104,8 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     console.print(head)
     new = [item for item in cause.evidence[:QUOTES] if (item.source, item.line, item.text) not in quoted]
     quoted.update((item.source, item.line, item.text) for item in new)
-    for item in new:
-        console.print(_quote(item))
+    for item, before in zip(new, [None, *new], strict=False):
+        console.print(_quote(item, same=before is not None and item.source == before.source))
     if again := len(cause.evidence[:QUOTES]) - len(new):
         console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
     if len(cause.evidence) > QUOTES:
@@ -116,8 +124,16 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     console.print()
 
 
-def _quote(item: Evidence) -> Padding:
-    place = f"{visible(item.source)}:{item.line}" if item.line else visible(item.source)
+def _hosts(names: tuple[str, ...]) -> str:
+    """As a node set, unless that is longer than a few of them (names without numbers)."""
+    folded, some = fold_hosts(names) if len(names) > 1 else "", few(names)
+    return folded if "[" in folded and len(folded) < len(some) else some
+
+
+def _quote(item: Evidence, same: bool = False) -> Padding:
+    """The line and its place; of the ``same`` file as the line above only its number, where the name is long."""
+    source = "…" if same and len(item.source) > LONG_NAME else visible(item.source)
+    place = f"{source}:{item.line}" if item.line else visible(item.source)
     text = visible(item.text)
     if len(text) > QUOTE_WIDTH:
         text = text[: QUOTE_WIDTH - 1] + "…"

@@ -19,8 +19,10 @@ class _Trimmed:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self.lines = 0
 
     def write(self, text: str) -> int:
+        self.lines += text.count("\n")
         return self._stream.write(_BLANKS_AT_ENDS.sub(lambda end: end.group().replace(" ", ""), text))
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +45,12 @@ def stderr_console() -> Console:
 def is_live(console: Console) -> bool:
     """Whether lines can be drawn again: a terminal, and no dumb one."""
     return console.is_terminal and not console.is_dumb_terminal
+
+
+def print_again(console: Console, verdict: Text) -> None:
+    """The verdict once more where the screen has moved on from it: the prompt stands below it, and not the top."""
+    if console.is_terminal and isinstance(console.file, _Trimmed) and console.file.lines >= console.height - 1:
+        console.print(verdict)
 
 
 def _console(stream: IO[str], plain: bool = False) -> Console:

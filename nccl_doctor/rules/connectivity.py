@@ -514,10 +514,13 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
             sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
-    bad = {pair: lost[pair] >= LOSS_COUNT and lost[pair] >= LOSS_SHARE * sent[pair] for pair in sent}
-    for culprit in plausible(bad):
-        total = sum(lost[pair] for pair in culprit.pairs)
-        share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
+    # A single lost packet points to the host that loses 2 of 100 on each of its links; how many there are decides.
+    for culprit in plausible({pair: count > 0 for pair, count in lost.items()}):
+        total, out_of = (sum(of[pair] for pair in culprit.pairs) for of in (lost, sent))
+        counts = [(total, out_of), *((lost[pair], sent[pair]) for pair in culprit.pairs)]
+        if not any(count >= LOSS_COUNT and count >= LOSS_SHARE * of for count, of in counts):
+            continue
+        share = 100.0 * total / out_of
         names = " and ".join(culprit.hosts)
         where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
         if culprit.direction == "pair" and len(culprit.pairs) == 1:

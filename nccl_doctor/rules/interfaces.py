@@ -290,7 +290,10 @@ def configuration_files(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every nccl.conf that NCCL would read can be read: what stands in it is judged with the other variables."""
     for file in host.need(Interfaces).conf_files:
         if file.outcome == "not-permitted":
-            raise MissingFact(f"settings in {file.path}", "not permitted to read it")
+            raise MissingFact(
+                f"settings in {file.path}",
+                "not permitted to read it (NCCL, run by this user, would not read it either)",
+            )
     return iter(())
 
 

@@ -191,7 +191,7 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
                 Severity.WARN,
                 f"The limit on {label} is {_show(known[lower[0]], name)} here and {row.majority} on the other hosts",
                 tuple(
-                    Evidence(f"RLIMIT_{name.upper()} soft {_show(known[host], name)}", f"ulimit on {host}", host=host)
+                    Evidence(f"RLIMIT_{name.upper()} soft {_show(known[host], name)}", "ulimit", host=host)
                     for host in (*lower, row.values[0][1][0])
                 ),
                 hosts=lower,

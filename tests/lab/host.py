@@ -23,7 +23,7 @@ Port 22
 AddressFamily any
 HostKey {directory}/host_key
 PidFile {directory}/sshd.pid
-AuthorizedKeysFile {directory}/authorized_keys
+AuthorizedKeysFile {directory}/authorized_keys /etc/authorized_keys.%u
 StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
@@ -38,6 +38,8 @@ MaxSessions 100
 LogLevel VERBOSE
 AcceptEnv LANG LC_*
 SetEnv {environment}
+Match User someone
+SetEnv "PATH=/usr/local/bin:/usr/bin:/bin" "HOME=/tmp" "LANG=C.UTF-8"
 """
 
 
@@ -156,10 +158,13 @@ class Host:
         self.write_etc("nccl.conf", None)
         # The ssh program reads the home of the password file, Python's expanduser reads $HOME: both say this one.
         others = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith("root:")]
-        self.write_etc("passwd", "\n".join([f"root:x:0:0:root:{self.home}:/bin/bash", *others]) + "\n")
+        accounts = [f"root:x:0:0:root:{self.home}:/bin/bash", "someone:x:12345:12345::/tmp:/bin/bash"]
+        self.write_etc("passwd", "\n".join([*accounts, *others]) + "\n")
         # Without PAM, sshd takes a password field that begins with ! for a locked account.
         others = [line for line in Path("/etc/shadow").read_text().splitlines() if not line.startswith("root:")]
-        self.write_etc("shadow", "\n".join(["root:*:19000:0:99999:7:::", *others]) + "\n")
+        self.write_etc(
+            "shadow", "\n".join([*(f"{name}:*:19000:0:99999:7:::" for name in ("root", "someone")), *others]) + "\n"
+        )
         self.etc.joinpath("shadow").chmod(0o600)
 
     def write_etc(self, name: str, text: str | None) -> None:

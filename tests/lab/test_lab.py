@@ -134,10 +134,9 @@ def test_a_killed_owner_leaves_nothing(lab: Lab) -> None:
     assert prefix in standing() and prefix != lab.prefix
     owner.kill()
     owner.communicate()
-    deadline = time.monotonic() + 20
-    while prefix in standing() or list(NETNS.glob(f"{prefix}-*")):
-        assert time.monotonic() < deadline, "the reaper did not remove the lab"
-        time.sleep(0.05)
+    machine.wait_for(
+        lambda: prefix not in standing() and not list(NETNS.glob(f"{prefix}-*")), "the reaper to remove the lab", 20
+    )
 
 
 def test_a_standing_lab_by_hand(lab: Lab) -> None:

@@ -325,6 +325,13 @@ def test_json_formats_parse_and_name_the_bad_host() -> None:
     assert document["decisions"]["gpu02"]["state"] == "bad" and document["go"] is False
     sarif = json.loads(formats.render("sarif", report, gate, bundle))
     assert sarif["runs"][0]["results"][0]["ruleId"] == "net.hostname-resolution.loopback"
+    results = sarif["runs"][0]["results"]
+    assert [item["ruleId"] for item in results[len(report.causes) :]] == ["unknown"] * len(report.unknown)
+    for item in results:  # GitHub refuses the file otherwise
+        assert all(
+            place["physicalLocation"]["artifactLocation"]["uri"].startswith("hosts/") for place in item["locations"]
+        )
+        assert len(item["partialFingerprints"]["primaryLocationLineHash"]) == 64 and item["message"]["text"]
     quality = json.loads(formats.render("gitlab", report, gate, bundle))
     assert quality[0]["severity"] == "blocker" and quality[0]["location"]["path"] == "hosts/gpu02"
 

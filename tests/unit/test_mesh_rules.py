@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from facts_builder import NAMES, Builder
 
@@ -294,6 +296,21 @@ def test_loss_into_one_host() -> None:
                 link["lost_back"] = 6
     found = only(judge(builder.bundle()))
     assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: int) -> None:
+    """3 % at gpu02, to which nobody can connect, so that each pair exchanged 100 packets: on many, less than 3 are lost."""
+    chance, builder = random.Random(seed), Builder()
+    for host in NAMES:
+        for link in builder.probes[host]["links"]["links"]:
+            if link["peer"] == "gpu02":
+                link.update(outcome="timed-out", messages=0, answered=0, rtt_p50_ms=None)
+            elif host == "gpu02" and link["messages"]:
+                for way in ("lost_forward", "lost_back"):
+                    link[way] = sum(chance.random() < 0.03 for _ in range(100))
+    found = [item for item in judge(builder.bundle()).findings if item.id == "net.packet-loss"]
+    assert [item.hosts for item in found] == [("gpu02",)]
 
 
 def test_one_lost_packet_is_no_finding() -> None:

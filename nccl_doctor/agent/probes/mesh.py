@@ -202,9 +202,14 @@ class Listener:
         threading.Thread(target=self._count, args=(receiver,), daemon=True).start()
         return int(receiver.getsockname()[1])
 
-    def close(self) -> None:
-        for opened in self.sockets:
-            opened.close()
+    def close(self, port: int = 0) -> None:
+        """Listen no more: on this TCP port, or (0) on all."""
+        for opened in list(self.sockets):
+            if not port or (opened.type == socket.SOCK_STREAM and opened.getsockname()[1] == port):
+                self.sockets.remove(opened)
+                with contextlib.suppress(OSError):  # a thread that accepts holds the port until it is woken
+                    opened.shutdown(socket.SHUT_RDWR)
+                opened.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -339,6 +344,14 @@ def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
     result["ephemeral"] = [listener.open_tcp(0) for _ in range(int(arguments.get("ephemeral", 3)))]
     result["udp"] = listener.open_udp()
     return result
+
+
+@probe("release", stage="", limit_s=5.0)
+def release(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Listen no more on ``arguments["port"]``, the master port: another run, or the job, may need it."""
+    if "listener" in _STATE:
+        _STATE["listener"].close(int(arguments["port"]))
+    return {}
 
 
 # In the command line of every agent (nccl_doctor.transport.launch): another run beside this one.

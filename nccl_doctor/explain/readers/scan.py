@@ -97,7 +97,7 @@ class _Wakes:
 
 
 class _Plan:
-    """The anchors in one order, and what each wakes up; sampled signatures apart."""
+    """The anchors that are looked for in every line, in one order, and what each wakes up; sampled signatures apart."""
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
         self.searched = _Wakes(item for item in signatures.values() if not item.sampled)
@@ -106,21 +106,13 @@ class _Plan:
         self.progress = signatures["progress"]
 
 
-_plan: list[_Plan] = []
-
-
+@functools.cache
 def plan() -> _Plan:
-    """The plan for all signatures, built once per process."""
-    if not _plan:
-        _plan.append(_Plan(all_signatures()))
-        for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
-            matcher.engine(anchors, True)  # called as scanners do: the cache goes by the arguments
-    return _plan[0]
-
-
-def all_anchors() -> tuple[bytes, ...]:
-    """Every literal that is searched for in every line."""
-    return _Plan(all_signatures()).anchors
+    """The plan for all signatures, and its engines, built once per process."""
+    made = _Plan(all_signatures())
+    matcher.engine(made.anchors)
+    matcher.engine(made.sampled.anchors)
+    return made
 
 
 class _Open:
@@ -151,14 +143,13 @@ class _Repeated(msgspec.Struct):
 class Scanner:
     """Reads one source; :meth:`summary` holds what was found."""
 
-    def __init__(self, source: LogSource, fast: bool = True) -> None:
+    def __init__(self, source: LogSource) -> None:
         self.source = source
         self.summary = Summary(files=1)
         self._plan = plan()
         self._anchors = self._plan.anchors
-        self._fast = fast
-        self._engine = matcher.engine(self._anchors, fast)
-        self._sampler = matcher.engine(self._plan.sampled.anchors, fast)
+        self._engine = matcher.engine(self._anchors)
+        self._sampler = matcher.engine(self._plan.sampled.anchors)
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._looked = 0  # the last line that was looked at
@@ -328,7 +319,7 @@ class Scanner:
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
         for key in list(self._open):
-            self._close(key, None)
+            self._close(key)
         for item in self._channels.values():
             if item.times:
                 self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
@@ -471,7 +462,7 @@ class Scanner:
             if count >= BUSY and anchor not in self._dropped and anchor not in _GENERIC:
                 self._dropped.add(anchor)
                 self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
-                self._engine = matcher.engine(self._anchors, self._fast)
+                self._engine = matcher.engine(self._anchors)
 
     def _hit(
         self, signature: str, number: int, line: prefix.Line, text: str, groups: dict[str, str] | None = None
@@ -524,7 +515,7 @@ class Scanner:
             chained = self._pending.pop(key, False)
             mixed = key in self._open
             if mixed:
-                self._close(key, None)
+                self._close(key)
             if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
                 self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
                 self._open[key].mixed = mixed
@@ -560,7 +551,7 @@ class Scanner:
                 block.where, block.function = f"{frame.group(1)}:{frame.group(2)}", frame.group(3) or ""
             return
         if block.lines > FRAME_LIMIT:
-            self._close(key, None)
+            self._close(key)
             return
         if not body.strip() or body[0] in " \t|+~^│╭╰❱":
             return
@@ -573,9 +564,9 @@ class Scanner:
             self._told[key] = len(self.summary.tracebacks) - 1
             self._pending[key] = True  # look at the next line: it may say that this exception led to another
         elif block.lines > 60 and not block.frames:
-            self._close(key, None)
+            self._close(key)
 
-    def _close(self, key: str, _: None) -> None:
+    def _close(self, key: str) -> None:
         block = self._open.pop(key)
         if block.frames:
             self.summary.tracebacks.append(
@@ -645,7 +636,7 @@ def _decode(raw: bytes) -> str:
     return text
 
 
-def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Join pieces of any size to blocks that end at a line's end.
 
     Of a line longer than :data:`LINE_LIMIT` only the beginning is kept (it still counts as one line), so a line of any
@@ -666,9 +657,9 @@ def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
         rest = data[cut:]
         if cut:
             yield data[:cut]
-        if len(rest) > block:
+        if len(rest) > BLOCK:
             rest = rest.lstrip(b"\x00")  # a hole: the line begins behind it
-        if len(rest) > block:
+        if len(rest) > BLOCK:
             yield rest[:LINE_LIMIT]
             rest = b""
             skipping = True
@@ -698,21 +689,19 @@ def pieces_of(source: LogSource) -> Iterator[bytes]:
         yield b"".join(batch)
 
 
-def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] | None = None) -> Summary:
+def scan(source: LogSource) -> Summary:
     """Read a whole source."""
-    scanner = Scanner(source, fast)
+    scanner = Scanner(source)
     tail = b""
     for block in whole_lines(pieces_of(source)):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
-        if progress:
-            progress(len(block))
     return scanner.finish(tail)
 
 
-def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Summary:
+def scan_descriptor(source: LogSource, descriptor: int) -> Summary:
     """Read a plain file that is open at its beginning: the same as :func:`scan`, without copying what holds nothing."""
-    scanner = Scanner(source, fast)
+    scanner = Scanner(source)
     buffer = bytearray(PIECE)
     held = offset = 0  # bytes at the buffer's beginning that were read before, and where they stand in the file
     skipping = False

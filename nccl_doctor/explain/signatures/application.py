@@ -456,7 +456,6 @@ says(
     "Truncated File Read",
     "cannot identify image file",
     "image file is truncated",
-    "Corrupt JPEG",
     "CRC check failed",
     "ArrowInvalid",
     "parquet{}corrupt",

@@ -37,6 +37,20 @@ says(
     why="No tuner or profiler plugin: optional.",
 )
 says(
+    "image-warning",
+    "Corrupt JPEG data: ",
+    "Premature end of JPEG file",
+    "libpng warning: ",
+    role=H,
+    why="The image library decodes what there is and goes on. It matters where a decoder that is strict reads the same file.",
+)
+says(
+    "pmix-lock",
+    "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
+    role=H,
+    why="PMIx complains while it gives back a lock of its own; with PMIX_MCA_gds=^ds12 it is silent.",
+)
+says(
     "client-left",
     "Aborted request",
     "Abort request",

@@ -30,16 +30,22 @@ _OF_THE_JOB = re.compile(
 )
 
 
+_PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
+
+
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
+_FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
+    return not trouble and not probe and not _FRAME.search(line) and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -72,6 +78,10 @@ says(
     "-logloss:",
     " completed after ",
     " 200 OK",
+    "eval_accuracy",
+    "INTERVAL_END{}epoch_stop",  # MLPerf's log; no quotes, which a JSON logger escapes
+    "INTERVAL_END{}block_stop",
+    "tracked_stats",
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -169,10 +179,10 @@ says(
     "all done",
     " passed in ",
     " passed, {others} in ",
+    "run_stop{}status{}success",  # MLPerf's log
     role=Role.END,
-    sampled=True,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line),
+    where=lambda groups, line: not _BADLY.search(line) and not _PREPARED.search(line),
 )
 says(
     "exit-zero",

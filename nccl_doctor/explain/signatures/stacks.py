@@ -21,3 +21,9 @@ says(
     '/torch/distributed/distributed_c10d.py", line {line:int} in {function}',
     why="A thread stands in a call of torch.distributed, innermost frame first.",
 )
+says(
+    "stack-main",
+    'hread {id} ({state}): "MainThread"',
+    rows=16,
+    why="py-spy: what the main thread of this process does, innermost frame first.",
+)

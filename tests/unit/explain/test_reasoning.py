@@ -15,15 +15,16 @@ from rich.console import Console
 
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.api import LogSource, analyse, explain_text
+from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import all_diagnoses
-from nccl_doctor.explain.model import Hit, Role, Verdict
+from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.report.explanation_text import print_explanation
+from tests.unit.explained import explain_text
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
 # Reached on the visible corpus; a change that falls below is a loss.
@@ -36,6 +37,23 @@ def test_every_signature_says_what_it_proves() -> None:
         if signature.role is Role.CAUSE:
             assert signature.title, signature.name
     assert all(rule.__doc__ for rule in all_diagnoses())
+
+
+_DESYNC = (
+    "[rank0] - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "   - [3] finished collective #12, but didn't join collective #13 (count from 1)\n"
+)
+
+
+def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
+    found = explain_text(_DESYNC).causes
+    assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]
+    assert all(cause.why.startswith("torch's desync report") for cause in found[:2])
+    assert not any("\n" in cause.why or "  " in cause.why for cause in found)
+
+
+def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
+    assert explain_text(_DESYNC).verdict is Verdict.UNDECIDED  # "finished" is no end of the run
 
 
 def test_every_cause_has_a_playbook() -> None:
