@@ -310,12 +310,14 @@ class _Telling:
 
         code = exit_code(outcome, self.fail_on)
         runs = [("this run", outcome)] + ([("baseline", self.before)] if self.before else [])
-        saved = _written("--save", self.save, lambda path: write(outcome, path))
-        plotted = _written("--plot", self.plot, lambda path: write_plot(path, runs))
-        if not (saved and plotted) and code is ExitCode.HEALTHY:
+        not_saved = _trouble("--save", self.save, lambda path: write(outcome, path))
+        not_plotted = _trouble("--plot", self.plot, lambda path: write_plot(path, runs))
+        if (not_saved or not_plotted) and code is ExitCode.HEALTHY:
             code = ExitCode.INTERNAL_ERROR
-        self._print(outcome, str(self.save) if self.save and saved else "", code)
+        self._print(outcome, str(self.save) if self.save and not not_saved else "", code)
         sys.stdout.flush()
+        for text in filter(None, (not_saved, not_plotted)):  # below the table, where it is read
+            typer.echo(f"nccl-doctor: {text}", err=True)
         return code
 
     def _print(self, outcome: Outcome, saved: str, code: ExitCode) -> None:
@@ -334,15 +336,14 @@ class _Telling:
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
 
 
-def _written(option: str, path: Path | None, write: Callable[[Path], None]) -> bool:
-    """Whether the file is written, or none was asked for; why not is told."""
+def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:
+    """Why the file is not written, or empty."""
     try:
         if path is not None:
             write(path)
     except OSError as error:
-        typer.echo(f"nccl-doctor: {option} {path}: {error.strerror or error}", err=True)
-        return False
-    return True
+        return f"{option} {path}: {error.strerror or error}"
+    return ""
 
 
 def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
