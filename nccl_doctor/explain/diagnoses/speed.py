@@ -193,9 +193,17 @@ _SCALE = {
 }
 
 
+_TRANSFER = re.compile(
+    r"load|writ|wrote|\bread|\bcop(?:y|ied)|\bsav|checkpoint|\bs3\b|disk|fetch|stag(?:e|ing)|dataset", re.I
+)
+
+
 @diagnosis
 def low_measured_rate(case: Case) -> Iterable[Candidate]:
-    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed."""
+    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed.
+
+    The rate of an upload, a copy or a file is none of collectives.
+    """
     rates = [
         (float(found.group(1)) * _SCALE[found.group(2)], hit)
         for hit in case.hits("measured-rate")
@@ -203,6 +211,7 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
         if re.search(
             r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
         )
+        and not _TRANSFER.search(hit.text)
     ]
     told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
     if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:

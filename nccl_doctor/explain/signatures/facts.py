@@ -227,6 +227,12 @@ says("torchrun-host", "  host      : {host:word}", "host      : {host:word}", wh
 says("torchrun-rank", "rank      : {rank:int} (local_rank: {local:int})", why="A rank in torchrun's failure table.")
 says("torchrun-exitcode", "exitcode  : {code:int} (pid: {pid:int})", why="Its exit code; negative is a signal.")
 says(
+    "remote-error",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    why="NCCL lost the other end of a connection: this rank is the victim of another one, or of the network.",
+)
+says(
     "torchrun-exit",
     "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary",
     role=Role.SYMPTOM,
