@@ -156,6 +156,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
             best.strength = min(0.99, best.strength + _EXTRA)
         best.hits = best.hits + item.hits
         best.final = best.final or item.final
+        best.cured = best.cured or item.cured
         if not best.ranks:
             best.ranks = item.ranks
         best.hosts = best.hosts or item.hosts
@@ -172,7 +173,9 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if not _slows(case, item) and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
+        if item.cured or _slows(case, item) or case.has("nccl-corruption"):
+            continue
+        if case.recovered or _survived(case, item):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
