@@ -280,6 +280,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "busbw-row",
         "measured-rate",
         "slow-complaint",
+        "expectation",
         "gdr-disabled",
         "link-speed",
     ),

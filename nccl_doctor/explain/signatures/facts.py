@@ -412,6 +412,24 @@ says(
 )
 says("ras-report", "Communicators... (", why="The table of an NCCL RAS report; its reader reads the whole report.")
 says(
+    "expectation",
+    "expected",
+    "expecting",
+    "reference",
+    "baseline",
+    "nominal",
+    "should be",
+    "should reach",
+    "normally",
+    "usually",
+    "single node",
+    "single-node",
+    "one node",
+    sampled=True,
+    why="Somebody writes beside a measured rate or time what it ought to be.",
+    where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+)
+says(
     "slow-complaint",
     "expected {}GB/s",
     "expected busbw",
