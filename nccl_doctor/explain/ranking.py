@@ -215,7 +215,10 @@ def _survived(case: Case, item: Candidate) -> bool:
         return False
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     on = case.last("progress")
-    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    lasts = (
+        case.last(name) for name in {hit.signature for hit in item.hits}
+    )  # of lines alike one is kept, and the last
+    last = max((*item.hits, *(hit for hit in lasts if hit)), key=lambda hit: (hit.file, hit.line))
     if last.file in case.failed_files:
         return False
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
