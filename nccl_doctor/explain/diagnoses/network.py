@@ -76,9 +76,18 @@ def _inside_a_host(interface: str, address: str) -> bool:
 
 
 def _joined_across_hosts(case: Case) -> bool:
-    """Whether a communicator over several hosts was completed, or its channels set up: then the addresses work."""
-    return len(case.hosts_of("nccl-init-complete")) > 1 or (
-        case.nodes > 1 and case.has("nccl-init-complete", "channel-net", "nccl-nodes")
+    """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
+
+    That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
+    """
+    compared = any("cliqueSize" in hit.text for hit in case.hits("imex"))
+    return (
+        compared
+        or len(case.hosts_of("nccl-init-complete")) > 1
+        or (
+            case.nodes > 1
+            and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
+        )
     )
 
 
