@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from pathlib import Path
 
 import pytest
 from facts_builder import NAMES, Builder
@@ -164,6 +166,38 @@ def test_own_name_loopback() -> None:
     found = only(judge(builder.bundle()))
     assert found.id == "net.hostname-resolution.loopback" and found.hosts == ("gpu03",)
     assert found.evidence[0].source == "/etc/hosts" and found.evidence[0].line == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "addresses", "after"),
+    [
+        ("127.0.1.1 gpu03.cluster gpu03", ["127.0.0.1", "10.0.0.3"], "10.0.0.3 gpu03.cluster gpu03"),
+        ("127.0.0.1 localhost gpu03  # cloud-init", ["127.0.0.1", "10.0.0.3"], "127.0.0.1 localhost\n10.0.0.3 gpu03"),
+        (
+            "127.0.0.1 localhost gpu03",
+            ["10.0.0.3", "10.1.0.3"],
+            "127.0.0.1 localhost",
+        ),  # which of the two, nobody knows
+        ("127.0.1.1 gpu03", [], "#127.0.1.1 gpu03"),
+        ("127.0.1.1 gpu03 x';reboot;'", ["10.0.0.3"], None),
+    ],
+)
+def test_the_command_that_mends_the_own_name_keeps_localhost(
+    line: str, addresses: list[str], after: str | None, tmp_path: Path
+) -> None:
+    builder = Builder()
+    builder.probes["gpu03"]["names"] |= {
+        "own": {"addresses": [line.split()[0]], "quoted": line, "line": 2}, "addresses": addresses
+    }  # fmt: skip
+    found = next(item for item in judge(builder.bundle()).findings if item.id == "net.hostname-resolution.loopback")
+    command = found.fixes[0].command
+    assert bool(command) == (after is not None)
+    if command:
+        (tmp_path / "hosts").write_text(f"::1 localhost\n{line}\n10.0.0.1 gpu01\n")
+        subprocess.run(
+            ["sh", "-c", command.removeprefix("sudo ").replace("/etc/hosts", str(tmp_path / "hosts"))], check=True
+        )
+        assert (tmp_path / "hosts").read_text() == f"::1 localhost\n{after}\n10.0.0.1 gpu01\n"
 
 
 def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None:
