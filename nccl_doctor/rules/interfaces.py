@@ -826,23 +826,32 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     now; the total is judged per day of uptime, as it is never reset: a bad day long ago is a warning, not a fault.
     """
     facts, here = host.need(Interfaces), host.once(view, plan)
-    names = {address.name for address in (*here.used, *(here.gloo.addresses if here.gloo else ()))}
-    links = {device.name: device for name in sorted(names) for device in facts.standing_on(name)}
-    counted = {name: device.losses for name, device in links.items() if device.losses is not None}
-    if not counted:
+    # A flapping link may have been down when the interfaces were read: it is used whenever it is up.
+    up = tuple(msgspec.structs.replace(address, running=True) for address in facts.addresses)
+    all_up = Station(msgspec.structs.replace(facts, addresses=up), here.version, here.settings, here.rdma)
+    gloo = here.gloo.addresses if here.gloo else ()
+    carries: dict[str, list[str]] = {}  # device -> the interfaces that stand on it, or are it
+    for name in sorted({address.name for address in (*all_up.handed_out().addresses, *gloo)}):
+        for device in facts.standing_on(name):
+            carries.setdefault(device.name, []).append(name)
+    counted = {device.name: device.losses for device in facts.devices if device.name in carries}
+    if all(losses is None for losses in counted.values()):
         raise SkipRule("the kernel does not count how often links go down")
     again = host.need(Carriers)
     seconds = again.read_at_s - facts.read_at_s
     days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
+    running = {address.name for address in facts.addresses if address.running}
     for name, before in counted.items():
-        total = again.losses.get(name, before)
-        link = f"the link of {name}" + ("" if name in names else f", which {few(sorted(names))} stands on,")
+        if before is None:
+            continue
+        total, above = again.losses.get(name, before), carries[name]
+        link = f"the link of {name}" + ("" if name in above else f", which {few(above)} stands on,")
         if total > before:
             now = f"{before} -> {total} in {seconds:.1f} s"
             yield _flapping(host.name, name, Severity.FAIL, f"{link} goes down and up right now", now)
-        elif total / days >= value("net.link-losses.total"):
-            up = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
-            yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{up}", f"{total}{up}")
+        elif total / days >= value("net.link-losses.total") and running.intersection(above):
+            since = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
+            yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{since}", f"{total}{since}")
 
 
 def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:
@@ -867,7 +876,10 @@ def _flapping(host: str, name: str, severity: Severity, title: str, count: str) 
             "net.latency",
             "net.firewall",
             "net.master-unreachable",
-            "net.wrong-interface.down",
+            *(
+                f"net.wrong-interface.{what}"
+                for what in ("down", "none", "loopback", "local", "unreachable", "missing")
+            ),
             "collectives",
         )
         if now

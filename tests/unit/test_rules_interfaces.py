@@ -460,8 +460,13 @@ def test_link_losses_of_the_past_are_judged_per_day_of_uptime() -> None:
 
 
 def test_links_that_the_job_does_not_use_may_flap() -> None:
-    result = flaps({"eth7": 400}, {"eth7": 900})
+    result = flaps({"eth7": 400}, {"eth7": 900}, environment={"NCCL_SOCKET_IFNAME": "=bond0"})
     assert not result.findings and result.passed == ("a",)
+
+
+def test_a_link_that_was_down_when_the_interfaces_were_read_is_used_whenever_it_is_up() -> None:
+    assert only(flaps({"eth7": 4}, {"eth7": 5})).places[0].nic == "eth7"
+    assert not flaps({"eth7": 400}, {"eth7": 400}).findings, "down all the time, and not used"
 
 
 def test_a_link_made_anew_between_the_readings_has_not_flapped() -> None:
