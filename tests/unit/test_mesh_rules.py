@@ -332,6 +332,29 @@ def test_loss_into_one_host() -> None:
     assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
 
 
+def test_a_port_range_that_a_filter_closes_is_the_hosts_whose_filter_it_is() -> None:
+    """Without "established" in its rules it also throws away the answers to what the host opens from such a port."""
+    builder = Builder()
+    for host in NAMES:
+        for link in builder.probes[host]["links"]["links"]:
+            if link["peer"] == "gpu02" and link["port"] == 40002:
+                link.update(outcome="unreachable", detail="No route to host")
+            if host == "gpu02" and link["port"] in (40002, 29500):
+                link.update(outcome="timed-out", detail="no answer")
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.firewall.unreachable", ("gpu02",))
+    assert "to and from gpu02" in found.title and "(40002)" in found.title
+
+
+def test_a_port_range_that_is_closed_between_two_hosts_alone_is_told_of_their_connection() -> None:
+    builder = Builder()
+    for link in builder.links("gpu01", "gpu03")[:1]:
+        link.update(outcome="timed-out", detail="no answer")
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.firewall.dropped", ("gpu03",))
+    assert "from gpu01 to gpu03" in found.title and "1 of 2 ports" in found.title
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: int) -> None:
     """3 % at gpu02, to which nobody can connect, so that each pair exchanged 100 packets: on many, less than 3 are lost."""
