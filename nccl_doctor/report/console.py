@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_again, print_hanging
+from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -21,11 +21,6 @@ TITLES_SHOWN = 3
 FIXES_SHOWN = 4
 GAPS_SHOWN = 20
 _STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}
-
-
-def confidence_word(confidence: float) -> str:
-    """``certain``, ``likely`` or ``possible``: what a reader needs; the number is in the JSON."""
-    return "certain" if confidence >= 0.99 else "likely" if confidence >= 0.75 else "possible"
 
 
 def render(report: Report, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:

@@ -337,7 +337,7 @@ FOUND_SHOWN = """\
 
 ✗ rank 1 raised KeyError
 
-  app.rank-exception          rank 1, a, b, c, d and 1 more       0.87
+  app.rank-exception          rank 1, a, b, c, d and 1 more       0.87, likely
      console.log:15  KeyError: 'dgo'
      console.log:15  KeyError: 'dgo'
      console.log:15  KeyError: 'dgo'
