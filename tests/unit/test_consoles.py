@@ -22,7 +22,7 @@ from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
-from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
@@ -202,6 +202,18 @@ def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:
     consoles.render(judge(builder.bundle()), console)
     (line,) = [line for line in shown(console).splitlines() if "not checked" in line]
     assert "clock, path-mtu, throughput on gpu03: " in line
+
+
+def test_of_hosts_that_were_not_reached_nothing_is_said() -> None:
+    whole = Builder().bundle()
+    lost = msgspec.structs.replace(whole.hosts[0], reach=Reach(ReachOutcome.TIMED_OUT), probes={})
+    bundle_ = msgspec.structs.replace(whole, hosts=(lost, *whole.hosts[1:]))
+    told = {}
+    for name, one in (("all", whole), ("some", bundle_)):
+        consoles.render(judge(one), console := screen(160))
+        told[name] = shown(console)
+    assert "  passed       " in told["all"] and "4 hosts: " not in told["all"]
+    assert "  passed       3 of 4 hosts: " in told["some"] and "every stage on " in told["some"]
 
 
 def test_long_lists_of_changes_are_cut_and_say_so() -> None:
