@@ -507,8 +507,9 @@ class Worker:
             free = int(self.torch.cuda.mem_get_info(self.device)[0])
             room, what = free - (256 << 20), "GPU memory"
         else:
-            room = int(available_memory() * 0.8 / max(1, self.identity.local_world))
-            what = "memory (80 %% of what is free, for %d ranks here)" % self.identity.local_world
+            ranks = max(1, self.identity.local_world)
+            room = int(available_memory() * 0.8 / ranks)
+            what = "memory (80 %% of what is free, for %d rank%s here)" % (ranks, "" if ranks == 1 else "s")
         if needed <= room:
             return ""
         return "needs %s, and %s of %s is available" % (amount(needed), amount(max(0, room)), what)
