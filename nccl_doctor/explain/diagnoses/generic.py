@@ -110,14 +110,13 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
-    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
-    if wanted and refused and sockets:
+    if wanted and refused and case.sockets:
         yield Candidate(
             "net.plugin",
             0.66,
             "the network plugin was not loaded, and the job goes over TCP sockets",
-            [refused[0], wanted[0], sockets[0]],
-            hosts=hosts_of(sockets),
+            [refused[0], wanted[0], case.sockets[0]],
+            hosts=hosts_of(case.sockets),
         )
 
 

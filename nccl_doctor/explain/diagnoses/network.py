@@ -392,8 +392,7 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
     """
     sockets = [hit for hit in case.hits("net-socket-using", "bootstrap-using") if _SLINGSHOT.search(hit.text)]
     without = case.hits("no-net-plugin")
-    on_sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
-    if sockets and without and on_sockets:
+    if sockets and without and case.sockets:
         trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
         yield Candidate(
             "net.plugin",

@@ -29,9 +29,8 @@ def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
     hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
     verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
-    sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
     several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
-    return verbs and not sockets and several
+    return verbs and not case.sockets and several
 
 
 def _slow_rows(case: Case) -> list[Hit]:
@@ -100,13 +99,12 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
     without RDMA (workstations, single-GPU cloud machines) they are not.
     """
-    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
     over_net = case.has("channel-net") or case.nodes > 1
     rows = _slow_rows(case)
     best = max((_busbw(hit) for hit in rows), default=0.0)
     complaint = complaints(case)
-    if sockets and case.nodes > 1:
-        yield from _over_sockets(case, sockets, rows, best)
+    if case.sockets and case.nodes > 1:
+        yield from _over_sockets(case, rows, best)
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
         yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
@@ -129,20 +127,20 @@ _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
 _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
 
 
-def _over_sockets(case: Case, sockets: list[Hit], rows: list[Hit], best: float) -> Iterable[Candidate]:
+def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidate]:
     complaint = complaints(case)
     eight = _gpus_per_host(case) >= 8
-    proof = [*case.hits("net-socket-using")[:2], *sockets[:2], *rows[-2:], *complaint[:2]]
+    proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
-        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(sockets))
-    elif complaint or (eight and _server_gpus(case) and not case.has("no-ib-device-harmless")):
+        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))
+    elif complaint or (eight and _server_gpus(case)):
         title = "the nodes talk over TCP sockets although these machines have faster networks"
         if tunnels := [name for hit in proof for name in _SOCKET_INTERFACE.findall(hit.text) if _TUNNEL.match(name)]:
             title = f"the nodes' data goes over {tunnels[0]}, a tunnel"
         elif complaint:
             title = "the nodes talk over TCP sockets, and it is far slower than it ought to be"
-        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(sockets))
+        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(case.sockets))
 
 
 def _server_gpus(case: Case) -> bool:
