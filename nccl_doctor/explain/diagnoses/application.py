@@ -15,6 +15,7 @@ from nccl_doctor.explain.diagnoses.words import (
     last_words,
     later,
     names_rank,
+    ranks_named,
     slower,
     still_busy,
 )
@@ -350,6 +351,18 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),
     )
+
+
+@diagnosis
+def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    before = case.summary.before.get(first.file, []) if first else []
+    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
+    if first and hits and len(ranks) == 1 and case.world != 1:
+        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
 _BATCHES = re.compile(
