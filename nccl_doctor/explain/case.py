@@ -253,10 +253,15 @@ class Case:
 
     @functools.cached_property
     def unfinished(self) -> bool:
-        """Whether NCCL began to initialise and the logs end before any rank, or any work, got beyond that."""
-        return self.has("nccl-init-start") and not self.has(
-            "nccl-init-complete", "progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average"
-        )
+        """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
+        began = self.has("nccl-init-start", "nccl-init-complete")
+        worked = self.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+        return began and not worked and (not self.has("nccl-init-complete") or self.interrupted)
+
+    @functools.cached_property
+    def interrupted(self) -> bool:
+        """Whether a terminal shows that somebody pressed Ctrl-C at the end."""
+        return any(hit.text.lstrip().startswith("^C") for hit in self.tail)
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:

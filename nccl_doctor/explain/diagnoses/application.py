@@ -8,7 +8,17 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
-from nccl_doctor.explain.diagnoses.words import NEAR, gave_up, last_words, later, names_rank, slower, still_busy
+from nccl_doctor.explain.diagnoses.words import (
+    NEAR,
+    NO_DATA,
+    gave_up,
+    last_words,
+    later,
+    names_rank,
+    ranks_named,
+    slower,
+    still_busy,
+)
 from nccl_doctor.explain.model import Hit
 
 
@@ -111,13 +121,9 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data|"
-    r"nothing (?:left )?to (?:do|process|read)|\bempty (?:batch|shard|partition|split|loader|data)|"
-    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    rf"epoch.{{0,40}}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|{NO_DATA.pattern}",
     re.IGNORECASE,
 )
-
-
 # Why work may take one rank longer than the others.
 _ODD = re.compile(
     r"\bmiss(?:es|ed)?\b|not (?:mounted|found|available|cached)|\bcold\b|fall(?:ing|s)? back|\bslow|degraded", re.I
@@ -345,6 +351,18 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),
     )
+
+
+@diagnosis
+def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    before = case.summary.before.get(first.file, []) if first else []
+    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
+    if first and hits and len(ranks) == 1 and case.world != 1:
+        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
 _BATCHES = re.compile(

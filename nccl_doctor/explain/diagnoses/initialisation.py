@@ -47,20 +47,15 @@ _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
     """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
+    if case.has("nccl-init-complete"):
+        yield from _idle_after(case)
     if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.unfinished:
-        over_net = case.has("channel-net") or case.nodes > 1
-        where = "between the hosts" if over_net else "between the GPUs of the host"
-        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
-            yield Candidate(
-                cause,
-                0.42 - 0.03 * place,
-                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
-                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
-            )
+        phrase = "all ranks began to initialise NCCL and none ended it: they hang while they connect"
+        yield from _stuck(case, phrase, _INIT_STUCK_NET)
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -77,6 +72,24 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
             [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
         )
+
+
+_IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
+
+
+def _idle_after(case: Case) -> Iterable[Candidate]:
+    """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
+    if case.unfinished:
+        phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
+        yield from _stuck(case, phrase, _IDLE_NET)
+
+
+def _stuck(case: Case, phrase: str, over_net: tuple[str, ...]) -> Iterable[Candidate]:
+    between_hosts = case.has("channel-net") or case.nodes > 1
+    where = "between the hosts" if between_hosts else "between the GPUs of the host"
+    hits = [*case.hits("nccl-init-start", "nccl-init-complete")[:2], *case.hits("channel-net", "channel-p2p")[-4:]]
+    for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
+        yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
 
 
 @diagnosis
