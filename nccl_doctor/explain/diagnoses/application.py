@@ -6,9 +6,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
-from nccl_doctor.explain.diagnoses.words import NEAR, gave_up, last_words, later, names_rank, slower, still_busy
+from nccl_doctor.explain.diagnoses.words import (
+    NEAR,
+    gave_up,
+    last_words,
+    later,
+    names_rank,
+    ranks_named,
+    slower,
+    still_at_work,
+    still_busy,
+)
 from nccl_doctor.explain.model import Hit
 
 
@@ -215,6 +224,9 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
+_GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+
+
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -223,6 +235,8 @@ def _who(ranks: set[int]) -> str:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     who = _who(ranks)
     own = last_words(case, ranks)
+    failed = case.first(*_GAVE_UP_WAITING)
+    after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
     gone = gave_up(case, ranks)
     if gone:
         title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
@@ -258,7 +272,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             "app.straggler-timeout",
             0.8,
             f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
-            [*reversed(busy[-6:]), *own[-4:], *hits],
+            [*after, *reversed(busy[-6:]), *own[-4:], *hits],
             ranks,
         )
         yield Candidate(
@@ -293,16 +307,10 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     own = last_words(case, ranks)
     title = f"{_who(ranks)} did not reach the barrier in time"
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
-    later_words = _words_after(case, ranks, hits[0])
+    later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
     yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
-
-
-def _words_after(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
-    """The last lines of ranks that were waited for, if they were at work after the others had given up: alive, but late."""
-    spoke = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
-    return [hit for hit in spoke if later(hit, failed) and not topics.says_failure(hit.text)]
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
@@ -315,9 +323,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     Checkpoints, evaluation, downloads, tokenising, compilation or cache building on one rank while the others wait in a
     barrier: the classic straggler. Weaker than a comparison of the ranks' work.
     """
-    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat"):
-        return
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
@@ -327,12 +333,13 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
+    ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
-        [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
-        {busy[-1].rank} if busy[-1].rank is not None else set(),
+        [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        ranks,
     )
 
 
@@ -408,7 +415,7 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a line that says that a worker gave up: the others wait for it in vain."""
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     gone = gave_up(case, None, before=first)

@@ -46,21 +46,20 @@ _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
-    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
-    if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
+    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here.
+
+    Releases that do not say that they begin say which network they chose, and which channels they connect.
+    """
+    if case.has("nccl-init-complete"):
+        return
+    if not case.has("nccl-init-start"):
+        if case.unfinished and case.has("channel-net", "channel-p2p", "channel-shm"):
+            yield from _stuck_while_connecting(case, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.unfinished:
-        over_net = case.has("channel-net") or case.nodes > 1
-        where = "between the hosts" if over_net else "between the GPUs of the host"
-        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
-            yield Candidate(
-                cause,
-                0.42 - 0.03 * place,
-                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
-                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
-            )
+        yield from _stuck_while_connecting(case, case.hits("nccl-init-start")[:2])
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -76,6 +75,19 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             0.48,
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
             [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
+        )
+
+
+def _stuck_while_connecting(case: Case, began: list[Hit]) -> Iterable[Candidate]:
+    over_net = case.has("channel-net") or case.nodes > 1
+    where = "between the hosts" if over_net else "between the GPUs of the host"
+    stacks = case.hits("stack-main-rows", "stack-frame")
+    for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
+        yield Candidate(
+            cause,
+            0.42 - 0.03 * place,
+            f"the ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
+            [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]],
         )
 
 

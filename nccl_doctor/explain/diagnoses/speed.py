@@ -181,6 +181,9 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
+_STORAGE = re.compile(
+    r"\b(?:files?|shards?|checkpoint|ckpt|disk|(?:up|down)load\w*|writ(?:e|ing|ten))\b", re.IGNORECASE
+)
 _SCALE = {
     "MB/s": 1.0,
     "MiB/s": 1.05,
@@ -203,9 +206,11 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
         if re.search(
             r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
         )
+        and not _STORAGE.search(hit.text)
     ]
     told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
-    if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+    failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")
+    if told >= 2 and max(rate for rate, _ in rates) < 130 and not failed:
         yield Candidate(
             "net.slow",
             0.6,

@@ -103,6 +103,17 @@ def last_words(case: Case, ranks: set[int]) -> list[Hit]:
     ]
 
 
+def still_at_work(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
+    """What ranks that were waited for said of their work after the others had given up: they were alive, but late."""
+    said = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
+    said += [hit for hit in case.tail if hit.rank in ranks or (names_rank(hit.text, ranks) and _BUSY.search(hit.text))]
+    return [
+        hit
+        for hit in in_order(said)
+        if later(hit, failed) and not topics.says_failure(hit.text) and not _NOT_WORK.search(hit.text)
+    ]
+
+
 def names_rank(text: str, ranks: set[int]) -> bool:
     if "ank" not in text:
         return False

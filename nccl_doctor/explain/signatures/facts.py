@@ -11,6 +11,10 @@ BUSBW_ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
+# A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.
+_MAY_BE = re.compile(
+    r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow"
+)
 
 says(
     "nccl-init-start",
@@ -430,7 +434,9 @@ says(
     "baseline",
     sampled=True,
     why="A program or a person says that the bandwidth is too low.",
-    where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")),
+    where=lambda groups, line: (
+        any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")) and not _MAY_BE.search(line)
+    ),
 )
 
 says(

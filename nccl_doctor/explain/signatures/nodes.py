@@ -110,12 +110,29 @@ says(
     "sandbox-failed",
     "ailed to create pod sandbox",
     "failed to setup network for sandbox",
-    "Failed to pull image",
     "CreateContainerConfigError",
     cause="sys.container",
     strength=0.72,
     title="the container could not be started",
     why="The runtime failed before the program began: image, sandbox or pod network.",
+)
+says(
+    "image-not-pulled",
+    "Failed to pull image",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CannotPullContainerError",  # Amazon ECS and Batch
+    "pull access denied for",
+    "manifest unknown",
+    "trying and failing to pull image",
+    "Error response from daemon: manifest for",
+    "/manifests/{tag} returned error code: 4",  # enroot
+    cause="unrelated",
+    strength=0.8,
+    title="the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it",
+    why="Nothing of the job runs before its image is there; its peers, if any were started, wait for it.",
 )
 says(
     "gpus-not-handed-out",
