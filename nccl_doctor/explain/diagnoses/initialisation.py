@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.words import later
 from nccl_doctor.explain.model import Hit
 
 
@@ -91,34 +92,57 @@ def _stuck_while_connecting(case: Case, began: list[Hit]) -> Iterable[Candidate]
         )
 
 
+_VERSIONS_CLASH = (
+    "bootstrap-truncated",
+    "nccl-error-text",
+    "watchdog-timeout",
+    "nccl-mismatch",
+    "peer-closed",
+    "socket-timeout",
+    "nccl-internal",
+    "segfault",
+)
+_RAN = ("progress", "nccl-init-complete", "busbw-row", "ended-well", "nccl-tests-ok")
+
+
 @diagnosis
 def different_nccl_versions(case: Case) -> Iterable[Candidate]:
-    """The hosts of one job print different NCCL versions, and initialisation fails."""
-    by_host: dict[str, set[str]] = {}
+    """The hosts of one job print different NCCL versions, and initialisation fails.
+
+    Where one host prints them one after the other, with work or a failure in between, these are runs of their own: a run
+    that fails with one release and goes on with another is a trial, and speaks for a bug of the first.
+    """
     lines: dict[str, Hit] = {}
     for hit in case.hits("nccl-version"):
-        host = hit.host or (f"rank {hit.rank}" if hit.rank is not None else "")
-        version = hit.groups["version"].split("+")[0]
-        by_host.setdefault(host, set()).add(version)
-        lines.setdefault(version, hit)
-    if len(lines) > 1 and case.has(
-        "bootstrap-truncated",
-        "nccl-error-text",
-        "watchdog-timeout",
-        "nccl-mismatch",
-        "peer-closed",
-        "socket-timeout",
-        "nccl-internal",
-        "segfault",
+        lines.setdefault(hit.groups["version"].split("+")[0], hit)
+    if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
+        return
+    hosts = hosts_of(case.hits("nccl-version"))
+    if (
+        len(hosts) > 1
+        or case.has("nccl-mismatch", "bootstrap-truncated")
+        or not _in_turn(case, *list(lines.values())[:2])
     ):
         yield Candidate(
             "sw.nccl-version-mismatch",
             0.84,
             f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
             [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
-            hosts={host for host in by_host if host and not host.startswith("rank")},
+            hosts=hosts,
             final=True,
         )
+        return
+    (bad, one), (good, other) = list(lines.items())[:2]
+    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
+    on = [hit for name in _RAN if (hit := case.last(name)) is not None and later(hit, other)]
+    if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
+        title = f"fails with NCCL {bad}, and goes on with {good}"
+        yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]])
+
+
+def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
+    """Whether something was done, or failed, before the second of two versions was printed: they belong to two runs."""
+    return later(other, one) and any(later(other, hit) for hit in case.hits(*_RAN, *_VERSIONS_CLASH))
 
 
 @diagnosis

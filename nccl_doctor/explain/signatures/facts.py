@@ -462,6 +462,12 @@ says(
     why="What one GPU reached, by a program that measures each.",
 )
 says(
+    "step-timers",
+    "time (ms) | ",
+    why="DeepSpeed's wall_clock_breakdown: what the parts of a step took.",
+    where=lambda groups, line: "allreduce" in line or "reduce" in line,
+)
+says(
     "uptime",
     " up {told} load average: ",
     why="How long a host has been up.",

@@ -385,7 +385,16 @@ says(
     title="port {port} of {address} is blocked",
     why="A hand-made connection test to the port failed.",
 )
-says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")
+says(
+    "link-speed",
+    "Speed: {speed:int}Mb/s",
+    "Could not get speed {}Defaulting to 10 Gbps",
+    "Bytes {speed:num} Mbits/sec",  # iperf
+    "Bytes  {speed:num} Mbits/sec",
+    "Bytes {gigabits:num} Gbits/sec",
+    "Bytes  {gigabits:num} Gbits/sec",
+    why="An interface's speed, looked up or measured.",
+)
 
 says(
     "net-types-differ",
