@@ -313,6 +313,37 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
 
 
+_SHORTEST_DEFAULT = 120  # s, torch 2.2; 600 in 2.3 and 2.4, 480 since 2.5
+
+
+@diagnosis
+def impatient_monitor(case: Case) -> Iterable[Candidate]:
+    """The heartbeat monitor killed a rank after less time than any release's default: the time-out was set too short.
+
+    A watchdog stands still for that long while memory is pinned, modules load or a checkpoint is staged.
+    """
+    hits = [hit for hit in case.hits("heartbeat") if 0 < int(hit.groups.get("seconds") or 0) < _SHORTEST_DEFAULT]
+    if hits:
+        name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+        title = f"{name} is only {hits[0].groups['seconds']} s: the monitor kills ranks that are merely busy"
+        yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
+
+
+@diagnosis
+def jax_barrier(case: Case) -> Iterable[Candidate]:
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
+    hits = case.hits("jax-barrier-count")
+    if not hits:
+        return
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
+    if registration := case.hits("jax-registration"):
+        yield Candidate(
+            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
+        )
+    else:
+        yield Candidate("app.straggler-timeout", 0.5, f"{counted} reached a barrier of JAX's coordinator in time", hits)
+
+
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
 
 

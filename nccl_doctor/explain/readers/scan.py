@@ -125,6 +125,7 @@ class _Open:
         self.ignored = False
         self.mixed = False  # several processes without a prefix: whose frames these are cannot be told
         self.frames: list[str] = []
+        self.code: tuple[int, prefix.Line, str] | None = None  # the line of code in the deepest frame
         self.where = ""
         self.function = ""
         self.lines = 0
@@ -547,6 +548,7 @@ class Scanner:
         frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
         if frame:
             block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
+            block.code = None
             if not _LIBRARY.search(frame.group(1)):
                 block.where, block.function = f"{frame.group(1)}:{frame.group(2)}", frame.group(3) or ""
             return
@@ -554,6 +556,8 @@ class Scanner:
             self._close(key)
             return
         if not body.strip() or body[0] in " \t|+~^│╭╰❱":
+            if block.code is None and body.strip():
+                block.code = (number, line, text)
             return
         found = _EXCEPTION.match(body.strip())
         # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
@@ -582,6 +586,8 @@ class Scanner:
     def _record(
         self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
     ) -> None:
+        # An assertion without a message says nothing but the line that made it.
+        silent = block.code if not message.strip() and not block.mixed else None
         self.summary.tracebacks.append(
             Traceback(
                 kind,
@@ -593,6 +599,7 @@ class Scanner:
                 () if block.mixed else tuple(block.frames[-12:]),
                 block.chained,
                 (*known, "exception-ignored") if block.ignored else tuple(known),
+                () if silent is None else (self._hit("exception", *silent),),
             )
         )
 

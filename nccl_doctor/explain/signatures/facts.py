@@ -196,11 +196,24 @@ says(
             "NCCL_IB_TC",
             "NCCL_IB_SL",
             "TORCH_NCCL_BLOCKING_WAIT",
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
             "NCCL_NTHREADS",
             "NCCL_OOB_NET_IFNAME",
         )
     ),
     why="A variable set on a command line or in a printed environment; the name is what stands before the sign.",
+)
+says(
+    "master-flag",
+    "--master_addr={address:word}",
+    "--master_addr {address:word}",
+    "--master-addr={address:word}",
+    "--master-addr {address:word}",
+    "--rdzv_endpoint={address:word}",
+    "--rdzv_endpoint {address:word}",
+    "--rdzv-endpoint={address:word}",
+    "--rdzv-endpoint {address:word}",
+    why="The master's address on a launcher's command line.",
 )
 says(
     "env-dump",
