@@ -54,7 +54,7 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
     if case.has("nccl-init-complete"):
         return
     if not case.has("nccl-init-start"):
-        if case.unfinished and case.has("channel-net", "channel-p2p", "channel-shm"):
+        if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
             yield from _stuck_while_connecting(case, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
@@ -134,7 +134,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         return
     (bad, one), (good, other) = list(lines.items())[:2]
     failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
-    on = [hit for name in _RAN if (hit := case.last(name)) is not None and later(hit, other)]
+    on = [last for name in _RAN if (last := case.last(name)) is not None and later(last, other)]
     if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
         title = f"fails with NCCL {bad}, and goes on with {good}"
         yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]])

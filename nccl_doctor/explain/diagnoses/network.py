@@ -100,7 +100,7 @@ def connect_target(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def few_ports_open(case: Case) -> Iterable[Candidate]:
     """A host's firewall was listed and lets in little, and connections to ports that NCCL or Gloo chose are not answered."""
-    rules, hits = case.hits("open-ports"), case.hits(*_UNREACHABLE)
+    rules, hits = case.hits("open-ports"), case.hits(*_UNREACHABLE, "master-timeout", "gloo-connect-failed")
     if rules and hits and not case.has("nccl-init-complete"):
         title = "a host's firewall lets in a few ports only, and the ranks listen on others"
         yield Candidate("net.firewall", 0.82, title, [*hits[:2], *rules[:4]], *speakers(hits))

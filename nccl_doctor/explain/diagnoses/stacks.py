@@ -25,7 +25,7 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
     """Stacks of hanging processes (py-spy, faulthandler): one waits in another collective than the others.
 
     Each process's innermost call of torch.distributed counts. Different calls at the same time mean that the ranks went
-    different ways through the code; one and the same call proves nothing.
+    different ways through the code. One and the same call proves only that somebody looked at a job that stood still.
     """
     calls: dict[tuple[str, str], tuple[str, Hit]] = {}
     process = ""
@@ -49,6 +49,10 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             hits,
             ranks_of(hits),
         )
+    elif names and not case.outlived(hit := next(iter(calls.values()))[1]):
+        title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
+        for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
+            yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], ranks_of([hit]), vague=True)
 
 
 @diagnosis

@@ -556,7 +556,7 @@ class Scanner:
             self._close(key)
             return
         if not body.strip() or body[0] in " \t|+~^│╭╰❱":
-            if block.code is None and body.strip():
+            if block.code is None and body.strip() and (body[0] in " \t" or "❱" in body):
                 block.code = (number, line, text)
             return
         found = _EXCEPTION.match(body.strip())

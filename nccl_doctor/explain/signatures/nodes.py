@@ -129,10 +129,7 @@ says(
     "trying and failing to pull image",
     "Error response from daemon: manifest for",
     "/manifests/{tag} returned error code: 4",  # enroot
-    cause="unrelated",
-    strength=0.8,
-    title="the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it",
-    why="Nothing of the job runs before its image is there; its peers, if any were started, wait for it.",
+    why="A container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it.",
 )
 says(
     "gpus-not-handed-out",
