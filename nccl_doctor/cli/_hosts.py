@@ -111,6 +111,8 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
 
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
+    if host_list and Path(host_list).is_file():
+        typer.echo(f"nccl-doctor: -H names hosts; {host_list} is a file here, too: --hosts {host_list}?", err=True)
     for notice in found.notices:
         typer.echo(f"nccl-doctor: {notice}", err=True)
     return found

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.thresholds import Overrides
 
 
+def _stage_names(incomplete: str) -> list[str]:
+    """The stages that begin so, for a shell's Tab."""
+    from nccl_doctor.rules.engine import STAGES
+
+    return [name for name in STAGES if name.startswith(incomplete)]
+
+
 @app.command(
     short_help="Would a job run on these hosts, and if not, which is to blame?",
     epilog=examples(
@@ -39,11 +46,15 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="STAGE",
+            autocompletion=_stage_names,
             help="Only this stage (several: repeat, or commas; which there are: nccl-doctor docs rules).",
         ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE", help="Leave this stage out (several: repeat, or commas).")
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE", autocompletion=_stage_names, help="Leave this stage out (several: repeat, or commas)."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[

@@ -9,9 +9,18 @@ import typer
 from nccl_doctor.cli import _hosts, app
 
 
+def _names(incomplete: str) -> list[str]:
+    """The pages that begin so, for a shell's Tab."""
+    from nccl_doctor.findings import manual
+
+    return [name for name in manual.pages() if name.startswith(incomplete)]
+
+
 @app.command(short_help="The documentation: hostfiles, exit codes, policies, reports, ...")
 def docs(
-    page: Annotated[str | None, typer.Argument(metavar="[PAGE]", help="A page; without, all are listed.")] = None,
+    page: Annotated[
+        str | None, typer.Argument(metavar="[PAGE]", autocompletion=_names, help="A page; without, all are listed.")
+    ] = None,
 ) -> None:
     """Show a page of the documentation on the terminal."""
     from nccl_doctor.findings import manual

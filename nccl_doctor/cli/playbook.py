@@ -14,18 +14,26 @@ import typer
 from nccl_doctor.cli import _hosts, app
 
 
+def _names(incomplete: str) -> list[str]:
+    """The ids that begin so, for a shell's Tab."""
+    from nccl_doctor.findings import playbooks
+
+    return [name for name in playbooks.names() if name.startswith(incomplete)]
+
+
 @app.command(short_help="What does a finding mean, and how is it fixed?")
 def playbook(
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[ID | WORDS]",
+            autocompletion=_names,
             help="A finding's or playbook's id; the beginning of one, such as net, lists those; words, such as 'no route', "
             "list the playbooks that hold them; without, all are listed.",
         ),
     ] = None,
 ) -> None:
-    """Show what a finding means, how to confirm it, and how to fix it."""
+    """Show what a finding means, how to confirm it, and how to fix it. CAPITALS in commands are yours to fill in."""
     from nccl_doctor.findings import playbooks
 
     if not words:

@@ -112,10 +112,7 @@ def preflight(
     """
     rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [], format)
-    for option, path in (("--good-hosts", good_hosts), ("--bad-hosts", bad_hosts), ("--save", save)):
-        if path is not None:
-            _hosts.check_writable(path, option)
-    _tell_unwritable(outputs.values())
+    _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -123,35 +120,30 @@ def preflight(
         _hosts.stop("--from decides from a saved bundle: it takes no hosts")
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or [], rules)
-    if from_ is not None:
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            bundle = bundles.read(from_)
-        bundle = _with_requirements(bundle, needs)
-        inventory = _inventory_of(bundle)
-    else:
-        inventory = _hosts.load_inventory(hosts, host_list, slurm)
+    earlier = None if from_ is None else _saved(from_, needs)
+    inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
         _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
     budget_s = _seconds(budget or rules.budget or "120s")
-    if from_ is None:
+    if earlier is None:
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
+    else:
+        bundle = earlier
     _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
+    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
-    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
     if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
         code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
+    if bundle.interrupted:
+        code = ExitCode.INTERRUPTED
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
     _print(format, judged, gate, bundle, verbose, saved, code)
-    if bundle.interrupted:
-        raise typer.Exit(ExitCode.INTERRUPTED)
     if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(code)
@@ -173,9 +165,12 @@ def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
     return outputs
 
 
-def _tell_unwritable(paths: Iterable[Path]) -> None:
-    """Say at the start which report cannot be written at the end; the run goes on, its result is printed all the same."""
-    for path in paths:
+def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None:
+    """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
+    for option, path in files.items():
+        if path is not None:
+            _hosts.check_writable(path, option)
+    for path in reports:
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
@@ -243,12 +238,16 @@ def _collect(
     return _hosts.collect_facts(inventory.entries, options, fit)
 
 
-def _with_requirements(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
+def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
+    """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    if not needs:
-        return bundle
-    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+    from nccl_doctor.facts import bundle as bundles
+
+    with _hosts.bad_input_stops():
+        bundle = bundles.read(path)
+    plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
+    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _inventory_of(bundle: Bundle) -> Inventory:

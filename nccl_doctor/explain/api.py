@@ -9,6 +9,7 @@ import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
 from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, hosts_of, ranks_of
+from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -107,7 +108,7 @@ def _failure_seen(case: Case) -> bool:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    if any("baseline" not in hit.text for hit in case.hits("slow-complaint")):
+    if any("baseline" not in hit.text for hit in complaints(case)):
         return True
     if any(not case.outlived(hit) for hit in case.hits("stack-process")):
         return True  # somebody looked at what a process was doing, and it did nothing afterwards

@@ -31,6 +31,7 @@ class Candidate(msgspec.Struct):
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+    cured: bool = False  # it was gone once something was changed: what went well afterwards speaks for it
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 
@@ -65,7 +66,7 @@ class Work(msgspec.Struct):
 
 
 Diagnosis = Callable[["Case"], Iterable[Candidate]]
-_DIAGNOSES: list[Diagnosis] = []
+_DIAGNOSES: dict[str, Diagnosis] = {}
 
 
 def diagnosis(function: Diagnosis) -> Diagnosis:
@@ -73,6 +74,8 @@ def diagnosis(function: Diagnosis) -> Diagnosis:
     why = function.__doc__
     if not why:
         raise ValueError(f"diagnosis {function.__name__} has no docstring")
+    if function.__name__ in _DIAGNOSES:
+        raise ValueError(f"diagnosis {function.__name__} is declared twice")
 
     @functools.wraps(function)
     def weighed(case: Case) -> Iterator[Candidate]:
@@ -80,14 +83,14 @@ def diagnosis(function: Diagnosis) -> Diagnosis:
             candidate.why = " ".join((candidate.why or why).split())
             yield candidate
 
-    _DIAGNOSES.append(weighed)
+    _DIAGNOSES[function.__name__] = weighed
     return weighed
 
 
 def all_diagnoses() -> tuple[Diagnosis, ...]:
     """Every diagnosis of the package, by name: in which module one stands changes no answer."""
     diagnoses.load()
-    return tuple(sorted(_DIAGNOSES, key=lambda item: item.__name__))
+    return tuple(rule for _, rule in sorted(_DIAGNOSES.items()))
 
 
 LAUNCHER = re.compile(
@@ -237,6 +240,11 @@ class Case:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
         told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
         return max([*told, len(self.nccl_hosts)], default=0)
+
+    @functools.cached_property
+    def sockets(self) -> list[Hit]:
+        """The lines in which NCCL says that its network is TCP sockets."""
+        return [hit for hit in self.hits("network-used") if hit.groups["network"].startswith("Socket")]
 
     @functools.cached_property
     def distributed(self) -> bool:

@@ -137,7 +137,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
         line(Text("set        ", "green").append_text(_setting(advice)), label=11)
     book = for_finding(first.id)
     if book:
-        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"))
+        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"), label=11)
     effects = [
         other for other in report.findings if other.folded_under == first.id and other.severity is not Severity.INFO
     ]

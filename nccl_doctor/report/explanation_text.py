@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
@@ -13,7 +12,7 @@ from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_again
+from nccl_doctor.report.terminal import print_again, print_hanging
 
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 300
@@ -67,10 +66,10 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         ("less likely", [item for item in others if item.confidence <= best]),
     ):
         if items:
-            console.print(_row(label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items)))
+            _row(console, label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items))
     if explanation.consequences:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
-        console.print(_row("consequences", folded))
+        _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _print_timeline(explanation, console)
     if not undecided:
@@ -79,14 +78,14 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         for item in explanation.evidence[:3]:
             console.print(_quote(item))
         for note in explanation.notes[:6]:
-            console.print(_row("harmless here", note))
+            _row(console, "harmless here", note)
     if explanation.versions:
-        console.print(_row("versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items())))
+        _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
 
 
 def _print_next(explanation: Explanation, console: Console) -> None:
     for number, step in enumerate(explanation.next[:4]):
-        console.print(_row("next" if number == 0 else "", step))
+        _row(console, "next" if number == 0 else "", step)
 
 
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
@@ -112,15 +111,15 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
         console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
     if not decided:
         meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
-        console.print(_row("would mean", meaning))
+        _row(console, "would mean", meaning)
     for number, fix in enumerate(cause.fixes[:2] if decided else ()):
         text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
-        console.print(_row("fix now" if number == 0 else "fix for good", text))
+        _row(console, "fix now" if number == 0 else "fix for good", text)
     for entry in cause.env[:4] if decided else ():
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
-        console.print(_row("environment", f"{text}   ({entry.reason}; NCCL {entry.versions})"))
+        _row(console, "environment", f"{text}   ({entry.reason}; NCCL {entry.versions})")
     if cause.playbook:
-        console.print(_row("playbook", f"nccl-doctor playbook {cause.playbook}"))
+        _row(console, "playbook", f"nccl-doctor playbook {cause.playbook}")
     console.print()
 
 
@@ -150,16 +149,14 @@ def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
 def _print_timeline(explanation: Explanation, console: Console) -> None:
     for number, moment in enumerate(explanation.timeline[:6]):
         when = moment.when or (f"line {moment.line}" if moment.line else "")
-        console.print(_row("timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}"))
+        _row(console, "timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}")
 
 
-def _row(label: str, text: str) -> Table:
-    """A label and its text, which wraps beneath itself."""
-    grid = Table.grid(expand=False)
-    grid.add_column(width=_LABEL)
-    grid.add_column(overflow="fold", max_width=_PROSE)
-    grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
-    return grid
+def _row(console: Console, label: str, text: str) -> None:
+    """A label and its text, which wraps beneath itself; what is a command does not wrap."""
+    for number, line in enumerate(text.split("\n")):
+        head = Text(f"{label if number == 0 else '':<{_LABEL - 2}}", "dim")
+        print_hanging(console, head.append(visible(line), "not dim"), 2, _LABEL - 2, most=_PROSE)
 
 
 def _size(count: int) -> str:

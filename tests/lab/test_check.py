@@ -81,6 +81,10 @@ CASES = [
     Case("port-rejected", ("net.firewall.rejected",), parameters={"reply": "reset"}),
     Case("master-port-dropped", ("net.master-unreachable",), ("gpu01",), "gpu01", quotes=("29500",)),
     Case("port-taken", ("net.port-in-use",), ("gpu01",), "gpu01", quotes=("29500", "listener.py")),
+    Case("wrong-neighbour", ("net.wrong-neighbour",), quotes=("02:00:00:00:00:99", "gpu03's")),
+    Case("wrong-route", ("net.wrong-route",), quotes=("10.77.0.3/32", "rejects")),
+    Case("wrong-route", ("net.wrong-route",), parameters={"kind": "blackhole"}, quotes=("10.77.0.3/32",)),
+    Case("wrong-route", ("net.wrong-route",), parameters={"kind": "gateway"}, quotes=("sends it to 10.77.0.254",)),
     # links
     Case("mtu-black-hole", ("net.mtu.black-hole",), quotes=("1400",)),
     Case("mtu-mismatch", ("net.mtu",), quotes=("9000", "1500"), severity="warn"),

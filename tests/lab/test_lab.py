@@ -382,6 +382,13 @@ def test_slow_link(lab: Lab) -> None:
     assert lab.on("gpu02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout.startswith("qdisc noqueue")
 
 
+def test_wrong_neighbour_and_route(lab: Lab) -> None:
+    for name, parameters in (("wrong-neighbour", {}), ("wrong-route", {}), ("wrong-route", {"kind": "gateway"})):
+        with lab.fault(name, **parameters):
+            assert connect(lab, "gpu02", "gpu03", 22) != "open" and connect(lab, "gpu02", "gpu01", 22) == "open"
+        assert connect(lab, "gpu02", "gpu03", 22) == "open"
+
+
 def test_link_flaps(lab: Lab) -> None:
     def losses() -> int:
         return int(lab.on("gpu02", ["cat", "/sys/class/net/eth0/carrier_down_count"], check=True).stdout)

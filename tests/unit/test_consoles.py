@@ -358,6 +358,23 @@ FOUND_SHOWN = """\
 """
 
 
+def test_commands_of_an_explanation_stay_whole_on_a_narrow_screen() -> None:
+    fix = Fix(
+        "drain it, then `sudo nvidia-smi --gpu-reset -i 3` and look again",
+        "sudo systemctl status nvidia-dcgm --no-pager",
+    )
+    step = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
+    found = msgspec.structs.replace(FOUND, causes=(Cause("gpu.ecc", 0.9, "x", (LINE,), fixes=(fix,)),), next=(step,))
+    print_explanation(found, console := screen(58))
+    told = shown(console)
+    assert step in told and "$ sudo systemctl status nvidia-dcgm --no-pager\n" in told
+    assert "  fix now            drain it, then\n                     `sudo nvidia-smi --gpu-reset -i 3`\n" in told
+    assert (
+        max(map(len, told.replace(step, "").replace("$ sudo systemctl status nvidia-dcgm --no-pager", "").splitlines()))
+        <= 58
+    )
+
+
 def test_of_a_file_with_a_long_name_further_lines_tell_the_number_only() -> None:
     name = "/checkpoints/job-1/console.log"
     lines = (Evidence("line 7", name, 7), Evidence("line 9", name, 9), Evidence("other", "b.log", 3))

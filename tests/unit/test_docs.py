@@ -204,3 +204,18 @@ print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"n
     environment = {**os.environ, "NCCL_DOCTOR_ROOT": str(tmp_path), "PYTHONPATH": str(TOP)}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
     assert len(pieces) == 3 and (done.stdout, done.stderr) == ("[('sys.clocksource', ('gpu01',))] [] unknown\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [("playbook net.mtu.b", "net.mtu.black-hole"), ("docs exi", "exit-codes"), ("check --stage topo", "topology")],
+)
+def test_a_shell_completes_names(words: str, known: str) -> None:
+    typed = words.split()
+    environment = {
+        "_NCCL_DOCTOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"nccl-doctor {words}",
+        "COMP_CWORD": str(len(typed)),
+    }
+    done = CliRunner(env=environment).invoke(cli.app, [], prog_name="nccl-doctor")
+    assert done.output.split() == [known]

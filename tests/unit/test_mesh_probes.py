@@ -121,3 +121,25 @@ def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None
         other.listen()
     socket.create_connection(("127.0.0.1", opened["ephemeral"][0]), 5).close()
     mesh._STATE.pop("listener").close()
+
+
+def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
+    class Receiver:
+        """Two datagrams, of which the first one's sender has no route back."""
+
+        def __init__(self) -> None:
+            self.waiting, self.answered = [("far", 1), ("near", 2)], []
+
+        def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
+            if not self.waiting:
+                raise OSError
+            return b"t....", self.waiting.pop(0)
+
+        def sendto(self, answer: bytes, sender: tuple[str, int]) -> None:
+            if sender[0] == "far":
+                raise OSError(113, "No route to host")
+            self.answered.append((answer, sender))
+
+    receiver: Any = Receiver()
+    mesh.Listener("t", "h")._count(receiver)
+    assert receiver.answered == [(b"5", ("near", 2))]

@@ -89,6 +89,18 @@ def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> 
     assert "canary" not in json.dumps(data)
 
 
+def test_rejecting_routes_of_ipv6_are_told_but_for_the_kernels_last_resort(tmp_path: Path) -> None:
+    def line(destination: str, prefix: str, metric: str, flags: str) -> str:
+        return f"{destination:0<32} {prefix} {0:032} 00 {0:032} {metric} 00000001 00000000 {flags} lo\n"
+
+    last, own = line("", "00", "ffffffff", "00200200"), line("fe80", "80", "00000000", "80200001")
+    write_tree(tmp_path, {**SYSFS, "/proc/net/ipv6_route": line("fd", "08", "00000400", "00200200") + last + own})
+    routes = msgspec.convert(probe("interfaces", tmp_path), Interfaces).routes
+    assert [(route.destination, route.prefix, route.reject) for route in routes if route.family == "inet6"] == [
+        ("fd00::", 8, True)
+    ]
+
+
 # --- system --------------------------------------------------------------------------------------------------------
 
 MOUNTS = """\

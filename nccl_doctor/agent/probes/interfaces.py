@@ -205,7 +205,11 @@ def routes() -> List[Dict[str, Any]]:
         )
     for line in (read_text("/proc/net/ipv6_route") or "").splitlines():
         word = line.split()
-        if len(word) < 10 or word[9] == "lo" or not int(word[8], 16) & 1:
+        if len(word) < 10:
+            continue
+        up, reject = int(word[8], 16) & 1, int(word[8], 16) & 0x200  # a rejecting route is not "up"
+        # The host's own addresses, and the kernel's last resort, which rejects; other rejecting routes are somebody's.
+        if (word[9] == "lo" or not up) and (not reject or word[5] == "ffffffff"):
             continue
         gateway = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[4]))
         found.append(

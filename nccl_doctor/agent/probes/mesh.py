@@ -266,10 +266,11 @@ class Listener:
         while True:
             try:
                 datagram, sender = receiver.recvfrom(65535)
-                if datagram.startswith(self.token):
-                    receiver.sendto(b"%d" % len(datagram), sender)
             except OSError:
                 return
+            if datagram.startswith(self.token):
+                with contextlib.suppress(OSError):  # no route back to this one says nothing of the others
+                    receiver.sendto(b"%d" % len(datagram), sender)
 
 
 def _bound(kind: int, port: int) -> socket.socket:
@@ -547,7 +548,19 @@ def links(arguments: Dict[str, Any]) -> Dict[str, Any]:
     token, timeout = str(arguments["token"]), float(arguments.get("timeout_s", 3.0))
     targets = list(arguments["targets"])
     tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), 32)
-    return {"links": tried}
+    failed = {link["address"] for link in tried if link["outcome"] in ("timed-out", "unreachable")}
+    return {"links": tried, "neighbours": _neighbours(failed)}
+
+
+def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:
+    """What the kernel takes for the hardware addresses of these (IPv4 only: /proc tells no others)."""
+    found = []
+    for line in (read_text("/proc/net/arp") or "").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 5 and words[0] in addresses and int(words[2], 16) & 2:  # ATF_COM: resolved; ATF_PERM: by hand
+            permanent = bool(int(words[2], 16) & 4)
+            found.append({"address": words[0], "mac": words[3], "interface": words[5], "permanent": permanent})
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- path MTU

@@ -43,6 +43,11 @@ def is_local_only(text: str) -> bool:
     )
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is that of every host for itself."""
+    return host.startswith("127.") or host in ("localhost", "::1")
+
+
 def several_hosts(case: Case) -> bool:
     """Whether the lines speak of more than one host, by name or by address."""
     found = set()

@@ -120,8 +120,16 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
+    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data|"
+    r"nothing (?:left )?to (?:do|process|read)|\bempty (?:batch|shard|partition|split|loader|data)|"
+    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
     re.IGNORECASE,
+)
+
+
+# Why work may take one rank longer than the others.
+_ODD = re.compile(
+    r"\bmiss(?:es|ed)?\b|not (?:mounted|found|available|cached)|\bcold\b|fall(?:ing|s)? back|\bslow|degraded", re.I
 )
 
 
@@ -272,7 +280,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             "app.straggler-timeout",
             0.8,
             f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
-            [*after, *reversed(busy[-6:]), *own[-4:], *hits],
+            [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
         yield Candidate(
@@ -307,6 +315,9 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     own = last_words(case, ranks)
     title = f"{_who(ranks)} did not reach the barrier in time"
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
+    if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
+        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
     later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
     yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks)

@@ -66,6 +66,7 @@ _OTHERS_SUFFER = (
     "ib-retry",
     "heartbeat",
     "comm-aborted",
+    "remote-error",
     "connect-refused",
     "unique-id",
     "joined-partly",
@@ -117,7 +118,9 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     if others_suffer and not everyone:
         return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
     half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
-    others_died_too = len(case.exits) > 1 and bool(ranks) and not others_suffer
+    # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
+    raised = [rank for rank, code in case.exits.items() if code >= 0]
+    others_died_too = len(raised) > 1 and bool(ranks) and not others_suffer
     if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]

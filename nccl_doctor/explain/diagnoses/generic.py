@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
@@ -109,14 +110,13 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
-    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
-    if wanted and refused and sockets:
+    if wanted and refused and case.sockets:
         yield Candidate(
             "net.plugin",
             0.66,
             "the network plugin was not loaded, and the job goes over TCP sockets",
-            [refused[0], wanted[0], sockets[0]],
-            hosts=hosts_of(sockets),
+            [refused[0], wanted[0], case.sockets[0]],
+            hosts=hosts_of(case.sockets),
         )
 
 
@@ -259,7 +259,7 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def no_peer_access(case: Case) -> Iterable[Candidate]:
     """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
-    without, complaint = case.hits("p2p-not-enabled"), case.hits("slow-complaint")
+    without, complaint = case.hits("p2p-not-enabled"), complaints(case)
     if without and complaint and not case.has("channel-net"):
         title = "GPUs have no peer-to-peer access: their data goes through host memory"
         yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])

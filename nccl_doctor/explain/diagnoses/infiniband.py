@@ -109,9 +109,9 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
 def missing_device(case: Case) -> Iterable[Candidate]:
     """NCCL finds no HCA although one is expected: a variable, a plugin or other hosts of the job use InfiniBand.
 
-    Alone, 'No device found' is harmless: a single node, or a cluster without RDMA.
+    Alone, 'No device found' and a missing libibverbs are harmless: a single node, or a cluster without RDMA.
     """
-    none = case.hits("no-ib-device")
+    none = case.hits("no-ib-device", "no-verbs-library")
     if not none:
         return
     without = hosts_of(none)
@@ -142,10 +142,16 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
-    """Registration fails with ENOMEM, and a listing shows a small locked-memory limit on some host."""
+    """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [
         hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000
     ]
+    unsaid = case.hits("reg-mr-unsaid")
+    if unsaid:
+        title = "memory cannot be registered with the adapter" + (
+            ", and the locked-memory limit is small" * bool(values)
+        )
+        yield Candidate("ib.memlock", 0.88 if values else 0.55, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
         yield Candidate(
             "ib.memlock",

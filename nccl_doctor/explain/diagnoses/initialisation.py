@@ -137,7 +137,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     on = [last for name in _RAN if (last := case.last(name)) is not None and later(last, other)]
     if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
         title = f"fails with NCCL {bad}, and goes on with {good}"
-        yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]])
+        yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
 
 
 def _in_turn(case: Case, one: Hit, other: Hit) -> bool:

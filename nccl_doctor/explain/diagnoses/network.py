@@ -76,9 +76,18 @@ def _inside_a_host(interface: str, address: str) -> bool:
 
 
 def _joined_across_hosts(case: Case) -> bool:
-    """Whether a communicator over several hosts was completed, or its channels set up: then the addresses work."""
-    return len(case.hosts_of("nccl-init-complete")) > 1 or (
-        case.nodes > 1 and case.has("nccl-init-complete", "channel-net", "nccl-nodes")
+    """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
+
+    That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
+    """
+    compared = any("cliqueSize" in hit.text for hit in case.hits("imex"))
+    return (
+        compared
+        or len(case.hosts_of("nccl-init-complete")) > 1
+        or (
+            case.nodes > 1
+            and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
+        )
     )
 
 
@@ -392,8 +401,7 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
     """
     sockets = [hit for hit in case.hits("net-socket-using", "bootstrap-using") if _SLINGSHOT.search(hit.text)]
     without = case.hits("no-net-plugin")
-    on_sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
-    if sockets and without and on_sockets:
+    if sockets and without and case.sockets:
         trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
         yield Candidate(
             "net.plugin",

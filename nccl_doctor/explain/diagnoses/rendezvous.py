@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
-from nccl_doctor.explain.diagnoses.addresses import is_local_only, several_hosts
+from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 
 
 @diagnosis
@@ -43,8 +43,7 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
-        own = is_local_only(host) or host in ("localhost", "::1")
-        if own and (case.nodes > 1 or several_hosts(case)):
+        if (is_loopback(host) or is_local_only(host)) and (case.nodes > 1 or several_hosts(case)):
             yield Candidate(
                 "net.master-unreachable",
                 0.86,
@@ -61,7 +60,7 @@ def came_too_late(case: Case) -> Iterable[Candidate]:
     tried = case.hits("master-timeout", "master-refused")
     after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
     host = after[0].groups.get("host", "") if after else ""
-    if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not several_hosts(case):
+    if gave_up and is_loopback(host) and not several_hosts(case):
         yield Candidate(
             "launch.world-size",
             0.9,

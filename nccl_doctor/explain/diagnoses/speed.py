@@ -29,9 +29,8 @@ def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
     hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
     verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
-    sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
     several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
-    return verbs and not sockets and several
+    return verbs and not case.sockets and several
 
 
 def _slow_rows(case: Case) -> list[Hit]:
@@ -52,6 +51,42 @@ def _busbw(hit: Hit) -> float:
     return _row(hit, "busbw")
 
 
+_OUGHT = re.compile(
+    r"expect(?:ed|ing)|reference|baseline|nominal|should (?:be|reach)|normally|usually|single[- ]node|one node", re.I
+)
+_PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
+_WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
+_BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
+_UNIT = re.compile(rf"\b{_PER}\b", re.I)
+_LAST_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D{0,24}$")
+_FAR = 2.0  # times slower than it ought to be: what no noise and no other machine of its kind makes
+
+
+def _times_too_slow(case: Case, hit: Hit) -> float | None:
+    """How many times slower than a line says it ought to be, by its own number or else nccl-tests' average."""
+    word, unit = _OUGHT.search(hit.text), _UNIT.search(hit.text)
+    if word is None or unit is None:
+        return None
+    wanted = _WITH_UNIT.search(hit.text, word.end()) or _BARE.search(hit.text[word.end() :])
+    own = _LAST_NUMBER.search(hit.text[: word.start()])
+    average = case.last("busbw-average") if "B/s" in unit.group() else None
+    measured = float(own.group(1)) if own else float(average.groups["busbw"]) if average else 0.0
+    if wanted is None or measured <= 0 or float(wanted.group(1)) <= 0:
+        return None
+    ratio = float(wanted.group(1)) / measured
+    return 1 / ratio if re.match(r"m?s(?:ec)?/", unit.group(), re.I) else ratio
+
+
+def complaints(case: Case) -> list[Hit]:
+    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be."""
+    compared = {(hit.file, hit.line): _times_too_slow(case, hit) for hit in case.hits("expectation")}
+    last = case.last("expectation")
+    far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
+    told = [hit for hit in case.hits("slow-complaint") if (compared.get((hit.file, hit.line)) or _FAR) >= _FAR]
+    shown = [hit for hit in case.hits("expectation") if far and (compared[hit.file, hit.line] or 0.0) >= _FAR]
+    return [*told, *(hit for hit in shown if hit not in told)]
+
+
 @diagnosis
 def slow_network(case: Case) -> Iterable[Candidate]:
     """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
@@ -59,13 +94,12 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
     without RDMA (workstations, single-GPU cloud machines) they are not.
     """
-    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
     over_net = case.has("channel-net") or case.nodes > 1
     rows = _slow_rows(case)
     best = max((_busbw(hit) for hit in rows), default=0.0)
-    complaint = case.hits("slow-complaint")
-    if sockets and case.nodes > 1:
-        yield from _over_sockets(case, sockets, rows, best)
+    complaint = complaints(case)
+    if case.sockets and case.nodes > 1:
+        yield from _over_sockets(case, rows, best)
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
         yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
@@ -79,19 +113,29 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         )
     elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
         title = "the measured bandwidth is far below what is expected"
-        yield Candidate("net.slow", 0.6 if rows or over_net else 0.52, title, [*complaint[:3], *rows[-2:]])
+        few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
+        proof = [*complaint[:3], *rows[-2:], *few]
+        yield Candidate("net.slow", 0.6 if rows or over_net else 0.52, title, proof)
 
 
-def _over_sockets(case: Case, sockets: list[Hit], rows: list[Hit], best: float) -> Iterable[Candidate]:
-    complaint = case.hits("slow-complaint")
+_SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
+_TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
+
+
+def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidate]:
+    complaint = complaints(case)
     eight = _gpus_per_host(case) >= 8
-    proof = [*case.hits("net-socket-using")[:2], *sockets[:2], *rows[-2:], *complaint[:2]]
+    proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
-        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(sockets))
-    elif complaint or (eight and _server_gpus(case) and not case.has("no-ib-device-harmless")):
+        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))
+    elif complaint or (eight and _server_gpus(case)):
         title = "the nodes talk over TCP sockets although these machines have faster networks"
-        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(sockets))
+        if tunnels := [name for hit in proof for name in _SOCKET_INTERFACE.findall(hit.text) if _TUNNEL.match(name)]:
+            title = f"the nodes' data goes over {tunnels[0]}, a tunnel"
+        elif complaint:
+            title = "the nodes talk over TCP sockets, and it is far slower than it ought to be"
+        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(case.sockets))
 
 
 _GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of it
@@ -104,10 +148,7 @@ def slow_interface(case: Case) -> Iterable[Candidate]:
     speeds = [hit for hit in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
     if any("gigabits" in hit.groups or float(hit.groups.get("speed") or 0) > _GIGABIT for hit in told):
         return  # which of them the job uses is not told
-    sockets = [
-        *(hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")),
-        *(hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")),
-    ]
+    sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
     if speeds and (sockets or case.has("gloo-connected", "net-socket-using")):
         title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
         proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
@@ -153,7 +194,7 @@ def peermem(case: Case) -> Iterable[Candidate]:
     hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
     rows = _slow_rows(case)
     low = rows and max(map(_busbw, rows)) < _ONE_PORT
-    complaint = case.hits("slow-complaint")
+    complaint = complaints(case)
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
     if hits and verbs and (low or complaint) and (rows or complaint):
         yield Candidate(
@@ -185,7 +226,7 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def narrow_pcie(case: Case) -> Iterable[Candidate]:
     """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""
-    narrow, complaint = case.hits("pcie-width"), case.hits("slow-complaint")
+    narrow, complaint = case.hits("pcie-width"), complaints(case)
     if narrow and complaint:
         title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
         yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
@@ -223,9 +264,6 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
-_STORAGE = re.compile(
-    r"\b(?:files?|shards?|checkpoint|ckpt|disk|(?:up|down)load\w*|writ(?:e|ing|ten))\b", re.IGNORECASE
-)
 _SCALE = {
     "MB/s": 1.0,
     "MiB/s": 1.05,
@@ -238,9 +276,17 @@ _SCALE = {
 }
 
 
+_TRANSFER = re.compile(
+    r"load|writ|wrote|\bread|\bcop(?:y|ied)|\bsav|checkpoint|\bs3\b|disk|fetch|stag(?:e|ing)|dataset", re.I
+)
+
+
 @diagnosis
 def low_measured_rate(case: Case) -> Iterable[Candidate]:
-    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed."""
+    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed.
+
+    The rate of an upload, a copy or a file is none of collectives.
+    """
     rates = [
         (float(found.group(1)) * _SCALE[found.group(2)], hit)
         for hit in case.hits("measured-rate")
@@ -248,7 +294,7 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
         if re.search(
             r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
         )
-        and not _STORAGE.search(hit.text)
+        and not _TRANSFER.search(hit.text)
     ]
     told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
     failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")

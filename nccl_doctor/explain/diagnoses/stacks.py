@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import few
 
 _FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
 _PROCESS = re.compile(r"\bProcess (\d+): \S")
-_FRAME = re.compile(r"\s*\S+ \([^()]+\.py:\d+\)\s*$")
+_FRAME = re.compile(r"(?:^|\s)\S+ \([^()]+\.py:\d+\)\s*$")
 # Main threads that wait for no rank, or that may wait for the GPU and with it for a collective: they prove nothing.
 _ELSEWHERE = re.compile(
     r"_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
@@ -68,7 +68,7 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
     for hit in lines.values():  # a line may be a row of the stack above and the heading of its own
         if process := _PROCESS.search(hit.text):
             stacks.append((process.group(1), []))
-        if main and stacks and _FRAME.match(hit.text):
+        if main and stacks and _FRAME.search(hit.text):
             stacks[-1][1].append(hit)
         else:
             main = hit.text.endswith('"MainThread"')

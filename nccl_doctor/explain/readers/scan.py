@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
+from nccl_doctor.explain.model import Hit, LogSource, Role
 from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers.tracebacks import QUOTE_LIMIT, Said, Tracebacks
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
+from nccl_doctor.explain.summary import KEEP_PER_FILE, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
 from nccl_doctor.explain.template import Template
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
@@ -35,30 +36,15 @@ HEAD_LINES = 40
 SAMPLE_ALL = 64 << 10
 SAMPLE_HEAD = 2 << 10
 SAMPLE_STEP = 256 << 10
-QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
 # that was, after ten times as many.
 BUSY = 1000
-FRAME_LIMIT = 400  # lines of one traceback
 CHANNELS = 4000  # so many things that processes say of several channels are told apart
 CHANNEL_LINE = 400  # bytes
-_REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
-MESSAGE_LINES = 6  # further lines of an exception's message
-OPEN_LIMIT = 64  # tracebacks open at the same time
-
-_FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
-_BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
-_STANDALONE = re.compile(
-    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
-)
-_LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
 _SAME_DIGIT = str.maketrans("123456789", "000000000")
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
-_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _CHANNEL = b" NCCL INFO Channel "
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
 
@@ -115,23 +101,6 @@ def plan() -> _Plan:
     return made
 
 
-class _Open:
-    """A traceback whose exception line has not come yet."""
-
-    def __init__(self, hit: Hit, first: int, chained: bool, indent: str = "") -> None:
-        self.hit = hit
-        self.first = first
-        self.indent = indent
-        self.ignored = False
-        self.mixed = False  # several processes without a prefix: whose frames these are cannot be told
-        self.frames: list[str] = []
-        self.code: tuple[int, prefix.Line, str] | None = None  # the line of code in the deepest frame
-        self.where = ""
-        self.function = ""
-        self.lines = 0
-        self.chained = chained
-
-
 class _Repeated(msgspec.Struct):
     """A line that is said again and again; ``times`` counts the lines that were not looked at, the last of them is kept."""
 
@@ -156,16 +125,12 @@ class Scanner:
         self._looked = 0  # the last line that was looked at
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._busy: dict[bytes, float] = {}
-        self._open: dict[str, _Open] = {}
-        self._leads = records.Leads()
-        self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
-        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
+        self._tracebacks = Tracebacks(self.summary.tracebacks, self._hit)
         self._before_kept = False
         self._sampled = 0
         self._unsampled = 0
         self._partly_sampled = False
         self._channels: dict[bytes, _Repeated] = {}
-        self._pending: dict[str, bool] = {}  # "During handling..." was said
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
 
@@ -180,7 +145,7 @@ class Scanner:
         line_at, line_number = 0, self._line + 1
         while at < len(block):
             start = at
-            if not self._open and not self._pending and not self._rows_left:
+            if not self._reading():
                 if next_found == len(found):
                     break
                 start = block.rfind(b"\n", at, found[next_found][0]) + 1 or at
@@ -202,14 +167,16 @@ class Scanner:
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
 
+    def _reading(self) -> bool:
+        """Whether the next line is looked at whatever it holds: a traceback or a table goes on."""
+        return bool(self._rows_left) or self._tracebacks.reading()
+
     def calm(self) -> bool:
         """Whether lines without an anchor can be passed over."""
         return (
             self._line >= max(HEAD_LINES, self._looked + AFTER_LINES)
             and self._sampled >= SAMPLE_ALL
-            and not self._open
-            and not self._pending
-            and not self._rows_left
+            and not self._reading()
         )
 
     def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
@@ -319,8 +286,7 @@ class Scanner:
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
-        for key in list(self._open):
-            self._close(key)
+        self._tracebacks.finish()
         for item in self._channels.values():
             if item.times:
                 self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
@@ -364,8 +330,7 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        reading = self._open or self._pending or self._rows_left
-        if not reading and (not live or self._repeats(raw, number, live)):
+        if not self._reading() and (not live or self._repeats(raw, number, live)):
             return False
         trouble = False
         for text in records.unwrap(_decode(raw)):
@@ -391,10 +356,9 @@ class Scanner:
         return True
 
     def _look_at(self, text: str, number: int, live: set[bytes], times: int = 1) -> bool:
-        reading = bool(self._open or self._pending)
         trouble = False
         matches = self._plan.searched.matches(live, text)
-        if not matches and not reading and live.isdisjoint(_GENERIC):
+        if not matches and live.isdisjoint(_GENERIC) and not self._tracebacks.reading():
             self._count_busy(live, trouble)
             return False
         line = prefix.parse(text)
@@ -418,7 +382,7 @@ class Scanner:
                 self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         if line.host:
             self.summary.hosts.add(line.host)
-        self._tracebacks(line, text, number, known)
+        self._tracebacks.take(Said(line, text, number, known))
         return trouble
 
     def _keep_row(self, text: str, number: int) -> None:
@@ -503,128 +467,6 @@ class Scanner:
         if distinct not in seen and not (few and len(group.hits) >= 40):
             seen.add(distinct)
             group.hits.append(hit)
-
-    # tracebacks --------------------------------------------------------------------------------------------------
-
-    def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        key = line.key or (str(line.rank) if line.rank is not None else "")
-        if "exception-ignored" in known:
-            self._ignored.add(key)
-        if records.MARK in line.body:
-            lead, indent = self._leads.learn(line.body)
-            base, key = key, key + lead
-            chained = self._pending.pop(key, False)
-            mixed = key in self._open
-            if mixed:
-                self._close(key)
-            if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
-                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
-                self._open[key].mixed = mixed
-                self._open[key].ignored = base in self._ignored
-                self._ignored.discard(base)
-            return
-        lead, line.body = self._leads.split(line.body)
-        key += lead
-        body = line.body
-        block = self._open.get(key)
-        if block is not None:
-            self._inside(block, key, line, text, number, known)
-            return
-        if key in self._pending:
-            if key in self._told and body[:1] in " \t" and body.strip():
-                self._goes_on(self._told[key], line, text, number)
-            elif body.strip():
-                del self._pending[key]
-        elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
-            self._pending[key] = True
-        elif any(word in body for word in _STANDALONE_WORDS):
-            self._standalone(line, text, number, known)
-        if not self._open and len(self._pending) > OPEN_LIMIT:
-            self._pending.clear()
-
-    def _inside(self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body = line.body.removeprefix(block.indent)
-        block.lines += 1
-        frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
-        if frame:
-            block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
-            block.code = None
-            if not _LIBRARY.search(frame.group(1)):
-                block.where, block.function = f"{frame.group(1)}:{frame.group(2)}", frame.group(3) or ""
-            return
-        if block.lines > FRAME_LIMIT:
-            self._close(key)
-            return
-        if not body.strip() or body[0] in " \t|+~^│╭╰❱":
-            if block.code is None and body.strip() and (body[0] in " \t" or "❱" in body):
-                block.code = (number, line, text)
-            return
-        found = _EXCEPTION.match(body.strip())
-        # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
-        # like an exception ends the block.
-        if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
-            del self._open[key]
-            self._record(block, found.group(1), found.group(2) or "", line, text, number, known)
-            self._told[key] = len(self.summary.tracebacks) - 1
-            self._pending[key] = True  # look at the next line: it may say that this exception led to another
-        elif block.lines > 60 and not block.frames:
-            self._close(key)
-
-    def _close(self, key: str) -> None:
-        block = self._open.pop(key)
-        if block.frames:
-            self.summary.tracebacks.append(
-                Traceback("", "", block.hit, block.first, block.where, block.function, tuple(block.frames[-12:]))
-            )
-
-    def _goes_on(self, index: int, line: prefix.Line, text: str, number: int) -> None:
-        item = self.summary.tracebacks[index]
-        if len(item.more) < MESSAGE_LINES:
-            more = (*item.more, self._hit("exception", number, line, text))
-            self.summary.tracebacks[index] = msgspec.structs.replace(item, more=more)
-
-    def _record(
-        self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
-    ) -> None:
-        # An assertion without a message says nothing but the line that made it.
-        silent = block.code if not message.strip() and not block.mixed else None
-        self.summary.tracebacks.append(
-            Traceback(
-                kind,
-                _REPEATED.sub("", message[:QUOTE_LIMIT]),
-                self._hit("exception", number, line, text),
-                block.first,
-                "" if block.mixed else block.where,
-                block.function,
-                () if block.mixed else tuple(block.frames[-12:]),
-                block.chained,
-                (*known, "exception-ignored") if block.ignored else tuple(known),
-                () if silent is None else (self._hit("exception", *silent),),
-            )
-        )
-
-    def _standalone(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        """An exception line without its traceback (cut logs, loggers that print only the last line)."""
-        found = _STANDALONE.match(line.body.strip())
-        if not found or len(self.summary.tracebacks) >= KEEP_TRACEBACKS:
-            return
-        kind = line.body.strip().split(":")[0]
-        self.summary.tracebacks.append(
-            Traceback(
-                kind,
-                _REPEATED.sub("", (found.group(2) or "")[:QUOTE_LIMIT]),
-                self._hit("exception", number, line, text),
-                number,
-                known=tuple(known),
-            )
-        )
-
-
-def _looks_like_exception(name: str, message: str | None) -> bool:
-    last = name.rsplit(".", 1)[-1]
-    if "." in name:
-        return last[:1].isupper() or last in _LOWER_CASE or last.endswith(("Error", "Exception"))
-    return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines

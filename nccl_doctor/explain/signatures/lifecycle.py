@@ -145,7 +145,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        "Deactivated" not in line
+        re.search(r"Deactivated|uccessfully (?:assigned|pulled)", line) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
     ),
@@ -193,6 +193,7 @@ says(
     "xit code 0",
     "xit code: 0",
     "xit status 0",
+    "xit status: 0",
     "JobState=COMPLETED",
     role=Role.END,
     sampled=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from nccl_doctor import explain
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.api import analyse
-from nccl_doctor.explain.case import all_diagnoses
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
@@ -36,7 +37,21 @@ def test_every_signature_says_what_it_proves() -> None:
         assert len(signature.why) > 20 or signature.role is Role.FACT, signature.name
         if signature.role is Role.CAUSE:
             assert signature.title, signature.name
-    assert all(rule.__doc__ for rule in all_diagnoses())
+
+
+_ASKED = re.compile(r"\b(?:case|self)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)")
+
+
+def test_rules_ask_for_signatures_that_exist() -> None:
+    asked = {
+        name
+        for file in Path(explain.__file__).parent.rglob("*.py")
+        for names in _ASKED.findall(file.read_text(encoding="utf-8"))
+        for name in re.findall(r"[\w-]+", names)
+    }
+    known = {name + end for name, signature in all_signatures().items() for end in ("", "-rows" * bool(signature.rows))}
+    assert len(asked) > 100
+    assert asked - known == set()
 
 
 _DESYNC = (
