@@ -113,7 +113,7 @@ def _failure_seen(case: Case) -> bool:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    if any("baseline" not in hit.text for hit in case.hits("slow-complaint")):
+    if case.slower_steps or case.stands or any("baseline" not in hit.text for hit in case.hits("slow-complaint")):
         return True
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]

@@ -9,6 +9,9 @@ from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit
 
 _FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
+_WAITS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|synchronize|\brecv|\bsend\b"
+)
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
 
@@ -42,3 +45,15 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             ranks_of(hits),
             why=different_stacks.__doc__ or "",
         )
+
+
+@diagnosis
+def stack_of_one_side(case: Case) -> Iterable[Candidate]:
+    """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
+    waiting = [hit for hit in case.hits("stack-process-rows") if _WAITS.search(hit.text)] if case.stands else []
+    for place, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
+        title = (
+            f"a process waits for other ranks ({waiting[0].text.strip()[:80]}); what they do, their stacks would tell"
+        )
+        hits = [*waiting[:6], *case.stands[:2]]
+        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=stack_of_one_side.__doc__ or "")

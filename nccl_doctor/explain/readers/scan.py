@@ -402,6 +402,8 @@ class Scanner:
         reading = bool(self._open or self._pending)
         trouble = False
         matches = self._plan.searched.matches(live, text)
+        if matches and records.lists_settings(text):
+            matches = [(signature, groups) for signature, groups in matches if not _accuses(signature)]
         if not matches and not reading and live.isdisjoint(_GENERIC):
             self._count_busy(live, trouble)
             return False
@@ -620,6 +622,11 @@ class Scanner:
                 known=tuple(known),
             )
         )
+
+
+def _accuses(signature: Signature) -> bool:
+    """Whether a line of it speaks of trouble."""
+    return signature.role in (Role.CAUSE, Role.SYMPTOM) or signature.name == "error-line"
 
 
 def _looks_like_exception(name: str, message: str | None) -> bool:

@@ -33,6 +33,9 @@ _OF_THE_JOB = re.compile(
 _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
 
 
+_FRAME = re.compile(r"\(\S+\.py:\d+\)\s*$")  # py-spy's: a function that is called train_step has made no step
+
+
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
@@ -42,7 +45,7 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    return not trouble and not probe and bool(_NUMBER_NEAR.search(line))
+    return not trouble and not probe and bool(_NUMBER_NEAR.search(line)) and not _FRAME.search(line)
 
 
 says(

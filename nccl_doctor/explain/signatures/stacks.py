@@ -14,6 +14,7 @@ says(
     "hread {pid:hex} (most recent call first)",
     why="py-spy or faulthandler: the stacks of this process, or of this thread, follow.",
     where=lambda groups, line: "command" not in groups or _PROCESS.search(line) is not None,
+    rows=12,
 )
 says(
     "stack-frame",
