@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from nccl_doctor.explain.matcher import FACTORS, STRIDE, HyperscanEngine, _database, factors  # noqa: E402
-from nccl_doctor.explain.readers.scan import all_anchors  # noqa: E402
+from nccl_doctor.explain.readers.scan import plan  # noqa: E402
 
 SIZES = ((5, 5), (5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
 WEIGHTS = (0.3, 1.0, 3.0)  # of a pair of letters that ordinary output has, too
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    anchors = all_anchors()
+    anchors = plan().anchors
     if options.check:
         missing = [anchor for anchor in anchors if anchor not in factors()]
         print(f"{len(anchors)} anchors, {len(missing)} without a factor")

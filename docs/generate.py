@@ -1,6 +1,6 @@
 """Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
 
-docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/report.schema.json,
+docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/thresholds.md, docs/report.schema.json,
 docs/bundle.schema.json, docs/bench.schema.json.
 """
 
@@ -17,6 +17,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import thresholds
 from nccl_doctor.rules.engine import STAGES, all_rules
 from nccl_doctor.rules.judge import Report
 
@@ -47,6 +48,21 @@ def rules() -> str:
     return "\n".join(parts)
 
 
+def threshold_table() -> str:
+    """Every line that rules draw: value, unit, why there, since when."""
+    rows = "\n".join(
+        f"| `{id}` | {row.value:.12g} | {row.unit} | {row.source} ({row.date}) |"
+        for id, row in thresholds.defaults().items()
+    )
+    return (
+        "# Thresholds\n\nWhere the [rules](rules.md) draw their lines. Published values disagree, and some are judgement: each can be\n"
+        "replaced, by `--thresholds FILE` (YAML) of `check`, `preflight`, `report` and `diff`, or under `[thresholds]` of a\n"
+        "[policy file](preflight.md#policy-file). An id that is not known is an error.\n\n"
+        "```yaml\nshm.warn: 2147483648                # bytes\ngpu.ecc.corrected.warn: .inf        # never\n```\n\n"
+        f"| id | value | unit | why there |\n|---|---|---|---|\n{rows}\n"
+    )
+
+
 def schema(kind: type[msgspec.Struct]) -> str:
     """The JSON schema of a document."""
     return json.dumps(msgspec.json.schema(kind), indent=2, sort_keys=True) + "\n"
@@ -72,6 +88,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "exit-codes.md": exit_codes(),
         DOCS / "rules.md": rules(),
+        DOCS / "thresholds.md": threshold_table(),
         DOCS / "report.schema.json": report_schema(),
         DOCS / "bundle.schema.json": schema(Bundle),
         DOCS / "bench.schema.json": schema(Outcome),

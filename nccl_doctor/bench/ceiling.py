@@ -41,7 +41,7 @@ def _pairs(results: Results) -> Ceiling | None:
     hosts = f"{results.host_of(slowest.first)} <-> {results.host_of(slowest.second)}"
     return Ceiling(
         slowest.gbs,
-        f"what {hosts} moved, the slowest of {len(results.links)} host pairs",
+        f"what {hosts} moved" + (f", the slowest of {len(results.links)} host pairs" if len(results.links) > 1 else ""),
         True,
     )
 

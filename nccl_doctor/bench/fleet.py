@@ -12,7 +12,7 @@ import msgspec
 
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Collector
-from nccl_doctor.bench.outcome import Outcome, conclude
+from nccl_doctor.bench.outcome import INTERRUPTED, Outcome, conclude
 from nccl_doctor.bench.run import (
     CannotRun,
     Prepared,
@@ -202,6 +202,8 @@ def _run(
 
         try:
             return Run(sessions, world, plan, limit_s, take).run(), ()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             seen = {host: {"host": host, "events": events} for host, events in paths.items()}
-            return {host: ProbeResult(ProbeOutcome.OK, data) for host, data in seen.items()}, ("interrupted by Ctrl-C",)
+            return {host: ProbeResult(ProbeOutcome.OK, data) for host, data in seen.items()}, (
+                f"{INTERRUPTED}{str(interrupt) or 'Ctrl-C'}",
+            )

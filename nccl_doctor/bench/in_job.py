@@ -6,10 +6,13 @@ import contextlib
 import datetime
 import itertools
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +21,14 @@ import msgspec
 
 from nccl_doctor.agent.collective import ranks
 from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
-from nccl_doctor.bench.outcome import Outcome, conclude
+from nccl_doctor.bench.outcome import INTERRUPTED, Outcome, conclude
 from nccl_doctor.bench.run import Prepared, Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+from nccl_doctor.findings.exit_codes import ExitCode
 
 REQUIRED = "NCCL_DOCTOR_IN_JOB"
+_KEPT: list[Any] = []  # files that must stay open
+TOLD_TO_END_S = 10.0  # a rank that left before rank 0 has told would be a failure to tell of
 LINGER_S = 3.0  # launchers end all ranks when the first one fails: rank 0, who tells the result, must be that one
 
 
@@ -57,6 +63,9 @@ class _Watch:
         self.on_stuck: Callable[[], None] = lambda: None
 
     def take(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
+            self.collector.take(event)
         kind = event.get("event")
         if kind in ("stage", "stuck", "error", "done"):
             self.where = msgspec.convert({k: v for k, v in event.items() if k in Where.__struct_fields__}, Where)
@@ -75,57 +84,87 @@ class _Watch:
             self.finished = True
         elif kind == "size" and self.identity.rank == 0:
             print(f"nccl-doctor: {event['collective']} {event['size']} B done", file=sys.stderr, flush=True)
-        self.events.append(event)
-        with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
-            self.collector.take(event)
 
 
 def run(
-    identity: ranks.Identity, plan: BenchPlan, min_busbw: float, baseline: Outcome | None, command: str
-) -> Outcome | None:
-    """Run this rank to its end. Rank 0 gets the outcome; the others None, and leave with status 1 if they failed."""
+    identity: ranks.Identity, plan: BenchPlan, min_busbw: float, baseline: Outcome | None, command: str,
+    tell: Callable[[Outcome], int],
+) -> NoReturn:  # fmt: skip
+    """Run this rank to its end, and leave with its status. Rank 0 tells what was found, and leaves with ``tell``'s."""
     from nccl_doctor.agent.collective.worker import Worker
 
     started = time.monotonic()
     backend, why = _backend(plan.backend)
-    log = _log_file()
-    os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name if log else "/dev/stderr"})
-    os.environ.pop("NCCL_DEBUG_SUBSYS", None)
     if plan.cuda_graph and backend != "nccl":
         raise ValueError(f"--cuda-graph is for nccl, and this is {backend} ({why})")
-    watch = _Watch(identity)
-    gpu = backend == "nccl"
     if plan.gemm < 0:
-        plan = msgspec.structs.replace(plan, gemm=8192 if gpu else 1024)
-    worker_plan = plan.for_worker(backend, identity.world)
-    worker_plan["log_file"] = log.name if log else ""
+        plan = msgspec.structs.replace(plan, gemm=8192 if backend == "nccl" else 1024)
+    log = _log_file()
+    os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log or "/dev/stderr"})
+    os.environ.pop("NCCL_DEBUG_SUBSYS", None)
+    watch = _Watch(identity)
 
-    def outcome() -> Outcome:
-        return _conclude(watch, identity, plan, backend, why, min_busbw, baseline, command, time.monotonic() - started)
+    def outcome(*notes: str) -> Outcome:
+        seconds = time.monotonic() - started
+        return _conclude(watch, identity, plan, backend, why, min_busbw, baseline, command, seconds, notes)
 
-    if identity.rank == 0:
-        watch.on_stuck = lambda: _print_and_leave(outcome())
-    else:
-        watch.on_stuck = lambda: time.sleep(LINGER_S)
-    status = Worker(worker_plan, identity, watch.take).run()
-    if log:
-        log.close()
-    if identity.rank == 0:
-        return outcome()
-    if status:
-        time.sleep(LINGER_S)
-        sys.exit(status)
-    return None
+    end = _End(identity, outcome, tell)
+    watch.on_stuck = end.at_once
+    end.on_signals()
+    status = Worker({**plan.for_worker(backend, identity.world), "log_file": log}, identity, watch.take).run()
+    end.leave(status)
 
 
-def _print_and_leave(found: Outcome) -> None:
-    """The main thread hangs in a collective: tell what there is from the watchdog's thread, and end."""
-    from importlib import import_module
+class _End:
+    """The end of a rank, whichever comes first: its work is done, it is stuck, or the job is told to end."""
 
-    console = import_module("nccl_doctor.report.terminal").stdout_console(plain=True)
-    import_module("nccl_doctor.report.bench_console").render(found, console, exit_code=11)
-    sys.stdout.flush()
-    os._exit(11)
+    def __init__(
+        self, identity: ranks.Identity, outcome: Callable[..., Outcome], tell: Callable[[Outcome], int]
+    ) -> None:
+        self.tells, self.outcome, self.tell = identity.rank == 0, outcome, tell
+        self.begun = threading.Lock()  # who comes second waits for the process to end
+
+    def leave(self, status: int, *notes: str) -> NoReturn:
+        """Not as Python ends: torch's and NCCL's threads are not waited for, which may hang in what they do."""
+        self.begun.acquire()
+        if self.tells:
+            status = self.tell(self.outcome(*notes))
+        elif status:
+            time.sleep(LINGER_S if not notes else TOLD_TO_END_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def at_once(self, *notes: str) -> None:
+        """From another thread, as the main one hangs in a collective. The other ranks' watchdog ends their process."""
+        if not self.tells and not notes:
+            time.sleep(LINGER_S)
+            return
+        if not self.tells:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what breaks from here on is no news
+        try:
+            self.leave(ExitCode.INTERRUPTED, *notes)
+        except Exception:  # noqa: BLE001 - nobody else would tell it
+            traceback.print_exc()
+            os._exit(ExitCode.INTERNAL_ERROR)
+
+    def on_signals(self) -> None:
+        """SIGTERM, as a scheduler sends it at its time limit, and Ctrl-C: what was measured is told.
+
+        Python's own handlers run in the main thread, which may be deep in a collective: a thread waits for the signals.
+        """
+        arrived, arrives = os.pipe()
+        os.set_blocking(arrives, False)
+        signal.set_wakeup_fd(arrives)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+
+        def wait() -> None:
+            name = signal.Signals(os.read(arrived, 1)[0]).name
+            self.at_once(INTERRUPTED + ("Ctrl-C" if name == "SIGINT" else name))
+
+        threading.Thread(target=wait, daemon=True, name="signals").start()
 
 
 def _backend(wanted: str) -> tuple[str, str]:
@@ -135,23 +174,24 @@ def _backend(wanted: str) -> tuple[str, str]:
     return ("nccl", "this host has GPUs") if gpu else ("gloo", "this host has no GPU")
 
 
-def _log_file() -> Any:
-    """A private file for NCCL's log, None where none can be made (a full disk): the log then goes to stderr."""
+def _log_file() -> str:
+    """Where NCCL's log goes: a file without a name, which stays open and of which nothing is left however this ends.
+
+    Empty where none can be made (a full disk): the log then goes to stderr.
+    """
     with contextlib.suppress(OSError):
-        found = tempfile.NamedTemporaryFile(prefix="nccl-doctor-", suffix=".log")  # noqa: SIM115 - lives as long as the run
-        try:
-            found.write(b"\n" * 4096)
-            found.flush()  # a full disk shows only here
-            os.ftruncate(found.fileno(), 0)
-            return found
-        except OSError:
-            found.close()
-    return None
+        found = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        _KEPT.append(found)
+        found.write(b"\n" * 4096)
+        found.flush()  # a full disk shows only here
+        os.ftruncate(found.fileno(), 0)
+        return f"/proc/self/fd/{found.fileno()}"
+    return ""
 
 
 def _conclude(
     watch: _Watch, identity: ranks.Identity, plan: BenchPlan, backend: str, why: str, min_busbw: float,
-    baseline: Outcome | None, command: str, seconds: float,
+    baseline: Outcome | None, command: str, seconds: float, notes: tuple[str, ...] = (),
 ) -> Outcome:  # fmt: skip
     results = watch.collector.results()
     shares = _shares(results.ranks) or [Share(socket.gethostname(), 0, identity.world)]
@@ -164,7 +204,8 @@ def _conclude(
         own.setdefault(share.name, []).extend(range(share.first_rank, share.first_rank + share.ranks))
     facts: dict[str, Collectives] = {}
     for host, its_ranks in own.items():
-        ends = tuple(_end(watch, rank, rank == identity.rank) for rank in its_ranks)
+        # Of a run that was told to end, nobody can say that a rank failed.
+        ends = () if notes else tuple(_end(watch, rank, rank == identity.rank) for rank in its_ranks)
         paths = [(rank, path) for rank in its_ranks if (path := watch.logs.get(rank, {}).get("path"))]
         events = [dict(path, event="path", rank=rank) for rank, path in paths]
         if not facts:
@@ -184,6 +225,7 @@ def _conclude(
         command=command,
         min_busbw=min_busbw,
         baseline=baseline,
+        notes=notes,
     )
 
 

@@ -21,6 +21,7 @@ from nccl_doctor.findings.model import Finding
 from nccl_doctor.rules import collectives as rules
 
 SCHEMA = "nccl-doctor/bench/1"
+INTERRUPTED = "interrupted by "  # so begins the note of a run that was: Ctrl-C, or a signal's name
 
 
 class FitOf(msgspec.Struct, frozen=True):

@@ -187,7 +187,7 @@ def prepare(
 def read_prepared(result: ProbeResult) -> Prepared | str:
     """The typed answer, or why there is none."""
     if result.outcome is not Outcome.OK:
-        return f"{result.outcome.value}: {result.detail}" if result.detail else result.outcome.value
+        return result.why
     try:
         return msgspec.convert(result.data, Prepared)
     except msgspec.ValidationError as error:

@@ -72,8 +72,8 @@ def _step(text: str, whole: str) -> tuple[int, int]:
 
 
 def format_size(size: int) -> str:
-    """``64M`` where that is exact, else bytes with thousands separated."""
+    """``64M`` where that is exact, else ``1,000 B``."""
     for unit in ("T", "G", "M", "K"):
         if size >= BINARY[unit] and size % BINARY[unit] == 0:
             return f"{size // BINARY[unit]}{unit}"
-    return f"{size:,}"
+    return f"{size:,} B"

@@ -12,7 +12,7 @@ import msgspec
 from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench.fleet import run_fleet
 from nccl_doctor.bench.model import BenchPlan, Collector
-from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
 from nccl_doctor.env.assignments import Assignment, How
@@ -62,8 +62,9 @@ def read_candidates(texts: Iterable[str]) -> tuple[Candidate, ...]:
 
 def times_of(outcome: Outcome) -> Times:
     """Median time per call of each collective and size; ``Failed`` if a rank died or a result was wrong."""
-    if any(note.startswith("interrupted") for note in outcome.notes):
-        raise KeyboardInterrupt
+    for note in outcome.notes:
+        if note.startswith(INTERRUPTED):
+            raise KeyboardInterrupt(note.removeprefix(INTERRUPTED))
     if not outcome.complete:
         told = [f"rank {rank.rank} on {rank.host} stopped in {rank.where}" for rank in outcome.ranks]
         told += [item.title for item in outcome.findings] + list(outcome.notes)

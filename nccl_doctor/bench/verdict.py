@@ -140,7 +140,13 @@ def _by_baseline(
         return verdict("cannot-judge", f"{said}{share}; the baseline does not fit: {ground.baseline_trouble}")
     found = changes(own, ground.baseline or ())
     if not found:
-        return verdict("cannot-judge", f"{said}{share}; the baseline has none of these sizes of {name}")
+        there = sorted({item.collective for item in ground.baseline or ()})
+        lacks = (
+            f"none of these sizes of {name}"
+            if name in there
+            else f"no {name}" + (f", only {', '.join(there)}" if there else "")
+        )
+        return verdict("cannot-judge", f"{said}{share}; the baseline has {lacks}")
     largest = max(found, key=lambda item: item.size)
     slower = [item for item in found if _is_slower(item.comparison)]
     undecided = [item for item in found if not item.comparison.decided]

@@ -14,21 +14,29 @@ import typer
 from typer.core import TyperGroup
 
 from nccl_doctor import __version__
-from nccl_doctor.cli import _streams
+from nccl_doctor.cli import _signals, _streams
 from nccl_doctor.findings.exit_codes import ExitCode
 
 DEBUG = "NCCL_DOCTOR_DEBUG"  # set: an internal error shows its whole traceback
 REPORT_AT = "the project's issue tracker"
 
 
+def examples(lines: dict[str, str], codes: str = "") -> str:
+    """What stands under a command's help: lines to copy, each with a word on it, and what the exit codes say."""
+    width = max((len(line) for line, what in lines.items() if what), default=0)
+    told = "\n".join(f"  nccl-doctor {line:<{width}}  {what}".rstrip() for line, what in lines.items())
+    return f"\b\nExamples:\n{told}" + (f"\n\nExit codes: {codes}; all: nccl-doctor docs exit-codes." if codes else "")
+
+
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C in any of them says so and exits with 130."""
+    """The commands; Ctrl-C in any of them, or a signal in its place, says so and exits with 130."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("\nnccl-doctor: interrupted by Ctrl-C; hosts were disconnected and run nothing of it", err=True)
+            by = _signals.interrupted_by()
+            typer.echo(f"\nnccl-doctor: {by}; hosts were disconnected and run nothing of it", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
@@ -36,6 +44,15 @@ app = typer.Typer(
     name="nccl-doctor",
     cls=_Commands,
     help="Multi-node diagnostics for NCCL training clusters: to the guilty host, with quoted proof and a fix.",
+    epilog=examples(
+        {
+            "explain logs/": "a job died or hangs: why?",
+            "check --hosts hostfile": "which host is to blame?",
+            "preflight --slurm -- srun ...": "go or no-go, then run it",
+            "playbook net.mtu": "what to do about a finding",
+            "docs first-aid": "what to type, and in which order",
+        }
+    ),
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,

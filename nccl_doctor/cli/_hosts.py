@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from nccl_doctor.cli import _signals
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 HostsFile = Annotated[
     str | None,
-    typer.Option("--hosts", metavar="FILE", help="Hostfile in any usual format, or - for standard input."),
+    typer.Option(
+        "--hosts", metavar="FILE", help="Hostfile (formats: nccl-doctor docs inventory), or - for standard input."
+    ),
 ]
 HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
@@ -66,10 +69,16 @@ class Output(str, enum.Enum):
 
 
 Format = Annotated[Output, typer.Option(metavar="console|json", help="What is printed on standard output.")]
-Thresholds = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with other thresholds.")]
+Thresholds = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML file with other limits (nccl-doctor docs thresholds).")
+]
 PolicyFile = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="Policy file [default: nccl-doctor.toml or pyproject.toml here]."),
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="Policy file (nccl-doctor docs preflight) [default: nccl-doctor.toml or pyproject.toml here].",
+    ),
 ]
 
 
@@ -102,6 +111,8 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
 
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
+    if host_list and Path(host_list).is_file():
+        typer.echo(f"nccl-doctor: -H names hosts; {host_list} is a file here, too: --hosts {host_list}?", err=True)
     for notice in found.notices:
         typer.echo(f"nccl-doctor: {notice}", err=True)
     return found
@@ -121,7 +132,11 @@ def connect_options(
     local: bool,
     ssh_config: Path | None = None,
 ) -> ConnectOptions:
-    """What the transport room needs to know; without hosts it is this machine, reached without ssh."""
+    """What the transport room needs to know; without hosts it is this machine, reached without ssh.
+
+    Hosts are reached from here on: a time limit now ends the run as Ctrl-C does, with what was measured and tidied up.
+    """
+    _signals.end_like_ctrl_c()
     from nccl_doctor.transport.base import ConnectOptions
 
     if transport not in ("ssh", "local") and not transport.startswith("command="):
@@ -159,6 +174,12 @@ def collect_facts(
 
     with ConsoleProgress(stderr_console()) as progress:
         return collect(entries, options, progress, choose)
+
+
+def tell_interrupted(bundle: Bundle) -> None:
+    """Say that the run was ended before its end, and by what."""
+    if bundle.interrupted:
+        typer.echo(f"nccl-doctor: {_signals.interrupted_by()}: this is what was measured until then", err=True)
 
 
 def check_release(text: str, option: str) -> None:

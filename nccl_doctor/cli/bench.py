@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.base import ConnectOptions
 
 FORMATS = ("table", "json", "csv", "nccl-tests")
+SIZES = "1K:64M:x4"
 
 
-@app.command(short_help="How fast are the collectives, over which path, and is that good?")
+@app.command(
+    short_help="How fast are the collectives, over which path, and is that good?",
+    epilog=examples(
+        {
+            "bench allreduce --hosts hostfile --sizes 1M:8G": "",
+            "bench all --hosts hostfile --baseline good.json": "",
+            "bench gemm -H gpu[01-64]": "which GPU computes slowly?",
+        },
+        codes="0 measured, 11 failed, incomplete or wrong (see --fail-on), 3 nothing measured",
+    ),
+)
 def bench(
     collective: Annotated[
         str,
@@ -126,45 +138,22 @@ def bench(
     Without hosts, this machine. Inside torchrun, srun or mpirun, the ranks that these started. Wrong answers and
     failures give exit code 11, whatever --fail-on says.
     """
-    from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
-    from nccl_doctor.bench.model import DTYPES, OPS, BenchPlan
-    from nccl_doctor.bench.sizes import SizeError, parse_sizes
-
-    for value, known, name in (
-        (format, FORMATS, "--format"), (dtype, DTYPES, "--dtype"), (op, OPS, "--op"),
-        (backend, ("auto", "nccl", "gloo"), "--backend"), (fail_on, ("slow", "never"), "--fail-on"),
-    ):  # fmt: skip
-        if value not in known:
-            _hosts.stop(f"{name} {value!r}: expected one of {', '.join(known)}")
-    if plot is not None and plot.suffix.lower() not in (".svg", ".html"):
-        _hosts.stop(f"--plot {plot}: the name must end in .svg or .html")
-    for path, option in ((plot, "--plot"), (save, "--save")):
-        if path is not None:
-            _hosts.check_writable(path, option)
-    try:
-        names = parse_collectives(collective)
-        wanted = parse_sizes("1K:64M:x4" if sizes is None else sizes)
-    except (UnknownCollective, SizeError) as error:
-        _hosts.stop(str(error))
-    if GEMM in names and not dtype.startswith(("float", "bfloat")):
-        _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
-    if names == (GEMM,) and sizes:
-        _hosts.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
-    modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
-    if format == "nccl-tests" and not modes:
-        modes = ("out", "in")  # scripts expect both blocks
+    _known_words(("--format", format), ("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
+    telling = _Telling(format, save, plot, fail_on)
+    names, wanted = _what(collective, sizes, dtype)
     if gpus_per_host and ranks_per_host:
         _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
-    per_host = gpus_per_host or ranks_per_host
-    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    from nccl_doctor.bench.collectives import GEMM
+    from nccl_doctor.bench.model import BenchPlan
+
     plan = BenchPlan(
         collectives=names,
-        sizes=wanted if names != (GEMM,) else (),
+        sizes=wanted,
         dtype=dtype,
         op=op,
         backend=backend,
-        modes=modes,
-        ranks_per_host=per_host,
+        modes=_modes(in_place, out_of_place, both, format),
+        ranks_per_host=gpus_per_host or ranks_per_host,
         warmup=warmup,
         iters=iters,
         budget_s=time_budget,
@@ -179,24 +168,67 @@ def bench(
         same_gpu=same_gpu,
         links=8 << 20 if names != (GEMM,) else 0,
     )
-    before = _baseline(baseline)
+    telling.before = _baseline(baseline)
+    local = _hosts.is_this_machine(hosts, host_list, slurm)
+    _inside_a_job(plan, min_busbw, telling, local)
+    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+    entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+    outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, telling.before)
+    raise typer.Exit(telling.tell(outcome))
+
+
+def _known_words(*options: tuple[str, str]) -> None:
+    """Stop at an option whose value is none of its words."""
+    from nccl_doctor.bench.model import DTYPES, OPS
+
+    words = {
+        "--format": FORMATS, "--dtype": DTYPES, "--op": OPS, "--backend": ("auto", "nccl", "gloo"),
+        "--fail-on": ("slow", "never"),
+    }  # fmt: skip
+    for name, value in options:
+        if value not in words[name]:
+            _hosts.stop(f"{name} {value!r}: expected one of {', '.join(words[name])}")
+
+
+def _what(collective: str, sizes: str | None, dtype: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What is measured, at which sizes in bytes."""
+    from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
+    from nccl_doctor.bench.sizes import SizeError, parse_sizes
+
+    try:
+        names = parse_collectives(collective)
+        wanted = parse_sizes(SIZES if sizes is None else sizes)
+    except (UnknownCollective, SizeError) as error:
+        _hosts.stop(str(error))
+    if GEMM in names and not dtype.startswith(("float", "bfloat")):
+        _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
+    if names != (GEMM,):
+        return names, wanted
+    if sizes:
+        _hosts.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
+    return names, ()
+
+
+def _modes(in_place: bool, out_of_place: bool, both: bool, format: str) -> tuple[str, ...]:
+    """The ways that were asked for; none: each collective's native one."""
+    modes = tuple(mode for mode, on in (("out", out_of_place or both), ("in", in_place or both)) if on)
+    return modes or (("out", "in") if format == "nccl-tests" else ())  # scripts expect both blocks
+
+
+def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: bool) -> None:
+    """Where torchrun, srun or mpirun started this process, be one of its ranks, to the process's end."""
     from nccl_doctor.bench import in_job
 
     identity = in_job.identity_or_stop(_hosts.stop)
-    if identity is not None:
-        if not local:
-            _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
-        try:
-            outcome = in_job.run(identity, plan, min_busbw, before, _command())
-        except ValueError as error:
-            _hosts.stop(str(error))
-        if outcome is None:  # not rank 0
-            raise typer.Exit(ExitCode.HEALTHY)
-    else:
-        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
-        entries = _hosts.load_inventory(hosts, host_list, slurm).entries
-        outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, before)
-    _tell(outcome, format, save, plot, before, fail_on, plain=identity is not None)
+    if identity is None:
+        return
+    if not local:
+        _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
+    telling.plain = True
+    try:
+        in_job.run(identity, plan, min_busbw, telling.before, _command(), telling.tell)
+    except ValueError as error:
+        _hosts.stop(str(error))
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -253,50 +285,72 @@ def _over_sessions(
         _hosts.stop(str(refusal), refusal.code)
 
 
-def _tell(
-    outcome: Outcome, format: str, save: Path | None, plot: Path | None, before: Outcome | None, fail_on: str,
-    plain: bool = False,
-) -> None:  # fmt: skip
-    from nccl_doctor.bench.outcome import encode, write
+@dataclasses.dataclass
+class _Telling:
+    """Where the outcome goes: standard output, and the files that were asked for."""
 
-    code = exit_code(outcome, fail_on)
-    saved = ""
-    trouble = False
-    if save is not None:
-        try:
-            write(outcome, save)
-            saved = str(save)
-        except OSError as error:  # the result is still told
-            typer.echo(f"nccl-doctor: --save {save}: {error.strerror or error}", err=True)
-            trouble = True
-    if plot is not None:
+    format: str
+    save: Path | None
+    plot: Path | None
+    fail_on: str
+    before: Outcome | None = None
+    plain: bool = False  # inside a job: what looks like a terminal may be none
+
+    def __post_init__(self) -> None:
+        if self.plot is not None and self.plot.suffix.lower() not in (".svg", ".html"):
+            _hosts.stop(f"--plot {self.plot}: the name must end in .svg or .html")
+        for path, option in ((self.plot, "--plot"), (self.save, "--save")):
+            if path is not None:
+                _hosts.check_writable(path, option)
+
+    def tell(self, outcome: Outcome) -> ExitCode:
+        """Keep it, plot it, print it; the exit code. A file that cannot be written does not keep the result back."""
+        from nccl_doctor.bench.outcome import write
         from nccl_doctor.report.bench_plot import write_plot
 
-        try:
-            write_plot(plot, [("this run", outcome)] + ([("baseline", before)] if before else []))
-        except OSError as error:
-            typer.echo(f"nccl-doctor: --plot {plot}: {error.strerror or error}", err=True)
-            trouble = True
-    if trouble and code is ExitCode.HEALTHY:
-        code = ExitCode.INTERNAL_ERROR
-    if format == "json":
-        sys.stdout.buffer.write(encode(outcome))
-    elif format == "table":
-        from nccl_doctor.report.bench_console import render
-        from nccl_doctor.report.terminal import stdout_console
+        code = exit_code(outcome, self.fail_on)
+        runs = [("this run", outcome)] + ([("baseline", self.before)] if self.before else [])
+        not_saved = _trouble("--save", self.save, lambda path: write(outcome, path))
+        not_plotted = _trouble("--plot", self.plot, lambda path: write_plot(path, runs))
+        if (not_saved or not_plotted) and code is ExitCode.HEALTHY:
+            code = ExitCode.INTERNAL_ERROR
+        self._print(outcome, str(self.save) if self.save and not not_saved else "", code)
+        sys.stdout.flush()
+        for text in filter(None, (not_saved, not_plotted)):  # below the table, where it is read
+            typer.echo(f"nccl-doctor: {text}", err=True)
+        return code
 
-        render(outcome, stdout_console(plain), saved=saved, exit_code=code)
-    else:
-        from nccl_doctor.report import bench_formats
+    def _print(self, outcome: Outcome, saved: str, code: ExitCode) -> None:
+        if self.format == "table":
+            from nccl_doctor.report.bench_console import render
+            from nccl_doctor.report.terminal import stdout_console
 
-        sys.stdout.write(bench_formats.csv_text(outcome) if format == "csv" else bench_formats.nccl_tests(outcome))
-    sys.stdout.flush()
-    raise typer.Exit(code)
+            render(outcome, stdout_console(self.plain), saved=saved, exit_code=code)
+        elif self.format == "json":
+            from nccl_doctor.bench.outcome import encode
+
+            sys.stdout.buffer.write(encode(outcome))
+        else:
+            from nccl_doctor.report.bench_formats import csv_text, nccl_tests
+
+            sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
+
+
+def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:
+    """Why the file is not written, or empty."""
+    try:
+        if path is not None:
+            write(path)
+    except OSError as error:
+        return f"{option} {path}: {error.strerror or error}"
+    return ""
 
 
 def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
     """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it."""
-    if any(note.startswith("interrupted") for note in outcome.notes):
+    from nccl_doctor.bench.outcome import INTERRUPTED
+
+    if any(note.startswith(INTERRUPTED) for note in outcome.notes):
         return ExitCode.INTERRUPTED
     if not outcome.complete or any(item.kind == "wrong" for item in outcome.verdicts):
         return ExitCode.FINDINGS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -18,17 +18,43 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.thresholds import Overrides
 
 
-@app.command(short_help="Would a job run on these hosts, and if not, which is to blame?")
+def _stage_names(incomplete: str) -> list[str]:
+    """The stages that begin so, for a shell's Tab."""
+    from nccl_doctor.rules.engine import STAGES
+
+    return [name for name in STAGES if name.startswith(incomplete)]
+
+
+@app.command(
+    short_help="Would a job run on these hosts, and if not, which is to blame?",
+    epilog=examples(
+        {
+            "check": "this machine",
+            "check --hosts hostfile --save run.ndb": "",
+            "check -H gpu[01-64] --stage ports,interfaces": "",
+            "check --from run.ndb --verbose": "judge it again, anywhere",
+        },
+        codes="0 healthy, 4 not all could be measured, 11 at least one fault",
+    ),
+)
 def check(
     misplaced: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]")] = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
     stage: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE", help="Only this stage (several: repeat, or commas).")
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            autocompletion=_stage_names,
+            help="Only this stage (several: repeat, or commas; which there are: nccl-doctor docs rules).",
+        ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE", help="Leave this stage out (several: repeat, or commas).")
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE", autocompletion=_stage_names, help="Leave this stage out (several: repeat, or commas)."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[
@@ -152,9 +178,9 @@ def _tell(
     report: Report = judge(bundle, rows)
     _hosts.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
+    _hosts.tell_interrupted(bundle)
     if bundle.interrupted:
         code = ExitCode.INTERRUPTED
-        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format is _hosts.Output.JSON:

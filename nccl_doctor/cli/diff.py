@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 
 
-@app.command(short_help="What changed between two saved runs, or between hosts of one?")
+@app.command(
+    short_help="What changed between two saved runs, or between hosts of one?",
+    epilog=examples(
+        {
+            "diff good.ndb today.ndb": "",
+            "diff today.ndb --hosts gpu01,gpu[02-04]": "",
+        }
+    ),
+)
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
     b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ class Format(str, enum.Enum):
 
 NcclVersion = Annotated[
     str,
-    typer.Option("--nccl-version", metavar="X.Y.Z", help="Judge for this NCCL release (default: the newest known)."),
+    typer.Option("--nccl-version", metavar="X.Y.Z", help="Judge for this NCCL release [default: the newest known]."),
 ]
 TorchVersion = Annotated[
     str,
-    typer.Option("--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release (default: newest known)."),
+    typer.Option(
+        "--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release [default: the newest known]."
+    ),
 ]
 
 
@@ -105,7 +107,17 @@ def show(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@env.command(short_help="Which of the variables that are set do nothing, or harm?")
+@env.command(
+    short_help="Which of the variables that are set do nothing, or harm?",
+    epilog=examples(
+        {
+            "env lint": "what is set here",
+            "env lint --file train.sbatch --fix": "shows the change",
+            "env lint --file jobs/ --strict": "in CI",
+        },
+        codes="0 nothing wrong, 10 warnings with --strict, 11 errors",
+    ),
+)
 def lint(
     file: Annotated[
         list[str] | None,
@@ -135,7 +147,7 @@ def lint(
     in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: change the files themselves.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where there are only warnings.")] = False,
     transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "python3",
+    python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
@@ -219,7 +231,7 @@ def recommend(
     format: Annotated[AdviceFormat, typer.Option("--format", help="How to print it.")] = AdviceFormat.TEXT,
     nccl_version: NcclVersion = "",
     transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "python3",
+    python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
@@ -263,7 +275,9 @@ def tune(
     backend: Annotated[
         str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where all hosts have GPUs.")
     ] = "auto",
-    ranks_per_host: Annotated[int, typer.Option(metavar="N", min=0, help="Ranks per host [default: as bench].")] = 0,
+    ranks_per_host: Annotated[
+        int, typer.Option(metavar="N", show_default=False, min=0, help="Ranks per host [default: as bench].")
+    ] = 0,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from nccl_doctor.explain.model import Explanation
 
 
-@app.command(short_help="Why did this job fail, hang or crawl? From its logs.")
+@app.command(
+    short_help="Why did this job fail, hang or crawl? From its logs.",
+    epilog=examples(
+        {
+            "explain logs/": "all ranks' logs, and dumps beside them",
+            "explain slurm-4711.out": "",
+            "explain run.ndb logs/": "with what check saved of the hosts",
+        },
+        codes="11 a cause was found, 12 undecided, 0 healthy, 3 nothing to read",
+    ),
+)
 def explain(
     logs: Annotated[
         list[str],
@@ -29,7 +39,10 @@ def explain(
     ],
     format: _hosts.Format = _hosts.Output.CONSOLE,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=0, max=256, help="Processes that read files (default: one per core).")
+        int,
+        typer.Option(
+            metavar="N", show_default=False, min=0, max=256, help="Processes that read files [default: one per core]."
+        ),
     ] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,28 +14,44 @@ import typer
 from nccl_doctor.cli import _hosts, app
 
 
+def _names(incomplete: str) -> list[str]:
+    """The ids that begin so, for a shell's Tab."""
+    from nccl_doctor.findings import playbooks
+
+    return [name for name in playbooks.names() if name.startswith(incomplete)]
+
+
 @app.command(short_help="What does a finding mean, and how is it fixed?")
 def playbook(
-    id: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="A finding's or playbook's id; the beginning of one, such as net, lists those; without, all are listed."
+            metavar="[ID | WORDS]",
+            autocompletion=_names,
+            help="A finding's or playbook's id; the beginning of one, such as net, lists those; words, such as 'no route', "
+            "list the playbooks that hold them; without, all are listed.",
         ),
     ] = None,
 ) -> None:
-    """Show what a finding means, how to confirm it, and how to fix it."""
+    """Show what a finding means, how to confirm it, and how to fix it. CAPITALS in commands are yours to fill in."""
     from nccl_doctor.findings import playbooks
 
-    if id is None:
+    if not words:
         _list(playbooks.names())
         return
+    id = " ".join(words)
     name = playbooks.for_finding(id)
     if not name:
         if below := [name for name in playbooks.names() if name.startswith(f"{id}.")]:
             _list(below)
             return
+        if holding := _holding(id):
+            _list(holding)
+            return
         near = difflib.get_close_matches(id, playbooks.names(), n=3, cutoff=0.6)
-        _hosts.stop(f"no playbook {id!r}" + (f"; did you mean: {', '.join(near)}?" if near else ""))
+        _hosts.stop(
+            f"no playbook {id!r}" + (f"; did you mean: {', '.join(near)}?" if near else ", and none holds these words")
+        )
     if name != id:
         typer.echo(f"{id} has no page of its own; this is {name}", err=True)
     from nccl_doctor.report.playbook import WIDTH, text
@@ -43,6 +62,19 @@ def playbook(
 def _list(names: Sequence[str]) -> None:
     from nccl_doctor.findings import playbooks
 
-    width = max(map(len, names))
+    columns = _hosts.columns(200) if sys.stdout.isatty() else 200  # a line each, for grep
+    width = min(max(map(len, names)), columns // 2)
     for name in names:
-        typer.echo(f"{name:<{width}}  {playbooks.load(name).title}")
+        row = f"{name:<{width}}  {playbooks.load(name).title}"
+        typer.echo("\n".join(textwrap.wrap(row, columns, subsequent_indent=" " * (width + 2))))
+
+
+def _holding(words: str) -> list[str]:
+    """The playbooks that hold these words: first those that do in id, title or tags."""
+    from nccl_doctor.findings import playbooks
+
+    wanted = re.compile(r"\b" + re.escape(words).replace(r"\ ", r"[\s-]+"), re.IGNORECASE)
+    books = [playbooks.load(name) for name in playbooks.names()]
+    head = [book.id for book in books if wanted.search(" ".join((book.id, book.title, *book.tags)))]
+    text = [book.id for book in books if wanted.search(book.body)]
+    return list(dict.fromkeys([*head, *text]))

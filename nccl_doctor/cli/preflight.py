@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ PROFILES = ("quick", "standard", "full")
 
 @app.command(
     short_help="Go or no-go before a training job; on go, run it.",
+    epilog=examples(
+        {
+            "preflight --slurm --min-hosts 16 --require gpus=8 -- srun ...": "",
+            "preflight --hosts hostfile --report junit=out.xml": "",
+            "preflight --profile quick --format nhc": "this node alone",
+        },
+        codes="0 go (with a command: its own), 4 not all could be measured, 11 faults",
+    ),
     context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
 )
 def preflight(
@@ -70,11 +78,16 @@ def preflight(
     report: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FORMAT=FILE", help="Also write a report: junit=out.xml, json=out.json, ... (repeatable)."
+            metavar="FORMAT=FILE",
+            help="Also write a report, such as junit=out.xml (repeatable); formats: see --format.",
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="What is printed: console, or a report format.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="What is printed: console, junit, github, gitlab, sarif, json, prometheus, nhc, html.",
+        ),
     ] = "console",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
@@ -89,7 +102,9 @@ def preflight(
     history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
+    ] = False,
 ) -> None:
     """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
 
@@ -97,10 +112,7 @@ def preflight(
     """
     rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [], format)
-    for option, path in (("--good-hosts", good_hosts), ("--bad-hosts", bad_hosts), ("--save", save)):
-        if path is not None:
-            _hosts.check_writable(path, option)
-    _tell_unwritable(outputs.values())
+    _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -108,36 +120,30 @@ def preflight(
         _hosts.stop("--from decides from a saved bundle: it takes no hosts")
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or [], rules)
-    if from_ is not None:
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            bundle = bundles.read(from_)
-        bundle = _with_requirements(bundle, needs)
-        inventory = _inventory_of(bundle)
-    else:
-        inventory = _hosts.load_inventory(hosts, host_list, slurm)
+    earlier = None if from_ is None else _saved(from_, needs)
+    inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
         _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
     budget_s = _seconds(budget or rules.budget or "120s")
-    if from_ is None:
+    if earlier is None:
         plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
-    if bundle.interrupted:
-        typer.echo("nccl-doctor: interrupted by Ctrl-C: this is what was measured until then", err=True)
+    else:
+        bundle = earlier
+    _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
+    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
-    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
     if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
         code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
+    if bundle.interrupted:
+        code = ExitCode.INTERRUPTED
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
     _print(format, judged, gate, bundle, verbose, saved, code)
-    if bundle.interrupted:
-        raise typer.Exit(ExitCode.INTERRUPTED)
     if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(code)
@@ -159,9 +165,12 @@ def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
     return outputs
 
 
-def _tell_unwritable(paths: Iterable[Path]) -> None:
-    """Say at the start which report cannot be written at the end; the run goes on, its result is printed all the same."""
-    for path in paths:
+def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None:
+    """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
+    for option, path in files.items():
+        if path is not None:
+            _hosts.check_writable(path, option)
+    for path in reports:
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
@@ -229,12 +238,16 @@ def _collect(
     return _hosts.collect_facts(inventory.entries, options, fit)
 
 
-def _with_requirements(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
+def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
+    """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    if not needs:
-        return bundle
-    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+    from nccl_doctor.facts import bundle as bundles
+
+    with _hosts.bad_input_stops():
+        bundle = bundles.read(path)
+    plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
+    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _inventory_of(bundle: Bundle) -> Inventory:

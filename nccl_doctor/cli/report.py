@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from nccl_doctor.bench.outcome import Outcome
 
 
-@app.command(short_help="A saved run as HTML, JUnit, JSON, SARIF, Prometheus, ...")
+@app.command(
+    short_help="A saved run as HTML, JUnit, JSON, SARIF, Prometheus, ...",
+    epilog=examples(
+        {
+            "report run.ndb -o report.html": "",
+            "report run.ndb --format sarif > run.sarif": "",
+        }
+    ),
+)
 def report(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that check or preflight --save wrote.")],
     output: Annotated[

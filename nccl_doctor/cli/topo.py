@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -21,7 +21,16 @@ READ_LIMIT = 2 << 20  # bytes of a FILE that are looked at
 Found = tuple[str, "Matrix", list[tuple[str, str]]]
 
 
-@app.command(short_help="What can NCCL use between these GPUs and NICs?")
+@app.command(
+    short_help="What can NCCL use between these GPUs and NICs?",
+    epilog=examples(
+        {
+            "topo": "",
+            "topo --hosts hostfile": "",
+            "topo pasted.txt": "nvidia-smi topo -m of a ticket",
+        }
+    ),
+)
 def topo(
     file: Annotated[
         str | None,

@@ -23,6 +23,7 @@ from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -47,10 +48,12 @@ F = TypeVar("F", bound=Fact)
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
+# What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
+ALSO_NEEDED = {"interfaces": ("system", "software")}
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
-INTERRUPTED = "interrupted by Ctrl-C"
+INTERRUPTED = "interrupted"
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
@@ -66,24 +69,38 @@ def local_probes(stages: Sequence[str]) -> dict[str, float]:
     """Probe name -> time limit in seconds, of the probes that these stages ask of each host by itself."""
     for module in pkgutil.iter_modules(nccl_doctor.agent.probes.__path__):
         importlib.import_module(f"{nccl_doctor.agent.probes.__name__}.{module.name}")
+    also = {name for stage in stages for name in ALSO_NEEDED.get(stage, ())}
     return {
         name: declared.limit_s
         for name, declared in sorted(PROBES.items())
-        if name not in MESH_PROBES and declared.stage in stages
+        if name not in MESH_PROBES and (declared.stage in stages or name in also)
     }
 
 
 class _Run:
     """One run's state: the live sessions and what they have told so far."""
 
-    def __init__(self, sessions: Mapping[str, Session], options: CheckOptions, deadline: Deadline, progress: Progress):
-        self.sessions = dict(sessions)
+    def __init__(self, options: CheckOptions, progress: Progress):
         self.options = options
-        self.deadline = deadline
+        self.deadline = Deadline(options.deadline_s)
         self.progress = progress
-        self.results: dict[str, dict[str, ProbeResult]] = {name: {} for name in sessions}
+        self.sessions: dict[str, Session] = {}
+        self.results: dict[str, dict[str, ProbeResult]] = {}
         self.lock = threading.Lock()
         self.interrupted = False
+
+    def connect(self, entries: Sequence[HostEntry]) -> dict[str, Session | Reach]:
+        """A session with every host, or why there is none."""
+
+        def told(name: str, found: Session | Reach) -> None:
+            self.progress.advance("connect", name, found.outcome.value if isinstance(found, Reach) else "")
+
+        self.progress.begin("connect", len(entries))
+        connected = connect_all(entries, self.options.connect, self.deadline, told)
+        self.progress.end("connect")
+        self.sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
+        self.results = {name: {} for name in self.sessions}
+        return connected
 
     def left(self, limit_s: float) -> float:
         """Seconds a call may take: its own limit, or what the run has left."""
@@ -92,6 +109,7 @@ class _Run:
     def interrupt(self) -> None:
         """End the run now: sessions are closed, so that every call that waits for one returns."""
         self.interrupted = True
+        self.deadline.end()
         threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
 
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
@@ -164,19 +182,9 @@ def collect(
     ``choose`` says, from what is known before the collectives, which hosts these run on (default: all reached). A
     sick host would make them fail everywhere, and the others' result would then be unknown.
     """
-    progress = progress or Silent()
     started = time.monotonic()
-    deadline = Deadline(options.deadline_s)
-    progress.begin("connect", len(entries))
-    connected = connect_all(
-        entries,
-        options.connect,
-        deadline,
-        lambda name, found: progress.advance("connect", name, found.outcome.value if isinstance(found, Reach) else ""),
-    )
-    progress.end("connect")
-    sessions = {name: found for name, found in connected.items() if isinstance(found, Session)}
-    run = _Run(sessions, options, deadline, progress)
+    run = _Run(options, progress or Silent())
+    connected: dict[str, Session | Reach] = {}
 
     def bundle(plan: Plan) -> Bundle:
         hosts = tuple(
@@ -189,20 +197,22 @@ def collect(
 
     try:
         with _hang_up_on_interrupt(run):
-            if sessions:
+            connected = run.connect(entries)
+            if run.sessions and not run.interrupted:
                 _examine(run)
-            if sessions and "collectives" in options.plan.stages and not run.interrupted:
+            if run.sessions and "collectives" in options.plan.stages and not run.interrupted:
                 before = tuple(stage for stage in options.plan.stages if stage != "collectives")
                 partial = bundle(msgspec.structs.replace(options.plan, stages=before))
-                _collectives(run, choose(partial) if choose else sessions)
+                _collectives(run, choose(partial) if choose else run.sessions)
+                _read_links_again(run)
     finally:
-        close_all(sessions.values())
+        close_all(run.sessions.values())
     return bundle(options.plan)
 
 
 @contextlib.contextmanager
 def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
-    """Ctrl-C ends the run but keeps what was measured; a second one ends the program."""
+    """Ctrl-C, or a signal in its place, ends the run but keeps what was measured; a second one ends the program."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -229,6 +239,21 @@ def _examine(run: _Run) -> None:
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
+    _read_links_again(run)
+
+
+def _read_links_again(run: _Run) -> None:
+    """The second reading of how often each link went down; a host that is silent now keeps the one it gave before."""
+    if "interfaces" not in run.options.plan.stages:
+        return
+
+    def read(host: str, session: Session) -> None:
+        before = run.results[host].get(Carriers.PROBE)
+        run.ask(host, session, Carriers.PROBE, {}, 10.0)
+        if before is not None and run.results[host][Carriers.PROBE].outcome is not Outcome.OK:
+            run.keep(host, Carriers.PROBE, before)
+
+    run.each(read, run.sessions)
 
 
 def _host_stages(run: _Run) -> None:
@@ -265,6 +290,14 @@ def _mesh_stages(run: _Run) -> None:
     run.progress.end("host facts")
     if len(run.sessions) > 1 and {"connectivity", "ports", "interfaces"} & set(plan.stages):
         _measure_each_other(run, token, master)
+    else:
+        _release_master_port(run, master)
+
+
+def _release_master_port(run: _Run, master: str) -> None:
+    """Nobody connects to it any more, and another run beside this one waits for it."""
+    if master:
+        run.sessions[master].probe("release", {"port": run.options.plan.master_port}, run.left(5.0))
 
 
 def _measure_clock(run: _Run, host: str, session: Session) -> None:
@@ -300,7 +333,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
         run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
 
-    run.stage("ports", connect)
+    run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:
         return
     links = run.facts(Links)

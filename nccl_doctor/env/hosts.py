@@ -22,26 +22,7 @@ from nccl_doctor.findings.model import Severity
 
 F = TypeVar("F", bound=Fact)
 
-# All ranks must agree on these, or they wait for each other in different collectives or different buffers.
 VALUES_SHOWN = 8  # of a variable: a fleet can have one for each of its hosts
-MUST_AGREE = frozenset(
-    {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_SOCKET_MAGIC", "NCCL_NET", "NCCL_COMM_ID"}
-)
-# These may well differ between hosts.
-MAY_DIFFER = frozenset(
-    {
-        "NCCL_HOSTID",
-        "NCCL_DEBUG_FILE",
-        "NCCL_TOPO_DUMP_FILE",
-        "NCCL_TOPO_FILE",
-        "NCCL_CONF_FILE",
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_IB_HCA",
-        "GLOO_SOCKET_IFNAME",
-        "UCX_NET_DEVICES",
-        "MASTER_ADDR",
-    }
-)
 
 
 class FleetReading(msgspec.Struct, frozen=True):
@@ -82,7 +63,7 @@ def of_facts(bundle: Bundle) -> FleetReading:
         environment = fact(host, Environment)
         if environment is None:
             result = host.probes.get(Environment.PROBE)
-            why = f"{result.outcome.value}: {result.detail}" if result else "not collected"
+            why = result.why if result else "not collected"
             problems.append(Problem(host.name, f"its environment is not known ({why})"))
             continue
         interfaces = fact(host, Interfaces)
@@ -164,14 +145,14 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         for host in sorted(winners):
             item = winners[host].get(name)
             by_value.setdefault(item.value if item else None, []).append(host)
-        if len(by_value) < 2 or name in MAY_DIFFER:
+        if len(by_value) < 2 or name in knowledge.load().may_differ:
             continue
         groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), str(group[0])))
         told = [f"{'not set' if value is None else repr(value)} on {few(hosts, 3)}" for value, hosts in groups]
         more = [f"and {len(told) - VALUES_SHOWN} more values"] if len(told) > VALUES_SHOWN else []
         said = "; ".join(told[:VALUES_SHOWN] + more)
         shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
-        severity = Severity.FAIL if name in MUST_AGREE and len(shown) > 1 else Severity.WARN
+        severity = Severity.FAIL if name in knowledge.load().must_agree and len(shown) > 1 else Severity.WARN
         made = remark(
             "disagreement",
             severity,

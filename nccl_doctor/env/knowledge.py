@@ -163,6 +163,8 @@ class Knowledge(msgspec.Struct, frozen=True):
     variables: dict[str, Variable]
     nobody: dict[str, Nobody]
     families: tuple[Family, ...]
+    must_agree: frozenset[str]  # on all hosts of a job, or its ranks do not fit each other
+    may_differ: frozenset[str]  # between hosts, and often has to
 
 
 def _read(name: str) -> Any:
@@ -192,10 +194,10 @@ def load() -> Knowledge:
     """The whole knowledge base (read once, about 30 ms)."""
     curated, plugins = _read("curated.yaml"), _read("plugins.yaml")
     system = frozenset(curated["system_configuration"])
-    rows: dict[str, dict[str, Any]] = {}
-    for row in [*_read("torch.json"), *_read("nccl.json")]:
-        # A name both read keeps NCCL's row, except the old PyTorch names that begin with NCCL_.
-        rows[row["name"]] = row | curated["variables"].get(row["name"], {})
+    # A name both read keeps NCCL's row, except the old PyTorch names that begin with NCCL_.
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in [*_read("torch.json"), *_read("nccl.json")]}
+    for name, more in curated["variables"].items():
+        rows[name] = {"name": name, **rows.get(name, {}), **more}
     for name, row in plugins["variables"].items():
         family = plugins["families"][row["family"]]
         inherited = {"reader": family["reader"], "source": family["source"], "vendor": family.get("vendor", "")}
@@ -211,6 +213,8 @@ def load() -> Knowledge:
         variables={name: msgspec.convert(row, Variable) for name, row in sorted(rows.items())},
         nobody={name: msgspec.convert(row, Nobody) for name, row in sorted(silent.items())},
         families=tuple(msgspec.convert(row, Family) for row in plugins["families"].values()),
+        must_agree=frozenset(curated["must_agree"]),
+        may_differ=frozenset(curated["may_differ"]),
     )
 
 

@@ -9,6 +9,7 @@ from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Verdict
+from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
@@ -134,12 +135,12 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     steps: list[str] = []
     steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
     unheard = [rank for rank in causes[0].ranks if rank not in case.summary.ranks] if causes else []
-    missing = _missing_ranks(case) or fold(unheard)
+    missing = _missing_ranks(case) or ranges(unheard)
     if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
         if missing:
             steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
         elif causes and causes[0].id == "app.rank-exception":
-            who = f"rank {fold(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
+            who = f"rank {ranges(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
         if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
             steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
@@ -191,15 +192,4 @@ def _missing_ranks(case: Case) -> str:
     if case.world < 2 or len(seen) < case.world / 2 or len(seen) >= case.world:
         return ""
     absent = [rank for rank in range(case.world) if rank not in seen]
-    return fold(absent)
-
-
-def fold(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` -> ``0-2,5``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return ranges(absent)

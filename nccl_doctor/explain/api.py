@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import advice, ranking, topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, hosts_of, ranks_of
+from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.model import (
     Cause,
     Consequence,
@@ -45,11 +46,6 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
             found.proofs += snapshots.of_log(source.name, source.lines)
         summary.merge(found)
     return explain(summary)
-
-
-def explain_text(text: str | bytes, name: str = "log") -> Explanation:
-    """Explain one log that is at hand as text."""
-    return analyse([LogSource(name, text)])
 
 
 def explain(summary: Summary) -> Explanation:
@@ -90,15 +86,14 @@ _TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
 
 
 def _verdict(case: Case, candidates: list[Candidate]) -> tuple[Verdict, list[Hit]]:
-    best = candidates[0] if candidates else None
     good = _good_end(case)
-    if best is not None and best.strength >= DECIDED and not _rivalled(candidates):
-        return (Verdict.NOT_DISTRIBUTED if best.id == "unrelated" else Verdict.CAUSE_FOUND), good
-    failed = _failure_seen(case) or case.unfinished
-    # A strong weak-sided candidate beats silence; without any sign of failure a log that moves on or ends is healthy.
-    if good and not failed:
-        return Verdict.HEALTHY, good
-    return Verdict.UNDECIDED, good
+    if candidates and candidates[0].strength >= DECIDED:
+        if _rivalled(candidates):
+            return Verdict.UNDECIDED, good
+        return (Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND), good
+    # Below that, a log without any sign of failure that moves on or ends is healthy.
+    healthy = good and not _failure_seen(case) and not case.unfinished
+    return (Verdict.HEALTHY if healthy else Verdict.UNDECIDED), good
 
 
 def _rivalled(candidates: list[Candidate]) -> bool:
@@ -113,7 +108,7 @@ def _failure_seen(case: Case) -> bool:
         return False
     if case.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    if case.slower_steps or case.stands or any("baseline" not in hit.text for hit in case.hits("slow-complaint")):
+    if case.slower_steps or case.stands or any("baseline" not in hit.text for hit in complaints(case)):
         return True
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]
@@ -324,8 +319,8 @@ def _consequences(case: Case, causes: tuple[Cause, ...]) -> tuple[Consequence, .
         folded[fold] = (count + case.count(name), before + hits)
     found = []
     for phrase, (count, hits) in folded.items():
-        ranks = tuple(sorted({hit.rank for hit in hits if hit.rank is not None}))
-        hosts = tuple(sorted({hit.host for hit in hits if hit.host}))
+        ranks = tuple(sorted(ranks_of(hits)))
+        hosts = tuple(sorted(hosts_of(hits)))
         found.append(Consequence(phrase, count, _quote(hits[0]), ranks, hosts))
     return tuple(sorted(found, key=lambda item: (-item.count, item.text)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -31,6 +31,7 @@ class Candidate(msgspec.Struct):
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
+    cured: bool = False  # it was gone once something was changed: what went well afterwards speaks for it
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 
@@ -39,9 +40,14 @@ def ranks_of(hits: Iterable[Hit]) -> set[int]:
     return {hit.rank for hit in hits if hit.rank is not None}
 
 
+def hosts_of(hits: Iterable[Hit]) -> set[str]:
+    """The hosts that these lines are known to come from."""
+    return {hit.host for hit in hits if hit.host}
+
+
 def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
     """The ranks and the hosts that these lines are known to come from."""
-    return ranks_of(hits), {hit.host for hit in hits if hit.host}
+    return ranks_of(hits), hosts_of(hits)
 
 
 class Work(msgspec.Struct):
@@ -60,21 +66,31 @@ class Work(msgspec.Struct):
 
 
 Diagnosis = Callable[["Case"], Iterable[Candidate]]
-_DIAGNOSES: list[Diagnosis] = []
+_DIAGNOSES: dict[str, Diagnosis] = {}
 
 
 def diagnosis(function: Diagnosis) -> Diagnosis:
-    """Declare a function that weighs several facts of a case. Its docstring says what it proves."""
-    if not function.__doc__:
+    """Declare a function that weighs several facts of a case. Its docstring is its candidates' ``why``."""
+    why = function.__doc__
+    if not why:
         raise ValueError(f"diagnosis {function.__name__} has no docstring")
-    _DIAGNOSES.append(function)
-    return function
+    if function.__name__ in _DIAGNOSES:
+        raise ValueError(f"diagnosis {function.__name__} is declared twice")
+
+    @functools.wraps(function)
+    def weighed(case: Case) -> Iterator[Candidate]:
+        for candidate in function(case):
+            candidate.why = " ".join((candidate.why or why).split())
+            yield candidate
+
+    _DIAGNOSES[function.__name__] = weighed
+    return weighed
 
 
 def all_diagnoses() -> tuple[Diagnosis, ...]:
-    """Every diagnosis of the package, by module and name."""
+    """Every diagnosis of the package, by name: in which module one stands changes no answer."""
     diagnoses.load()
-    return tuple(sorted(_DIAGNOSES, key=lambda item: (item.__module__, item.__name__)))
+    return tuple(rule for _, rule in sorted(_DIAGNOSES.items()))
 
 
 LAUNCHER = re.compile(
@@ -198,11 +214,11 @@ class Case:
 
     def ranks(self, *names: str) -> set[int]:
         """The ranks that these signatures' lines name as their speaker."""
-        return {hit.rank for hit in self.hits(*names) if hit.rank is not None}
+        return ranks_of(self.hits(*names))
 
     def hosts_of(self, *names: str) -> set[str]:
         """The hosts that these signatures' lines name as their speaker."""
-        return {hit.host for hit in self.hits(*names) if hit.host}
+        return hosts_of(self.hits(*names))
 
     @functools.cached_property
     def world(self) -> int:
@@ -216,7 +232,7 @@ class Case:
     @functools.cached_property
     def nccl_hosts(self) -> set[str]:
         """Host names in NCCL's own lines and in torchrun's failure table."""
-        names = {hit.host for hit in self.hits("nccl-init-start", "nccl-init-complete", "bootstrap-using") if hit.host}
+        names = hosts_of(self.hits("nccl-init-start", "nccl-init-complete", "bootstrap-using"))
         return names or {hit.groups["host"] for hit in self.hits("torchrun-host")}
 
     @functools.cached_property
@@ -224,6 +240,11 @@ class Case:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
         told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
         return max([*told, len(self.nccl_hosts)], default=0)
+
+    @functools.cached_property
+    def sockets(self) -> list[Hit]:
+        """The lines in which NCCL says that its network is TCP sockets."""
+        return [hit for hit in self.hits("network-used") if hit.groups["network"].startswith("Socket")]
 
     @functools.cached_property
     def distributed(self) -> bool:

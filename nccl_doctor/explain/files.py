@@ -10,6 +10,7 @@ import msgspec
 
 from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
+from nccl_doctor.explain.printable import printable
 from nccl_doctor.explain.readers import inputs
 from nccl_doctor.explain.readers.scan import PIECE, plan, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
@@ -87,17 +88,7 @@ def _encoded(file: inputs.LogFile) -> bytes:
     try:
         return msgspec.msgpack.encode(summary)
     except UnicodeEncodeError:
-        return msgspec.msgpack.encode(_clean(msgspec.to_builtins(summary)))
-
-
-def _clean(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
-    return value
+        return msgspec.msgpack.encode(printable(msgspec.to_builtins(summary)))
 
 
 def read_all(

@@ -136,11 +136,9 @@ class PlainEngine:
 
 
 @functools.lru_cache(maxsize=64)
-def engine(anchors: tuple[bytes, ...], fast: bool) -> Engine:
-    """The fastest engine that is installed; ``fast=False`` asks for the one that always works."""
-    if fast:
-        try:
-            return HyperscanEngine(anchors)
-        except ImportError:
-            pass
-    return PlainEngine(anchors)
+def engine(anchors: tuple[bytes, ...]) -> Engine:
+    """The fastest engine that is installed."""
+    try:
+        return HyperscanEngine(anchors)
+    except ImportError:
+        return PlainEngine(anchors)

@@ -70,20 +70,21 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     more: tuple[Hit, ...] = ()  # the message's further lines
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """What state files prove, or narrow down: like a conclusion of either reader, in one shape for the ranking.
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What state files (dumps of flight recorders, RAS reports) prove, or narrow down.
 
     ``cause`` is empty where they do not decide; ``candidates`` are then the causes that are left, likeliest first.
+    ``ranks`` are to blame, as far as that is known. ``next`` says what would decide, or what to do.
     """
 
+    source: str  # "flight-recorder" or "ras"
     title: str
     evidence: tuple[Evidence, ...]
-    cause: str
-    candidates: tuple[str, ...]
-    confidence: float
-    ranks: tuple[int, ...]
-    next: str
-    source: str  # "flight-recorder" or "ras"
+    cause: str = ""
+    candidates: tuple[str, ...] = ()
+    confidence: float = 0.5
+    ranks: tuple[int, ...] = ()
+    next: str = ""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -43,15 +43,15 @@ class PlainPickleRefused(ValueError):
         super().__init__(reason if offset is None else f"{reason} (at byte {offset})")
 
 
-def loads(data: bytes, max_nodes: int = MAX_NODES) -> PlainData:
+def loads(data: bytes) -> PlainData:
     """Decode one pickle of plain data (protocol 2 to 5); :class:`PlainPickleRefused` for everything else.
 
-    Containers that the pickle shares are shared in the result too; its expanded size is at most ``max_nodes``.
+    Containers that the pickle shares are shared in the result too; its expanded size is at most :data:`MAX_NODES`.
     """
     if len(data) > MAX_BYTES:
         raise PlainPickleRefused(f"{len(data)} bytes are more than the {MAX_BYTES} that are read")
     result = _Machine(data).run()
-    _check_expanded_size(result, max_nodes)
+    _check_expanded_size(result)
     return result
 
 
@@ -276,8 +276,8 @@ def _name(opcode: int) -> str:
 _CONTAINERS = frozenset((list, tuple, dict))
 
 
-def _check_expanded_size(root: PlainData, max_nodes: int) -> None:
-    """Refuse a result that has cycles, is nested too deep, or grows beyond ``max_nodes`` when sharing is undone.
+def _check_expanded_size(root: PlainData) -> None:
+    """Refuse a result that has cycles, is nested too deep, or grows beyond :data:`MAX_NODES` when sharing is undone.
 
     Each distinct container is visited once, its children before it; its expanded size and depth are the sum and the
     maximum over them.
@@ -304,8 +304,8 @@ def _check_expanded_size(root: PlainData, max_nodes: int) -> None:
             child_nodes, child_depth = done[id(child)]
             nodes += child_nodes
             depth = max(depth, child_depth)
-        if nodes > max_nodes:
-            raise PlainPickleRefused(f"shared objects expand to more than {max_nodes} nodes")
+        if nodes > MAX_NODES:
+            raise PlainPickleRefused(f"shared objects expand to more than {MAX_NODES} nodes")
         if depth >= MAX_DEPTH:
             raise PlainPickleRefused(f"nested deeper than {MAX_DEPTH} levels")
         done[key] = (nodes, depth + 1)

@@ -156,6 +156,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
             best.strength = min(0.99, best.strength + _EXTRA)
         best.hits = best.hits + item.hits
         best.final = best.final or item.final
+        best.cured = best.cured or item.cured
         if not best.ranks:
             best.ranks = item.ranks
         best.hosts = best.hosts or item.hosts
@@ -172,7 +173,9 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if not _slows(case, item) and not case.has("nccl-corruption") and (case.recovered or _survived(case, item)):
+        if item.cured or _slows(case, item) or case.has("nccl-corruption"):
+            continue
+        if case.recovered or _survived(case, item):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -212,7 +215,10 @@ def _survived(case: Case, item: Candidate) -> bool:
         return False
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     on = case.last("progress")
-    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    lasts = (
+        case.last(name) for name in {hit.signature for hit in item.hits}
+    )  # of lines alike one is kept, and the last
+    last = max((*item.hits, *(hit for hit in lasts if hit)), key=lambda hit: (hit.file, hit.line))
     if last.file in case.failed_files:
         return False
     return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (

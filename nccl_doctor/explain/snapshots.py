@@ -41,17 +41,7 @@ def _dumps(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
     for group in _jobs(paths):
         dumps, refused = flight_recorder.collect(_contents(group, LIMIT, problems))
         problems.extend(InputProblem(error.source, error.reason) for error in refused)
-        for found in flight_recorder.compare(dumps):
-            yield Proof(
-                found.title,
-                found.evidence,
-                found.cause,
-                found.candidates,
-                found.confidence,
-                found.ranks,
-                found.next,
-                "flight-recorder",
-            )
+        yield from flight_recorder.compare(dumps)
 
 
 def _jobs(paths: Iterable[str]) -> list[list[str]]:
@@ -88,7 +78,4 @@ def of_log(name: str, log: bytes | str) -> list[Proof]:
 
 
 def _ras_proofs(reports: list[ras.Report]) -> Iterator[Proof]:
-    for found in ras.conclude(sorted(reports, key=lambda report: report.timestamp)):
-        yield Proof(
-            found.title, found.evidence, found.cause, found.candidates, found.confidence, found.ranks, found.next, "ras"
-        )
+    yield from ras.conclude(sorted(reports, key=lambda report: report.timestamp))

@@ -115,7 +115,8 @@ _FAILURE_WORDS = re.compile(
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
     r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
-    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) code:? -?[1-9]|TERM_[A-Z]+LIMIT|"
+    r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) (?:code|status):? -?[1-9]|\(exit -?[1-9]|"
+    r"\baborting\b|TERM_[A-Z]+LIMIT|"
     r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
 )
 _COUNTED_NONE = re.compile(
@@ -280,6 +281,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "busbw-row",
         "measured-rate",
         "slow-complaint",
+        "expectation",
         "gdr-disabled",
         "link-speed",
     ),

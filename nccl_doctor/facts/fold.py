@@ -1,4 +1,4 @@
-"""Lists as people write them: ``gpu[01-04,07]``, ``eth0, eth1 and 3 more``."""
+"""Lists as people write them: ``gpu[01-04,07]``, ``0-2,5``, ``eth0, eth1 and 3 more``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ def fold(hosts: Iterable[str]) -> str:
 def few(items: Sequence[object], shown: int = 4) -> str:
     """The first ``shown`` of them, and how many more there are."""
     return ", ".join(map(str, items[:shown])) + (f" and {len(items) - shown} more" if len(items) > shown else "")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]`` -> ``0-2,5``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 @functools.lru_cache(64)  # the same thousand hosts are told in many places, and folding them takes 45 ms

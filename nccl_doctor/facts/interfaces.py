@@ -60,6 +60,8 @@ class Device(msgspec.Struct, frozen=True):
     driver: str = ""
     pci: str = ""
     master: str = ""  # the bridge or bond it is a port of
+    lower: tuple[str, ...] = ()  # what it stands on: a bond's or bridge's ports, a VLAN's interface
+    losses: int | None = None  # how often its link went down since it was made
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -100,7 +102,27 @@ class Interfaces(Fact, frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     conf_files: tuple[ConfFile, ...] = ()
     hostname: str = ""
+    uptime_s: float | None = None
+    read_at_s: float = 0.0  # on the host's monotonic clock
 
     def device(self, name: str) -> Device | None:
         """The device of this name, if sysfs has it."""
         return next((device for device in self.devices if device.name == name), None)
+
+    def standing_on(self, name: str) -> tuple[Device, ...]:
+        """The device of this name and all that it stands on (a VLAN's bond, the bond's ports), each once."""
+        names, found = [name], []
+        for wanted in names:  # grows while it is walked
+            device = self.device(wanted)
+            if device is not None:
+                found.append(device)
+                names += [lower for lower in device.lower if lower not in names]
+        return tuple(found)
+
+
+class Carriers(Fact, frozen=True):
+    """A later reading of how often each link went down, from the same run as :class:`Interfaces`."""
+
+    PROBE: ClassVar[str] = "carriers"
+    losses: dict[str, int]
+    read_at_s: float

@@ -93,11 +93,21 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     lost_back: int = 0
 
 
+class Neighbour(msgspec.Struct, frozen=True):
+    """A resolved entry of the kernel's ARP table; ``permanent``: set by hand, and never asked for again."""
+
+    address: str
+    mac: str
+    interface: str
+    permanent: bool = False
+
+
 class Links(Fact, frozen=True, omit_defaults=True):
-    """All connects that this host tried."""
+    """All connects that this host tried, and what it takes for the hardware addresses of those that failed."""
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):

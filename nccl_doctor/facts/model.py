@@ -91,6 +91,13 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     detail: str = ""
     seconds: float = 0.0
 
+    @property
+    def why(self) -> str:
+        """How it ended, in words; the kind of the end once, and not where the detail says all (left out)."""
+        kind = self.outcome.value
+        told = self.outcome is Outcome.NOT_RUN or self.detail.startswith(kind)
+        return (self.detail if told else f"{kind}: {self.detail}") if self.detail else kind
+
     def fact(self, kind: type[F]) -> F:
         """The data as this typed fact, decoded once for all who ask; ``msgspec.DecodeError`` if it does not fit."""
         known: dict[type[Fact], Fact] = self.__dict__.setdefault("facts", {})

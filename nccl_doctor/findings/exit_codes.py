@@ -33,5 +33,5 @@ _MEANING = {
     ExitCode.WARNINGS: "warnings only, and --strict was given",
     ExitCode.FINDINGS: "at least one finding of severity fail (for explain: a cause was found)",
     ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; what was measured until then was printed",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C, SIGTERM or SIGHUP; what was measured until then was printed",
 }

@@ -44,7 +44,8 @@ def _read(hosts_file: str, stdin: BinaryIO) -> bytes:
     try:
         data = stdin.read(SIZE_LIMIT + 1) if hosts_file == "-" else _read_file(Path(hosts_file))
     except OSError as error:
-        raise InventoryError(hosts_file, None, "", f"cannot be read: {error.strerror or error}") from error
+        hint = "" if "/" in hosts_file else " (hosts themselves are given with -H)"
+        raise InventoryError(hosts_file, None, "", f"cannot be read: {error.strerror or error}{hint}") from error
     if len(data) > SIZE_LIMIT:
         raise InventoryError(hosts_file, None, "", f"larger than {SIZE_LIMIT >> 20} MiB: no hostfile")
     return data

@@ -28,7 +28,7 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         self._started = time.monotonic()
         self._measuring_since: float | None = None
         self._stages: dict[int, str] = {}
-        self._told = ""
+        self._told = {"measure", "end"}  # stages that have had their line; ranks pass them at different times
 
     def __enter__(self) -> BenchProgress:
         if self._live:
@@ -63,8 +63,8 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         if stage == "measure" and self._measuring_since is None:
             self._measuring_since = time.monotonic()
         self._now = f"{stage} {detail}".strip()
-        if not self._live and stage != self._told and stage not in ("measure", "end"):
-            self._told = stage
+        if not self._live and stage not in self._told:
+            self._told.add(stage)
             self._console.print(f"{stage}: {visible(detail)}" if detail else stage, markup=False, highlight=False)
 
     def _line(self) -> None:

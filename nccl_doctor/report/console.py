@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_hanging
+from nccl_doctor.report.terminal import print_again, print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -33,14 +33,16 @@ def render(report: Report, console: Console, *, verbose: bool = False, saved: st
     console.print(_verdict(report))
     _body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
+    print_again(console, _verdict(report))
 
 
 def render_gate(
     report: Report, gate: Gate, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0
 ) -> None:
     """Print a preflight's decision, then what it rests on."""
-    text = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
-    console.print(text.append(f": {gate.reason}.", "bold"))
+    decision = Text("✓ GO", style="bold green") if gate.go else Text("✗ NO-GO", style="bold red")
+    decision.append(f": {gate.reason}.", "bold")
+    console.print(decision)
     if gate.go:
         told = f"  run on       {visible(fold(gate.chosen))}"
         spare = f"   spare: {visible(fold(gate.spares))}" if gate.spares else ""
@@ -49,10 +51,11 @@ def render_gate(
         hosts = gate.hosts(state)
         if hosts:
             reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
-            line = Text(f"  {state:<12} {visible(fold(hosts))}", style)
-            console.print(line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"))
+            line = Text(f"{state:<13}{visible(fold(hosts))}", style)
+            print_hanging(console, line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"), 2, 13)
     _body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
+    print_again(console, decision)
 
 
 def _body(report: Report, console: Console, verbose: bool) -> None:
@@ -83,7 +86,9 @@ def headline(report: Report) -> tuple[str, str]:
         first = failing[0][0].id + (f" on {where}" if where else "")
         return "FAULTY", f"{problems} on {len(guilty)} of {hosts} would break this job. First to fix: {first}."
     if report.verdict == "incomplete":
-        return "INCOMPLETE", "nothing wrong was found, but not everything could be measured (see below)."
+        rights = all(gap.why.startswith(("not-permitted", "not permitted")) for gap in report.unknown)
+        why = "this user may not read everything" if report.unknown and rights else "not everything could be measured"
+        return "INCOMPLETE", f"nothing wrong was found, but {why} (see below)."
     return "HEALTHY", f"{hosts} passed every check that was asked for."
 
 
@@ -107,10 +112,11 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     def line(text: Text, indent: int = 5, label: int = 0) -> None:
         print_hanging(console, text, indent, label)
 
-    for item in items if verbose else items[:TITLES_SHOWN]:
-        line(Text(visible(item.title)))
-    if len(items) > TITLES_SHOWN and not verbose:
-        line(Text(f"... and {len(items) - TITLES_SHOWN} more like these (--verbose shows all)", "dim"))
+    titles = list(dict.fromkeys(item.title for item in items))
+    for title in titles if verbose else titles[:TITLES_SHOWN]:
+        line(Text(visible(title)))
+    if len(titles) > TITLES_SHOWN and not verbose:
+        line(Text(f"... and {len(titles) - TITLES_SHOWN} more like these (--verbose shows all)", "dim"))
     # The proof of each, before more proof of any: the reader wants to see that all of them are real.
     proofs = [proof for rank in zip_longest(*(item.evidence for item in items)) for proof in rank if proof is not None]
     shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]
@@ -131,7 +137,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
         line(Text("set        ", "green").append_text(_setting(advice)), label=11)
     book = for_finding(first.id)
     if book:
-        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"))
+        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"), label=11)
     effects = [
         other for other in report.findings if other.folded_under == first.id and other.severity is not Severity.INFO
     ]
@@ -206,9 +212,13 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
     if not verbose:
+        notes: dict[str, list[Finding]] = {}
         for item in report.causes:
             if item.severity is Severity.INFO:
-                yield "note", "cyan", Text(visible(item.title))
+                notes.setdefault(item.title, []).append(item)
+        for title, items in notes.items():
+            where = f" ({fold(host for item in items for host in item.hosts)})" if len(items) > 1 else ""
+            yield "note", "cyan", Text(visible(title + where))
     # What is missing for one reason on the same hosts (a deadline, a dead link) is one line.
     gaps: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
     for gap in report.unknown:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from nccl_doctor.explain.model import SCHEMA, Cause, Explanation, Verdict
+from nccl_doctor.explain.printable import printable
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence
 
@@ -49,18 +49,7 @@ def to_json(explanation: Explanation) -> str:
         "read": msgspec.to_builtins(explanation.read),
         "world": explanation.world,
     }
-    return msgspec.json.format(msgspec.json.encode(_printable(document), order="sorted"), indent=2).decode()
-
-
-def _printable(value: Any) -> Any:
-    """The document without lone surrogates (bytes that were not UTF-8): JSON has no place for them."""
-    if isinstance(value, str):
-        return re.sub("[\ud800-\udfff]", lambda match: f"\\x{ord(match.group()) & 0xFF:02x}", value)
-    if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_printable(item) for item in value]
-    return value
+    return msgspec.json.format(msgspec.json.encode(printable(document), order="sorted"), indent=2).decode()
 
 
 def _cause(cause: Cause) -> dict[str, Any]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from nccl_doctor.explain.advice import fold
 from nccl_doctor.explain.model import Cause, Explanation, Verdict
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_again, print_hanging
 
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 300
+LONG_NAME = 16  # columns
 _LABEL = 21
 _PROSE = 105  # columns: longer lines are hard to read, however wide the terminal
 _MARK = {
@@ -44,6 +45,12 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     sentence.append(visible(explanation.sentence), "bold")
     console.print(sentence)
     console.print()
+    _print_body(explanation, console)
+    print_again(console, sentence)
+
+
+def _print_body(explanation: Explanation, console: Console) -> None:
+    """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
         _print_next(explanation, console)
@@ -59,10 +66,10 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         ("less likely", [item for item in others if item.confidence <= best]),
     ):
         if items:
-            console.print(_row(label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items)))
+            _row(console, label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items))
     if explanation.consequences:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
-        console.print(_row("consequences", folded))
+        _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _print_timeline(explanation, console)
     if not undecided:
@@ -71,22 +78,22 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         for item in explanation.evidence[:3]:
             console.print(_quote(item))
         for note in explanation.notes[:6]:
-            console.print(_row("harmless here", note))
+            _row(console, "harmless here", note)
     if explanation.versions:
-        console.print(_row("versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items())))
+        _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
 
 
 def _print_next(explanation: Explanation, console: Console) -> None:
     for number, step in enumerate(explanation.next[:4]):
-        console.print(_row("next" if number == 0 else "", step))
+        _row(console, "next" if number == 0 else "", step)
 
 
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
     where = []
     if cause.ranks:
-        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + fold(list(cause.ranks)))
+        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + ranges(list(cause.ranks)))
     if cause.hosts:
-        where.append(few(cause.hosts))
+        where.append(_hosts(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit
         head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
         head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
@@ -96,28 +103,36 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     console.print(head)
     new = [item for item in cause.evidence[:QUOTES] if (item.source, item.line, item.text) not in quoted]
     quoted.update((item.source, item.line, item.text) for item in new)
-    for item in new:
-        console.print(_quote(item))
+    for item, before in zip(new, [None, *new], strict=False):
+        console.print(_quote(item, same=before is not None and item.source == before.source))
     if again := len(cause.evidence[:QUOTES]) - len(new):
         console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
     if len(cause.evidence) > QUOTES:
         console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
     if not decided:
         meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
-        console.print(_row("would mean", meaning))
+        _row(console, "would mean", meaning)
     for number, fix in enumerate(cause.fixes[:2] if decided else ()):
         text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
-        console.print(_row("fix now" if number == 0 else "fix for good", text))
+        _row(console, "fix now" if number == 0 else "fix for good", text)
     for entry in cause.env[:4] if decided else ():
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
-        console.print(_row("environment", f"{text}   ({entry.reason}; NCCL {entry.versions})"))
+        _row(console, "environment", f"{text}   ({entry.reason}; NCCL {entry.versions})")
     if cause.playbook:
-        console.print(_row("playbook", f"nccl-doctor playbook {cause.playbook}"))
+        _row(console, "playbook", f"nccl-doctor playbook {cause.playbook}")
     console.print()
 
 
-def _quote(item: Evidence) -> Padding:
-    place = f"{visible(item.source)}:{item.line}" if item.line else visible(item.source)
+def _hosts(names: tuple[str, ...]) -> str:
+    """As a node set, unless that is longer than a few of them (names without numbers)."""
+    folded, some = fold_hosts(names) if len(names) > 1 else "", few(names)
+    return folded if "[" in folded and len(folded) < len(some) else some
+
+
+def _quote(item: Evidence, same: bool = False) -> Padding:
+    """The line and its place; of the ``same`` file as the line above only its number, where the name is long."""
+    source = "…" if same and len(item.source) > LONG_NAME else visible(item.source)
+    place = f"{source}:{item.line}" if item.line else visible(item.source)
     text = visible(item.text)
     if len(text) > QUOTE_WIDTH:
         text = text[: QUOTE_WIDTH - 1] + "…"
@@ -134,16 +149,14 @@ def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
 def _print_timeline(explanation: Explanation, console: Console) -> None:
     for number, moment in enumerate(explanation.timeline[:6]):
         when = moment.when or (f"line {moment.line}" if moment.line else "")
-        console.print(_row("timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}"))
+        _row(console, "timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}")
 
 
-def _row(label: str, text: str) -> Table:
-    """A label and its text, which wraps beneath itself."""
-    grid = Table.grid(expand=False)
-    grid.add_column(width=_LABEL)
-    grid.add_column(overflow="fold", max_width=_PROSE)
-    grid.add_row(Text(f"  {label}", "dim"), Text("\n".join(visible(line) for line in text.split("\n"))))
-    return grid
+def _row(console: Console, label: str, text: str) -> None:
+    """A label and its text, which wraps beneath itself; what is a command does not wrap."""
+    for number, line in enumerate(text.split("\n")):
+        head = Text(f"{label if number == 0 else '':<{_LABEL - 2}}", "dim")
+        print_hanging(console, head.append(visible(line), "not dim"), 2, _LABEL - 2, most=_PROSE)
 
 
 def _size(count: int) -> str:

@@ -19,8 +19,10 @@ class _Trimmed:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self.lines = 0
 
     def write(self, text: str) -> int:
+        self.lines += text.count("\n")
         return self._stream.write(_BLANKS_AT_ENDS.sub(lambda end: end.group().replace(" ", ""), text))
 
     def __getattr__(self, name: str) -> Any:
@@ -45,6 +47,17 @@ def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+_COMMAND = ("$ ", "nccl-doctor ")
+_CODE = re.compile("`[^`]+`")
+_GLUE = "\ue000"  # a blank at which no line ends
+
+
+def print_again(console: Console, verdict: Text) -> None:
+    """The verdict once more where the screen has moved on from it: the prompt stands below it, and not the top."""
+    if console.is_terminal and isinstance(console.file, _Trimmed) and console.file.lines >= console.height - 1:
+        console.print(verdict)
+
+
 def _console(stream: IO[str], plain: bool = False) -> Console:
     """Nothing is read as markup. NO_COLOR takes bold and dim away as well: no escape sequence is left."""
     file = cast("IO[str]", _Trimmed(stream))
@@ -56,11 +69,19 @@ def _console(stream: IO[str], plain: bool = False) -> Console:
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)
 
 
-def print_hanging(console: Console, text: Text, indent: int = 0, label: int = 0) -> None:
-    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends."""
+def print_hanging(console: Console, text: Text, indent: int = 0, label: int = 0, most: int = 1000) -> None:
+    """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends.
+
+    Lines have at most ``most`` columns. Commands, in backticks or as the whole text, stay whole: they are there to be copied.
+    """
     head, body = text.divide([label])
-    rows = body.wrap(console, max(20, console.width - indent - label), tab_size=1) or [Text()]
+    width = max(20, min(console.width - indent - label, most))
+    body.plain = _CODE.sub(
+        lambda code: code.group().replace(" ", _GLUE if len(code.group()) <= width else " "), body.plain
+    )
+    rows = [body] if body.plain.startswith(_COMMAND) else body.wrap(console, width, tab_size=1) or [Text()]
     for number, row in enumerate(rows):
+        row.plain = row.plain.replace(_GLUE, " ")
         row.rstrip()
         start = head if number == 0 else Text(" " * label)
         console.print(Text(" " * indent).append_text(start).append_text(row), soft_wrap=True)

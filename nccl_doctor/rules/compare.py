@@ -285,7 +285,8 @@ def _noisy(before: Iterable[metrics.Metric], after: Iterable[metrics.Metric]) ->
     old = {metric.name: metric for metric in before}
     for new in after:
         was = old.get(new.name)
-        if was is not None and max(was.value, new.value) > NOISE_FACTOR * min(was.value, new.value):
+        factor = 1.0 if new.exact else NOISE_FACTOR
+        if was is not None and max(was.value, new.value) > factor * min(was.value, new.value):
             kind, _, item = new.name.partition(" ")
             yield f"metric.{kind}", item, _told(was), _told(new)
 

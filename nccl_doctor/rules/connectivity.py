@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 
@@ -28,6 +29,8 @@ DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 CLOCK_SECONDS = 1.0
 # A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
 LOOKUP_SECONDS = 1.0
+# A word of /etc/hosts that neither sed nor a shell reads as anything else.
+_HOSTS_WORD = re.compile(r"[A-Za-z0-9._:-]+")
 # What IP_MTU says of Linux's loopback interface (65536, capped); the largest of real interfaces is IPoIB's 65520.
 LOOPBACK_MTU = 65535
 
@@ -116,20 +119,13 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
                 explains=("collectives",),
             )
         elif _is_loopback(first[0]):
-            line = names.own.line
             yield finding(
                 "net.hostname-resolution.loopback",
                 Severity.FAIL,
                 f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-                _quote(line, names.own.quoted, names.host_name, names.own.addresses, host),
+                _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
                 places=[Place(host=host)],
-                fixes=[
-                    Fix(
-                        "make the name resolve to the address its peers reach",
-                        f"sudo sed -i '{line}s/^/#/' /etc/hosts" if line else "",
-                        host,
-                    )
-                ],
+                fixes=[_own_line_fix(host, names)],
                 explains=("collectives", "net.wrong-interface"),
             )
         elif elsewhere:
@@ -169,13 +165,33 @@ def _own_name_elsewhere(host: str, names: Names) -> Finding:
     )
 
 
+def _own_line_fix(host: str, names: Names) -> Fix:
+    """Give the name the host's address in the line quoted, where it has but one; other names (localhost) keep theirs."""
+    what = "make the name resolve to the address its peers reach"
+    words = names.own.quoted.partition("#")[0].split()
+    if not names.own.line or not words or not all(map(_HOSTS_WORD.fullmatch, words)):
+        return Fix(what, "", host)
+    own = [word for word in words[1:] if word.split(".")[0] == names.host_name.split(".")[0]]
+    kept = [word for word in words[1:] if word not in own]
+    lines = [[words[0], *kept]] * bool(kept) + [[address, *own] for address in _one_address(names)]
+    mended = "\\n".join(map(" ".join, lines))
+    change = f"s/.*/{mended}/" if lines else "s/^/#/"
+    return Fix(what, f"sudo sed -i '{names.own.line}{change}' /etc/hosts", host)
+
+
+def _one_address(names: Names) -> list[str]:
+    """The IPv4 address by which a host is known, if it has but one."""
+    found = [address for address in names.addresses if ":" not in address and not _is_loopback(address)]
+    return found if len(found) == 1 else []
+
+
 def _entry_fix(host: str, name: str, answer: Resolution, owner: Names) -> Fix:
     """Put the owner's address into the line of /etc/hosts, where the line is known and the owner has but one."""
-    right = [address for address in owner.addresses if ":" not in address and not _is_loopback(address)]
+    right = _one_address(owner)
     what = f"correct the entry of {name} on {host}"
     if not answer.line:
         return Fix(what, f"getent ahosts {name}", host)
-    if len(right) != 1:
+    if not right:
         return Fix(what, f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts", host)
     wrong = answer.quoted.split()[0]
     return Fix(f"{what}: it is {right[0]}", f"sudo sed -i '{answer.line}s/{wrong}/{right[0]}/' /etc/hosts", host)
@@ -514,10 +530,13 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
             sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
-    bad = {pair: lost[pair] >= LOSS_COUNT and lost[pair] >= LOSS_SHARE * sent[pair] for pair in sent}
-    for culprit in plausible(bad):
-        total = sum(lost[pair] for pair in culprit.pairs)
-        share = 100.0 * total / sum(sent[pair] for pair in culprit.pairs)
+    # A single lost packet points to the host that loses 2 of 100 on each of its links; how many there are decides.
+    for culprit in plausible({pair: count > 0 for pair, count in lost.items()}):
+        total, out_of = (sum(of[pair] for pair in culprit.pairs) for of in (lost, sent))
+        counts = [(total, out_of), *((lost[pair], sent[pair]) for pair in culprit.pairs)]
+        if not any(count >= LOSS_COUNT and count >= LOSS_SHARE * of for count, of in counts):
+            continue
+        share = 100.0 * total / out_of
         names = " and ".join(culprit.hosts)
         where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
         if culprit.direction == "pair" and len(culprit.pairs) == 1:

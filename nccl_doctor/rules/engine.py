@@ -65,9 +65,7 @@ class Host:
         if result is None:
             raise MissingFact(kind.PROBE, "not collected")
         if result.outcome is not Outcome.OK:
-            raise MissingFact(
-                kind.PROBE, f"{result.outcome.value}: {result.detail}" if result.detail else result.outcome.value
-            )
+            raise MissingFact(kind.PROBE, result.why)
         try:
             return result.fact(kind)
         except msgspec.DecodeError as error:

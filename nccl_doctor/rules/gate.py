@@ -106,7 +106,7 @@ def decide(
         decisions,
         chosen=tuple(sorted(chosen)) if go else good,
         spares=tuple(rest) if go else (),
-        reason=f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} are needed",
+        reason=f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} needed",
         good=good,
     )
 

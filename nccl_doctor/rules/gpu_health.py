@@ -11,7 +11,7 @@ from nccl_doctor.rules.engine import Host, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof, reasons
 from nccl_doctor.rules.thresholds import value
 
-_RESET = "drain the host, then reset this GPU (all GPUs of an NVSwitch board together)"
+_RESET = "drain the host, then reset this GPU (before Ampere: with all that it has NVLinks to)"
 
 
 @host_rule(

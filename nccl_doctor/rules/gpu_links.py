@@ -287,7 +287,7 @@ def _manager_fix(host: Host, fact: GpuFact) -> Fix:
         text = "look at the fabric manager (NMX) on the rack's NVLink switches, and at this tray's link to them"
         return Fix(text, "nvidia-smi -q | grep -A8 Fabric", host.name)
     return Fix(
-        "start it, in the driver's version",
+        "start it, in the driver's version; if it ran before, drain the host and reset all GPUs first",
         "sudo systemctl restart nvidia-fabricmanager; systemctl status nvidia-fabricmanager; "
         "sudo tail -30 /var/log/fabricmanager.log",
         host.name,

@@ -21,13 +21,15 @@ from nccl_doctor.env.socket_interface import (
 )
 from nccl_doctor.env.versions import Version, show
 from nccl_doctor.facts.fold import few
-from nccl_doctor.facts.interfaces import Address, Interfaces
+from nccl_doctor.facts.interfaces import Address, Carriers, Interfaces
 from nccl_doctor.facts.mesh import Links, Names
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.thresholds import value
+from nccl_doctor.rules.units import duration
 
 
 class View(msgspec.Struct, frozen=True):
@@ -288,7 +290,10 @@ def configuration_files(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every nccl.conf that NCCL would read can be read: what stands in it is judged with the other variables."""
     for file in host.need(Interfaces).conf_files:
         if file.outcome == "not-permitted":
-            raise MissingFact(f"settings in {file.path}", "not permitted to read it")
+            raise MissingFact(
+                f"settings in {file.path}",
+                "not permitted to read it (NCCL, run by this user, would not read it either)",
+            )
     return iter(())
 
 
@@ -728,6 +733,63 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
                     )
                 ],
             )
+
+
+@host_rule("interfaces", "net.link-flapping", "net.link-flapping.past")
+def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
+    """The link under each interface that NCCL or Gloo would use stays up: a bond's ports and a VLAN's interface count, too.
+
+    The kernel counts how often a link went down. Two readings, at the start and at the end of the run, tell what happens
+    now; the total is judged per day of uptime, as it is never reset: a bad day long ago is a warning, not a fault.
+    """
+    facts, here = host.need(Interfaces), host.once(view, plan)
+    names = {address.name for address in (*here.used, *(here.gloo.addresses if here.gloo else ()))}
+    links = {device.name: device for name in sorted(names) for device in facts.standing_on(name)}
+    counted = {name: device.losses for name, device in links.items() if device.losses is not None}
+    if not counted:
+        raise SkipRule("the kernel does not count how often links go down")
+    again = host.need(Carriers)
+    seconds = again.read_at_s - facts.read_at_s
+    days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
+    for name, before in counted.items():
+        total = again.losses.get(name, before)
+        link = f"the link of {name}" + ("" if name in names else f", which {few(sorted(names))} stands on,")
+        if total > before:
+            now = f"{before} -> {total} in {seconds:.1f} s"
+            yield _flapping(host.name, name, Severity.FAIL, f"{link} goes down and up right now", now)
+        elif total / days >= value("net.link-losses.total"):
+            up = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
+            yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{up}", f"{total}{up}")
+
+
+def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:
+    now = severity is Severity.FAIL
+    return finding(
+        "net.link-flapping" if now else "net.link-flapping.past",
+        severity,
+        title,
+        Evidence(f"carrier_down_count {count}", f"/sys/class/net/{name}/carrier_down_count", host=host),
+        places=(Place(host, nic=name),),
+        confidence=1.0 if now else 0.8,
+        fixes=(
+            Fix(
+                "see when, and what the driver says; then cable, transceiver and switch port",
+                f"sudo journalctl -k | grep -i {name} | tail; sudo ethtool {name}; sudo ethtool -m {name}",
+                host,
+            ),
+        ),
+        explains=(
+            "net.packet-loss",
+            "net.slow",
+            "net.latency",
+            "net.firewall",
+            "net.master-unreachable",
+            "net.wrong-interface.down",
+            "collectives",
+        )
+        if now
+        else (),
+    )
 
 
 @fleet_rule("interfaces", "net.interface-choice")

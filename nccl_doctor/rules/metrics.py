@@ -1,4 +1,4 @@
-"""The few numbers of a host that are worth following over runs; all are noisy, none is a verdict. Pure."""
+"""The few numbers of a host that are worth following over runs; most are noisy, none is a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collections.abc import Iterator
 import msgspec
 
 from nccl_doctor.facts.collectives import Collectives, bus_factor
+from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Links, Throughput
 from nccl_doctor.rules.engine import Host
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One number with its unit. ``name``: ``round-trip``, ``tcp`` or ``busbw <collective>``."""
+    """One number with its unit. ``name``: ``round-trip``, ``tcp``, ``link-losses <interface>`` or ``busbw <collective>``."""
 
     name: str
     value: float
     unit: str
     higher_is_better: bool
+    exact: bool = False  # a count: any change is one
 
 
 def of_host(host: Host) -> Iterator[Metric]:
-    """Round trip (ms) and TCP rate (GB/s) to its peers, each the median of them; what was not measured is not there.
+    """Round trip (ms) and TCP rate (GB/s) to its peers, each the median of them, and how often its links went down.
+
+    What was not measured is not there.
 
     The fastest round trip to each peer counts: the others tell how busy the two hosts were.
     """
@@ -34,6 +38,16 @@ def of_host(host: Host) -> Iterator[Metric]:
     rates = [flow.rate / 1e9 for flow in flows.flows if flow.outcome == "ok" and flow.rate > 0] if flows else []
     if rates:
         yield Metric("tcp", statistics.median(rates), "GB/s", True)
+    interfaces = host.want(Interfaces)
+    if interfaces is not None:
+        named = {address.name for address in interfaces.addresses}
+        for device in interfaces.devices:
+            if (
+                device.losses is not None
+                and device.kind in ("physical", "bond")
+                and {device.name, device.master} & named
+            ):
+                yield Metric(f"link-losses {device.name}", device.losses, "losses", False, exact=True)
 
 
 def of_run(hosts: tuple[Host, ...]) -> Iterator[Metric]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
-from nccl_doctor.rules.localise import Blame, Pair, blame
+from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
@@ -184,23 +185,51 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
 
 
 def _partly_blocked(general: dict[Pair, list[Link]], explained: set[Pair]) -> Iterator[Finding]:
-    """Some of a pair's ephemeral ports pass and others do not: a firewall that knows a port range."""
-    for pair, links in sorted(general.items()):
-        bad = [link for link in links if link.outcome in _BLOCKED]
-        if pair in explained or not bad:
-            continue
-        id, verb = _BLOCKED[bad[0].outcome]
-        ports = ", ".join(str(link.port) for link in bad)
+    """Some of a host's or a pair's ephemeral ports pass and others do not: a firewall that knows a port range."""
+    bad = {
+        pair: [link for link in links if link.outcome in _BLOCKED]
+        for pair, links in general.items()
+        if pair not in explained
+    }
+    for culprit in plausible({pair: bool(found) for pair, found in bad.items()}):
+        names = " and ".join(culprit.hosts)
+        one_way = len(culprit.pairs) == 1
+        client, server = culprit.pairs[0]
+        # What comes in meets the host's own filter, and tells best what it does; what goes out may miss the answers.
+        coming = [pair for pair in culprit.pairs if pair[1] in culprit.hosts]
+        id, verb = _BLOCKED[next(link.outcome for pair in coming or culprit.pairs for link in bad[pair])]
+        where = {
+            "in": f"to {names}",
+            "out": f"from {names}",
+            "both": f"to and from {names}",
+            "pair": f"between {names}",
+        }
+        where["pair"] = f"from {client} to {server}" if one_way else where["pair"]
+        links = [link for pair in culprit.pairs for link in general[pair]]
+        closed = {(link.peer, link.port) for pair in culprit.pairs for link in bad[pair]}
+        tried = {(link.peer, link.port) for link in links}
+        ports = few([str(port) for port in sorted({port for _, port in closed})])
         yield finding(
             id,
             Severity.FAIL,
-            f"TCP connections from {pair[0]} to {pair[1]} are {verb} on {len(bad)} of {len(links)} ports tried"
-            f" ({ports})",
-            _quotes((pair,), general),
+            f"TCP connections {where[culprit.direction]} are {verb} on {len(closed)} of {len(tried)} ports tried ({ports})",
+            _quotes(culprit.pairs, general),
             confidence=0.9,
-            places=[Place(host=pair[1], peer=pair[0])],
-            fixes=[Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset", pair[1])],
-            explains=("collectives",),
+            places=[Place(host=server, peer=client)]
+            if culprit.direction == "pair" and one_way
+            else [Place(host=host) for host in culprit.hosts],
+            fixes=[
+                Fix(
+                    "allow all TCP ports between the training hosts, both ways, and the answers to what goes out",
+                    "sudo nft list ruleset",
+                    server
+                    if culprit.direction == "pair" and one_way
+                    else culprit.hosts[0]
+                    if len(culprit.hosts) == 1
+                    else "",
+                )
+            ],
+            explains=("net.master-unreachable", "collectives"),
         )
 
 

@@ -191,7 +191,7 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
                 Severity.WARN,
                 f"The limit on {label} is {_show(known[lower[0]], name)} here and {row.majority} on the other hosts",
                 tuple(
-                    Evidence(f"RLIMIT_{name.upper()} soft {_show(known[host], name)}", f"ulimit on {host}", host=host)
+                    Evidence(f"RLIMIT_{name.upper()} soft {_show(known[host], name)}", "ulimit", host=host)
                     for host in (*lower, row.values[0][1][0])
                 ),
                 hosts=lower,
@@ -513,6 +513,46 @@ def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
             )
 
 
+@host_rule("system", "net.conntrack-full")
+def connection_tracking(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Where the kernel tracks connections (a stateful firewall, NAT, Kubernetes), its table has room for a job's.
+
+    A full table drops the first packet of every new connection, and no rule of the firewall shows it.
+    """
+    system = host.need(System)
+    used, room = (system.sysctl_numbers(f"net.netfilter.nf_conntrack_{what}") for what in ("count", "max"))
+    if not (used and room and room[0]):
+        return  # the module is not loaded: nothing is tracked
+    share = used[0] / room[0]
+    if share >= value("conntrack.used.warn"):
+        full = share >= value("conntrack.used.fail")
+        yield finding(
+            "net.conntrack-full",
+            Severity.FAIL if full else Severity.WARN,
+            f"The connection tracking table is {'full' if full else 'nearly full'} ({used[0]} of {room[0]} entries): "
+            "new connections are dropped" + ("" if full else " when it is"),
+            Evidence(
+                f"nf_conntrack_count = {used[0]}, nf_conntrack_max = {room[0]}",
+                "/proc/sys/net/netfilter",
+                host=host.name,
+            ),
+            hosts=(host.name,),
+            fixes=(
+                Fix(
+                    "more room, until the next boot",
+                    f"sudo sysctl -w net.netfilter.nf_conntrack_max={room[0] * 4}",
+                    host.name,
+                ),
+                Fix(
+                    "see who fills it",
+                    "sudo conntrack -L -o extended 2>/dev/null | awk '{print $7}' | sort | uniq -c | sort -n | tail",
+                    host.name,
+                ),
+            ),
+            explains=("net.firewall", "net.master-unreachable", "net.packet-loss", "collectives") if full else (),
+        )
+
+
 @host_rule("system", "net.ephemeral-ports.few", "net.port-in-use.ephemeral-range")
 def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
     """There are enough ephemeral ports, and the master port is not one of them.
@@ -617,13 +657,14 @@ def _process(process: GpuProcess, host: str) -> Evidence:
 @fleet_rule("system", "sys.container")
 def containers(fleet: Fleet) -> Iterator[Finding]:
     """Which hosts are containers: their limits, interfaces and processes are the container's, not the machine's."""
-    inside = {host: system.container.hints for host, system in fleet.every(System).items() if system.container.hints}
-    if inside and len(inside) < len(fleet.hosts):
+    known = fleet.every(System)
+    inside = {host: system.container.hints for host, system in known.items() if system.container.hints}
+    if inside and len(inside) < len(known):
         hosts = tuple(sorted(inside))
         yield finding(
             "sys.container",
             Severity.INFO,
-            f"{len(hosts)} of {len(fleet.hosts)} hosts are containers, the others are not",
+            f"{len(hosts)} of {len(known)} hosts are containers, the others are not",
             tuple(Evidence(", ".join(inside[host]), "container hints", host=host) for host in hosts[:3]),
             hosts=hosts,
         )

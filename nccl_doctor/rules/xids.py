@@ -21,11 +21,17 @@ SHOWN = 3
 BOOT_S = 60.0  # the kernel's first lines are written in the first seconds
 
 _GPU_RESET = "sudo nvidia-smi --gpu-reset"
+# GPUs that stay registered while the fabric manager restarts keep stale state: NVLS fails then (NCCL issue 1488).
+_FABRIC_RESET = f"sudo systemctl stop nvidia-fabricmanager; {_GPU_RESET}; sudo systemctl start nvidia-fabricmanager"
 
 # action -> what to do, command, may it interrupt work
 _ACTIONS = {
     "restart-job": ("restart the job; the GPU is fit for use", "", False),
-    "reset-gpu": ("drain the host and reset the GPU (NVSwitch boards: all GPUs together)", _GPU_RESET, True),
+    "reset-gpu": (
+        "drain the host and reset the GPU (before Ampere: with all that it has NVLinks to)",
+        _GPU_RESET,
+        True,
+    ),
     "reboot": ("drain the host and power-cycle it", "sudo ipmitool power cycle", True),
     "rma": ("drain the host and reset the GPU; if it comes back, replace the GPU (RMA)", _GPU_RESET, True),
     "check-mechanics": ("check the GPU's power cables and seating", "", False),
@@ -227,8 +233,8 @@ def _switch(
             Fix(
                 "drain the host and reset all GPUs and NVSwitches, or reboot"
                 if whole
-                else "drain the host and reset the GPUs on this switch's ports; restart the fabric manager",
-                "sudo reboot" if whole else "sudo nvidia-smi --gpu-reset; sudo systemctl restart nvidia-fabricmanager",
+                else "drain the host and reset its GPUs while the fabric manager is stopped",
+                "sudo reboot" if whole else _FABRIC_RESET,
                 host.name,
                 True,
             )

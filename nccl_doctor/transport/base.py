@@ -31,6 +31,10 @@ class Deadline:
             return cap_s
         return max(0.0, min(cap_s, self._end - time.monotonic()))
 
+    def end(self) -> None:
+        """Let the moment be now."""
+        self._end = time.monotonic()
+
     @property
     def passed(self) -> bool:
         """Whether the moment has come."""

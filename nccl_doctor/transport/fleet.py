@@ -14,6 +14,8 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
 from nccl_doctor.transport.launch import launch
 from nccl_doctor.transport.session import Session, connect, cut_short
 
+LOOK_AT_DEADLINE_S = 0.2  # an interruption moves it forward while it is waited for
+
 OnProgress = Callable[[str, "Session | Reach"], None]
 
 
@@ -83,7 +85,7 @@ class _Attempt:
             threading.Thread(target=self._work, daemon=True, name="connect").start()
         while len(self._results) < len(self._entries):
             try:
-                name, result = self._done.get(timeout=self._deadline.left(3600.0))
+                name, result = self._done.get(timeout=self._deadline.left(LOOK_AT_DEADLINE_S))
             except queue.Empty:
                 if not self._deadline.passed:
                     continue

@@ -23,7 +23,7 @@ Port 22
 AddressFamily any
 HostKey {directory}/host_key
 PidFile {directory}/sshd.pid
-AuthorizedKeysFile {directory}/authorized_keys
+AuthorizedKeysFile {directory}/authorized_keys /etc/authorized_keys.%u
 StrictModes no
 UsePAM no
 PermitRootLogin prohibit-password
@@ -38,6 +38,8 @@ MaxSessions 100
 LogLevel VERBOSE
 AcceptEnv LANG LC_*
 SetEnv {environment}
+Match User someone
+SetEnv "PATH=/usr/local/bin:/usr/bin:/bin" "HOME=/tmp" "LANG=C.UTF-8"
 """
 
 
@@ -117,13 +119,7 @@ class Host:
         """Make the network namespace, plug it into the switch, write the files, start the keeper."""
         self._write_files(hosts_file)
         machine.command(["ip", "netns", "add", self.namespace])
-        links = f"link set lo up\nlink set eth0 mtu {mtu} up\naddress add {self.address}/{prefix_length} dev eth0\n"
-        machine.command(
-            f"ip -netns {self.namespace} link add eth0 index {INTERFACE_INDEX} type veth "
-            f"peer name {self.name} netns {switch}".split()
-        )
-        machine.command(["ip", "-netns", self.namespace, "-batch", "-"], stdin=links)
-        machine.command(["ip", "-netns", switch, "link", "set", self.name, "mtu", str(mtu), "master", "br0", "up"])
+        self.plug(switch, prefix_length, mtu)
         specification = {
             "name": self.name,
             "directory": str(self.directory),
@@ -137,6 +133,16 @@ class Host:
         init = [sys.executable, "-I", "-S", str(Path(__file__).with_name("programs") / "host_init.py")]
         printed = machine.command([*into_new, *init, str(self.directory / "init.json")])
         (self.directory / "keeper.pid").write_text(printed.strip())
+
+    def plug(self, switch: str, prefix_length: int, mtu: int) -> None:
+        """Give it eth0, new and never down, plugged into the switch."""
+        links = f"link set lo up\nlink set eth0 mtu {mtu} up\naddress add {self.address}/{prefix_length} dev eth0\n"
+        machine.command(
+            f"ip -netns {self.namespace} link add eth0 index {INTERFACE_INDEX} type veth "
+            f"peer name {self.name} netns {switch}".split()
+        )
+        machine.command(["ip", "-netns", self.namespace, "-batch", "-"], stdin=links)
+        machine.command(["ip", "-netns", switch, "link", "set", self.name, "mtu", str(mtu), "master", "br0", "up"])
 
     def _write_files(self, hosts_file: str) -> None:
         for path in (self.home / ".ssh", self.bin):
@@ -152,10 +158,13 @@ class Host:
         self.write_etc("nccl.conf", None)
         # The ssh program reads the home of the password file, Python's expanduser reads $HOME: both say this one.
         others = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith("root:")]
-        self.write_etc("passwd", "\n".join([f"root:x:0:0:root:{self.home}:/bin/bash", *others]) + "\n")
+        accounts = [f"root:x:0:0:root:{self.home}:/bin/bash", "someone:x:12345:12345::/tmp:/bin/bash"]
+        self.write_etc("passwd", "\n".join([*accounts, *others]) + "\n")
         # Without PAM, sshd takes a password field that begins with ! for a locked account.
         others = [line for line in Path("/etc/shadow").read_text().splitlines() if not line.startswith("root:")]
-        self.write_etc("shadow", "\n".join(["root:*:19000:0:99999:7:::", *others]) + "\n")
+        self.write_etc(
+            "shadow", "\n".join([*(f"{name}:*:19000:0:99999:7:::" for name in ("root", "someone")), *others]) + "\n"
+        )
         self.etc.joinpath("shadow").chmod(0o600)
 
     def write_etc(self, name: str, text: str | None) -> None:

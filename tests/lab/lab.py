@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +57,7 @@ class Lab:
         self.mtu = mtu
         self.count = hosts
         self._network = network
+        self.prefix_length = network.prefixlen
         self._reaper: subprocess.Popen[bytes] | None = None
 
     # -- names and places
@@ -197,7 +197,7 @@ class Lab:
         places = [self.directory / host.name, PROJECT, Path(self.python).parents[1], Path(sys.base_prefix)]
         host.build(
             switch=self.switch,
-            prefix_length=self._network.prefixlen,
+            prefix_length=self.prefix_length,
             mtu=self.mtu,
             hosts_file=hosts_file,
             own_tmp=not is_controller,
@@ -214,6 +214,7 @@ class Lab:
         known = []
         for name in self.hostnames:
             (self.host(name).directory / "authorized_keys").write_text(public)
+            self.host(name).write_etc("authorized_keys.someone", public)
             kind, key = (self.host(name).directory / "host_key.pub").read_text().split()[:2]
             known.append(f"{name},{self.address(name)} {kind} {key}\n")
         self.known_hosts.write_text("".join(known))
@@ -321,10 +322,9 @@ class Lab:
 
     def settled_processes(self, host: str, seconds: float = 5.0) -> list[Process]:
         """What still runs on a host after up to ``seconds`` for it to end: what a session left behind."""
-        deadline = time.monotonic() + seconds
-        while (found := self.processes(host)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return found
+        with contextlib.suppress(LabError):
+            machine.wait_for(lambda: not self.processes(host), f"the end of everything on {host}", seconds)
+        return self.processes(host)
 
     def set_env(self, host: str, **values: str | None) -> None:
         """Set (or with None, unset) variables of every login on a host from now on; its sshd starts anew."""

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,13 +138,14 @@ def end(pids: Iterable[int], seconds: float = 5.0) -> None:
             time.sleep(0.005)
 
 
-def wait_for(condition: object, what: str, seconds: float = 10.0) -> None:
-    """Call ``condition`` every 10 ms until it is true; ``LabError`` naming ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    """Call ``condition`` until it is true, ever less often; ``LabError`` naming ``what`` after ``seconds``."""
+    deadline, pause = time.monotonic() + seconds, 0.01
+    while not condition():
         if time.monotonic() > deadline:
             raise LabError(f"waited {seconds:.0f} s in vain for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.25)  # what is waited for needs the CPU
 
 
 def soon_s() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,11 +81,16 @@ CASES = [
     Case("port-rejected", ("net.firewall.rejected",), parameters={"reply": "reset"}),
     Case("master-port-dropped", ("net.master-unreachable",), ("gpu01",), "gpu01", quotes=("29500",)),
     Case("port-taken", ("net.port-in-use",), ("gpu01",), "gpu01", quotes=("29500", "listener.py")),
+    Case("wrong-neighbour", ("net.wrong-neighbour",), quotes=("02:00:00:00:00:99", "gpu03's")),
+    Case("wrong-route", ("net.wrong-route",), quotes=("10.77.0.3/32", "rejects")),
+    Case("wrong-route", ("net.wrong-route",), parameters={"kind": "blackhole"}, quotes=("10.77.0.3/32",)),
+    Case("wrong-route", ("net.wrong-route",), parameters={"kind": "gateway"}, quotes=("sends it to 10.77.0.254",)),
     # links
     Case("mtu-black-hole", ("net.mtu.black-hole",), quotes=("1400",)),
     Case("mtu-mismatch", ("net.mtu",), quotes=("9000", "1500"), severity="warn"),
     Case("mtu-mismatch", ("net.mtu",), parameters={"mtu": 1400}, quotes=("1400", "1500"), severity="warn"),
     Case("slow-link", ("net.slow",), options=(), quotes=("Mbit/s",)),
+    Case("link-flaps", ("net.link-flapping",), parameters={"every_s": 0.4}, quotes=("eth0", " s")),
     Case("lossy-link", ("net.packet-loss",)),
     # interfaces
     Case("second-interface", ("net.wrong-interface",), quotes=("aux0",)),
@@ -352,6 +358,35 @@ def test_one_machine_under_two_names(lab: Lab, tmp_path: Path) -> None:
     done = lab.run(["nccl-doctor", "check", "--hosts", str(hostfile), "--quick", "--format", "json"])
     found = causes(json.loads(done.stdout), "fail", "warn")
     assert [(item["id"], item["hosts"]) for item in found] == [("host.named-twice", [lab.address("gpu03"), "gpu03"])]
+
+
+def test_two_runs_at_once_both_measure_everything(lab: Lab) -> None:
+    words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--quick", "--format", "json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    runs = [lab.popen(words, **pipes) for _ in range(2)]
+    reports = [json.loads(run.communicate(timeout=60)[0]) for run in runs]
+    assert [(report["verdict"], report["unknown"]) for report in reports] == [("healthy", [])] * 2
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="no Python that an ordinary user may run")
+def test_an_ordinary_user_is_told_once_what_only_root_may_read(lab: Lab, tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(lab.ssh_config.read_text().replace("User root", "User someone"))
+    words = ("--quick", "--ssh-config", str(config))
+    code, report = check(lab, *words)
+    assert (code, report["verdict"], report["unknown"]) == (HEALTHY, "healthy", [])
+    files = [lab.host(name).etc / "nccl.conf" for name in lab.hostnames]
+    try:
+        for file in files:
+            file.write_text("NCCL_DEBUG=INFO\n")
+            file.chmod(0o600)
+        done = lab.run(["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--stage", "interfaces", *words])
+    finally:
+        for file in files:
+            file.unlink()
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 4 and "but this user may not read everything" in told, told
+    assert told.count("not permitted") == 1 and "settings in /etc/nccl.conf on gpu[01-04]: not permitted" in told
 
 
 def test_every_fault_has_a_case() -> None:

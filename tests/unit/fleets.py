@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.interfaces import Address, Device, Interfaces
+from nccl_doctor.facts.interfaces import Address, Carriers, Device, Interfaces
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.software import Driver, NcclCopy, Python, Software, Torch
 from nccl_doctor.facts.system import Cgroup, Filesystem, GpuProcesses, Limit, Processors, SharedMemory, System
@@ -26,8 +26,14 @@ def address(text: str) -> Address:
 
 def interfaces(*addresses: str, **more: Any) -> Interfaces:
     found = tuple(map(address, ("lo/127.0.0.1/8", *addresses)))
-    devices = tuple(Device(name, kind="physical", speed_mbps=10000) for name in dict.fromkeys(a.name for a in found))
+    names = dict.fromkeys(a.name for a in found)
+    devices = tuple(Device(name, kind="physical", speed_mbps=10000, losses=1) for name in names)
     return Interfaces(addresses=found, **{"devices": devices, **more})
+
+
+def carriers(**losses: int) -> Carriers:
+    """The second reading, 9 s after the first: these links went down so often by then, all others never again."""
+    return Carriers(losses, 9.0)
 
 
 def system(**changes: Any) -> System:

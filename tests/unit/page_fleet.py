@@ -44,6 +44,7 @@ def host_probes(name: str, machine: dict[str, Any]) -> dict[str, Any]:
         "software": msgspec.to_builtins(fleets.software()),
         "environment": {"variables": {"NCCL_DEBUG": "WARN"}},
         "interfaces": msgspec.to_builtins(fleets.interfaces(f"eth0/{address(name)}/24")),
+        "carriers": msgspec.to_builtins(fleets.carriers()),
     }
 
 

@@ -1,6 +1,6 @@
 """The worker's CUDA side against a device that is made up: what is called, in which order, and what comes of it.
 
-What torch and NCCL really do is tested on a GPU (tests/gpu).
+test_bench_cuda_run.py runs all of it with the real torch; what torch and NCCL really do is tested on a GPU (tests/gpu).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nccl_doctor.agent.collective import worker as module
 from nccl_doctor.agent.collective.channel import Progress
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.collective.ranks import Identity
-from nccl_doctor.agent.collective.worker import PlannedError, Worker, _lack, _out_of_memory
+from nccl_doctor.agent.collective.worker import PlannedError, Worker, _lack, _out_of_memory, _unsupported
 
 
 class Device:
@@ -103,7 +103,7 @@ def fake_torch(device: Device) -> Any:
             is_available=lambda: True,
             is_nccl_available=lambda: True,
             is_gloo_available=lambda: True,
-            barrier=lambda: device.log.append("barrier"),
+            barrier=lambda device_ids: device.log.append(f"barrier {device_ids}"),
         ),
     )
 
@@ -130,7 +130,7 @@ def test_times_are_those_between_events_from_a_barrier_on(worker: Callable[..., 
     device = Device()
     times = worker(device)._timed(device.work, 3, "x", 60.0)
     assert times == pytest.approx([0.003] * 3)
-    assert device.log == ["barrier", "synchronize", "record", *["work", "record"] * 3, "synchronize"]
+    assert device.log == ["barrier [0]", "synchronize", "record", *["work", "record"] * 3, "synchronize"]
 
 
 def test_iterations_done_are_those_the_device_has_finished(worker: Callable[..., Worker]) -> None:
@@ -274,3 +274,12 @@ def test_lack_of_memory_in_its_own_words(error: Exception, words: str) -> None:
 
 def test_other_errors_are_no_lack_of_memory() -> None:
     assert not _out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    locked = "NCCL error in: ...\nLast error:\nCall to ibv_create_cq failed with error Cannot allocate memory"
+    assert not _out_of_memory(RuntimeError(locked))  # the limit on locked memory
+
+
+def test_what_torch_refuses_is_told_from_what_fails() -> None:
+    assert _unsupported(ValueError("AVG requires NCCL 2.10+. The current version is 2.8"))
+    assert _unsupported(TypeError("Input tensor data type is not supported for NCCL process group: ComplexFloat"))
+    failure = NCCL_OOM.replace("2 'out of memory'", "801 'operation not supported'")
+    assert not _unsupported(RuntimeError(failure)) and not _unsupported(RuntimeError("CUDA error: not supported"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -394,6 +395,37 @@ def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].startswith("allreduce,in,4096")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_told_to_end_tells_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    """SIGTERM to all ranks, as at Slurm's time limit; the main thread is in a collective then."""
+    saved = tmp_path / "run.json"
+    command = [sys.executable, "-m", "nccl_doctor.bench", "allreduce", "--sizes", "4K,64M", "--iters", "900"]
+    env = {
+        **os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(launch.free_port()), "TMPDIR": str(tmp_path),
+    }  # fmt: skip
+    other = subprocess.Popen(command, env={**env, "RANK": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        first = subprocess.Popen(
+            [*command, "--save", str(saved), "--format", "json"],
+            env={**env, "RANK": "0"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "4096 B done" in line:
+                break
+        for process in (other, first):
+            process.terminate()
+        told, _ = first.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    assert first.returncode == 130
+    found = json.loads(told)
+    assert found["notes"] == ["interrupted by SIGTERM"] and not found["complete"] and not found["findings"]
+    assert [item["size"] for item in found["results"]["measurements"]] == [4096]
+    assert saved.read_text() == told and list(tmp_path.iterdir()) == [saved]
 
 
 def test_a_rank_that_hangs_with_pythons_lock_is_named(tmp_path: Path) -> None:

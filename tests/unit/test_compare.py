@@ -314,6 +314,15 @@ def test_a_round_trip_is_told_beyond_a_factor_of_two() -> None:
     ]
 
 
+def test_every_further_loss_of_a_link_is_told() -> None:
+    after = rich_fleet()
+    after.probes["gpu02"]["interfaces"]["devices"][1]["losses"] += 1
+    found = compare.bundles(rich_fleet().bundle(), after.bundle())
+    assert [(item.subject, item.items, item.hosts, item.before, item.after) for item in found.changes] == [
+        ("metric.link-losses", ("eth0",), ("gpu02",), "1 losses", "2 losses")
+    ]
+
+
 def test_a_new_xid_and_a_changed_topology_cell_are_told() -> None:
     def with_log(*lines: str, cell: str) -> Builder:
         builder = rich_fleet()

@@ -22,6 +22,7 @@ from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
+from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
@@ -239,6 +240,16 @@ def test_colours_are_for_terminals_that_have_them_and_users_who_want_them() -> N
         assert "FAULTY" in told and "\x1b" not in told
 
 
+def test_a_verdict_that_scrolled_away_is_told_again_at_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    for lines, times in (("60", 1), ("8", 2)):
+        for words, first in ((("check", "--from", FAULTY), "✗ FAULTY"), (("explain", str(log)), "✗ rank 1 raised")):
+            told = on_a_terminal(*words, NO_COLOR="1", LINES=lines, COLUMNS="80")
+            assert told.count(first) == times, (words, lines)
+            assert (first in told.splitlines()[-2] + told.splitlines()[-1]) == (times == 2)
+
+
 def test_a_dumb_terminal_gets_lines_of_progress() -> None:
     for term, live in (("dumb", False), ("xterm", True)):
         told = on_a_terminal("check", "--stage", "system", NO_COLOR="1", TERM=term)
@@ -276,6 +287,19 @@ def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:
         told[width] = next(line for line in shown(console).splitlines() if "app.rank-exception " in line)
     assert told[60].split("  ")[1:3] == ["app.rank-exception", "rank 1"] and len(told[60]) < 60
     assert told[100].index("rank 1") == 30  # in a column
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "why"),
+    [
+        (Outcome.FAILED, "no such file", "failed: no such file"),
+        (Outcome.FAILED, "", "failed"),
+        (Outcome.TIMED_OUT, "timed-out: stopped by the run's deadline", "timed-out: stopped by the run's deadline"),
+        (Outcome.NOT_RUN, "left out: --skip", "left out: --skip"),
+    ],
+)
+def test_how_a_probe_ended_is_said_once(outcome: Outcome, detail: str, why: str) -> None:
+    assert ProbeResult(outcome, None, detail).why == why
 
 
 def test_blanks_at_the_ends_of_lines_are_not_written_and_others_are() -> None:
@@ -332,6 +356,32 @@ FOUND_SHOWN = """\
   next               py-spy dump
   versions           nccl 2.28.9
 """
+
+
+def test_commands_of_an_explanation_stay_whole_on_a_narrow_screen() -> None:
+    fix = Fix(
+        "drain it, then `sudo nvidia-smi --gpu-reset -i 3` and look again",
+        "sudo systemctl status nvidia-dcgm --no-pager",
+    )
+    step = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
+    found = msgspec.structs.replace(FOUND, causes=(Cause("gpu.ecc", 0.9, "x", (LINE,), fixes=(fix,)),), next=(step,))
+    print_explanation(found, console := screen(58))
+    told = shown(console)
+    assert step in told and "$ sudo systemctl status nvidia-dcgm --no-pager\n" in told
+    assert "  fix now            drain it, then\n                     `sudo nvidia-smi --gpu-reset -i 3`\n" in told
+    assert (
+        max(map(len, told.replace(step, "").replace("$ sudo systemctl status nvidia-dcgm --no-pager", "").splitlines()))
+        <= 58
+    )
+
+
+def test_of_a_file_with_a_long_name_further_lines_tell_the_number_only() -> None:
+    name = "/checkpoints/job-1/console.log"
+    lines = (Evidence("line 7", name, 7), Evidence("line 9", name, 9), Evidence("other", "b.log", 3))
+    hosts = tuple(f"worker-{number}" for number in range(6))
+    told = explained(msgspec.structs.replace(FOUND, causes=(Cause("net.peer-lost", 0.9, "x", lines, hosts=hosts),)))
+    assert f"     {name}:7  line 7\n     …:9  line 9\n     b.log:3  other\n" in told
+    assert "  net.peer-lost               worker-[0-5]  " in told
 
 
 def explained(found: Explanation) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
@@ -74,3 +79,143 @@ def test_links_between_pages_exist() -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md")), *sorted((TOP / "playbooks").glob("*.md"))]
+
+
+def test_what_stands_in_a_playbook_as_commands_is_shell(tmp_path: Path) -> None:
+    """A sentence among commands is pasted at 3 a.m.: `bash -n` reads every block that does not name its language."""
+    script = tmp_path / "all.sh"
+    blocks = [
+        f"# {page.name}\n{block}\n"
+        for page in sorted((TOP / "playbooks").glob("*.md"))
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    script.write_text("".join(blocks), encoding="utf-8")
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert len(blocks) > 150 and not done.stderr
+
+
+def test_pages_that_playbooks_and_code_name_exist() -> None:
+    texts = [*PAGES, *(TOP / "nccl_doctor").rglob("*.py")]
+    named = {name for page in texts for name in re.findall(r"\bdocs/[\w./-]+\.md\b", page.read_text(encoding="utf-8"))}
+    assert len(named) > 5 and not [name for name in named if not (TOP / name).exists()]
+
+
+def _commands(page: Path) -> list[list[str]]:
+    """The command lines of ours in code, without comments and what comes after ``--``."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks, prose = text.split("```")[1::2], "".join(text.split("```")[::2])
+    code = "\n".join([*blocks, *(words.replace("\n", " ") for words in re.findall(r"`([^`]+)`", prose))])
+    found = re.findall(r"(?:^|[;&|]) *(?:\$ |sudo )?nccl-doctor ([a-z][^\n;|&]*)", code, re.MULTILINE)
+    return [shlex.split(re.split(r" -- [a-z]|  +#|  {4,}", line)[0], comments=True) for line in found]
+
+
+def test_commands_of_ours_that_pages_name_exist_with_their_options() -> None:
+    """Words and options of every `nccl-doctor ...` in README, docs and playbooks."""
+    top = typer.main.get_command(cli.app)
+    wrong, seen = [], 0
+    for page in PAGES:
+        for words in _commands(page):
+            command, rest = top, words
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
+            options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {
+                "-h",
+                "--help",
+            }
+            unknown = [word for word in rest if re.match("--?[a-z]", word) and word.split("=")[0] not in options]
+            if unknown or (hasattr(command, "commands") and words != ["env"]):
+                wrong.append(f"{page.name}: nccl-doctor {' '.join(words)}")
+            seen += 1
+    assert seen > 100 and not wrong
+
+
+def _all_commands(command: typer.main.click.Command, words: str = "") -> dict[str, typer.main.click.Command]:
+    below = getattr(command, "commands", {})
+    return {words: command} | {
+        name: found
+        for word, child in below.items()
+        for name, found in _all_commands(child, f"{words} {word}".strip()).items()
+    }
+
+
+@pytest.mark.parametrize("words", _all_commands(typer.main.get_command(cli.app)))
+def test_help_fits_eighty_columns_and_its_examples_are_commands(words: str) -> None:
+    told = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*words.split(), "--help"]).output
+    assert "Usage" in told and not [line for line in told.splitlines() if len(line) > 80]
+    commands = _all_commands(typer.main.get_command(cli.app))
+    for line in re.findall(r"^ +nccl-doctor (.*)", told, re.MULTILINE):
+        name, *rest = re.split("  +", line)[0].split(" -- ")[0].split()
+        if name == "env":
+            name, rest = f"env {rest[0]}", rest[1:]
+        known = {option for param in commands[name].params for option in param.opts}
+        assert not [word for word in rest if word.startswith("-") and word not in known], line
+
+
+def test_words_find_the_playbooks_that_hold_them() -> None:
+    found = CliRunner().invoke(cli.app, ["playbook", "address", "already in", "use"])
+    assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
+    hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
+    assert hang[0].startswith("collectives.") and "collectives.slow-pair" not in "".join(
+        hang
+    )  # it holds "exchange" only
+    none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
+    assert none.exit_code == 2 and "none holds these words" in none.output
+
+
+def test_the_documentation_is_told_on_the_terminal() -> None:
+    listed = CliRunner().invoke(cli.app, ["docs"]).output
+    assert [line.split()[0] for line in listed.splitlines()] == [
+        path.stem for path in sorted((TOP / "docs").glob("*.md"))
+    ]
+    page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "docs/inventory.md"]).output
+    assert "\nMPICH, Hydra\n    `gpu01:8`\n" in page and "---" not in page and "](" not in page
+    assert CliRunner().invoke(cli.app, ["docs", "inventry"]).exit_code == 2
+
+
+def test_the_pieces_that_contributors_copy_work(tmp_path: Path) -> None:
+    """The probe, the fact and the rule of docs/contributing.md, run as they stand there."""
+    pieces = re.findall(
+        r"^```python\n(.*?)^```", (TOP / "docs" / "contributing.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    clock = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    clock.parent.mkdir(parents=True)
+    clock.write_text("hpet\n")
+    script = tmp_path / "pieces.py"
+    script.write_text(
+        "\n".join(pieces)
+        + """
+from nccl_doctor.agent.probing import PROBES
+from nccl_doctor.rules.engine import MissingFact
+from nccl_doctor.facts.model import HostFacts, Outcome, ProbeResult, Reach, ReachOutcome
+def judged(*results):
+    host = Host(HostFacts("gpu01", Reach(ReachOutcome.OK), {"clocksource": result for result in results}))
+    try:
+        return [(item.id, item.hosts) for item in slow_clock(host, Plan())]
+    except MissingFact:
+        return "unknown"
+asked = PROBES["clocksource"].function({})
+print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"name": "tsc"})), judged())
+""",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "NCCL_DOCTOR_ROOT": str(tmp_path), "PYTHONPATH": str(TOP)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert len(pieces) == 3 and (done.stdout, done.stderr) == ("[('sys.clocksource', ('gpu01',))] [] unknown\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [("playbook net.mtu.b", "net.mtu.black-hole"), ("docs exi", "exit-codes"), ("check --stage topo", "topology")],
+)
+def test_a_shell_completes_names(words: str, known: str) -> None:
+    typed = words.split()
+    environment = {
+        "_NCCL_DOCTOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"nccl-doctor {words}",
+        "COMP_CWORD": str(len(typed)),
+    }
+    done = CliRunner(env=environment).invoke(cli.app, [], prog_name="nccl-doctor")
+    assert done.output.split() == [known]

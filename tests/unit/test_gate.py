@@ -308,6 +308,27 @@ def test_junit_parses_back_with_one_case_per_host_and_stage() -> None:
     assert failed == [("nccl-doctor.connectivity", "gpu02")]
 
 
+def test_junit_fails_the_cause_and_not_who_suffers_from_it() -> None:
+    bundle = Builder().bundle()
+    cause = finding("net.wrong-route", Severity.FAIL, "astray", Evidence("x"), hosts=("gpu02",))
+    effect = finding("net.firewall.dropped", Severity.FAIL, "cut", Evidence("x"), hosts=("gpu02", "gpu03"))
+    found = [msgspec.structs.replace(item, stage="ports") for item in (cause, effect)]
+    found[1] = msgspec.structs.replace(found[1], folded_under=cause.id)
+    report = msgspec.structs.replace(judge(bundle), findings=tuple(found))
+    tree = ElementTree.fromstring(formats.render("junit", report, decide(report), bundle))
+    failed = {
+        case.get("name"): case.find("failure").get("type")
+        for case in tree.iter("testcase")
+        if case.find("failure") is not None
+    }
+    assert failed == {"gpu02": "net.wrong-route"}
+    assert [
+        case.get("name")
+        for case in tree.iter("testcase")
+        if "a consequence of net.wrong-route" in (case.findtext("system-out") or "")
+    ] == ["gpu02", "gpu03"]
+
+
 def test_junit_shows_what_was_not_measured_as_an_error_and_never_as_passed() -> None:
     builder = Builder()
     del builder.probes["gpu03"]["clock"]
@@ -325,6 +346,13 @@ def test_json_formats_parse_and_name_the_bad_host() -> None:
     assert document["decisions"]["gpu02"]["state"] == "bad" and document["go"] is False
     sarif = json.loads(formats.render("sarif", report, gate, bundle))
     assert sarif["runs"][0]["results"][0]["ruleId"] == "net.hostname-resolution.loopback"
+    results = sarif["runs"][0]["results"]
+    assert [item["ruleId"] for item in results[len(report.causes) :]] == ["unknown"] * len(report.unknown)
+    for item in results:  # GitHub refuses the file otherwise
+        assert all(
+            place["physicalLocation"]["artifactLocation"]["uri"].startswith("hosts/") for place in item["locations"]
+        )
+        assert len(item["partialFingerprints"]["primaryLocationLineHash"]) == 64 and item["message"]["text"]
     quality = json.loads(formats.render("gitlab", report, gate, bundle))
     assert quality[0]["severity"] == "blocker" and quality[0]["location"]["path"] == "hosts/gpu02"
 

@@ -19,6 +19,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.bench.model import Link, RankRecord
 from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.report.html import render
 from nccl_doctor.report.html.measured import heatmaps
 from nccl_doctor.report.html.page import matrix
@@ -195,6 +196,17 @@ def test_the_matrix_folds_equal_hosts_and_never_passes_what_was_not_reached() ->
     rows = {row.hosts: row for row in matrix(judge(fleet.bundle()))}
     assert {state for state, _ in rows["gpu02"].cells} <= {"fail", "unknown"}
     assert "gpu[01,03-04]" in rows and rows["gpu[01,03-04]"].count == 3
+
+
+def test_a_host_that_only_suffers_from_another_is_not_marked_as_failing() -> None:
+    report = judge(Builder(stages=("connectivity", "ports", "collectives")).bundle())
+    cause = finding("net.firewall.dropped", Severity.FAIL, "closed", Evidence("x"), hosts=("gpu02",))
+    effect = finding("net.master-unreachable", Severity.FAIL, "far", Evidence("x"), hosts=("gpu02", "gpu03"))
+    found = [msgspec.structs.replace(item, stage="ports") for item in (cause, effect)]
+    found[1] = msgspec.structs.replace(found[1], folded_under=cause.id)
+    rows = {row.hosts: row.cells[1] for row in matrix(msgspec.structs.replace(report, findings=tuple(found)))}
+    assert rows["gpu02"] == ("fail", "net.firewall.dropped")
+    assert rows["gpu03"] == ("effect", "net.master-unreachable, explained by net.firewall.dropped")
 
 
 def test_the_gate_comes_first() -> None:

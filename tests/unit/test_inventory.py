@@ -6,11 +6,14 @@ import io
 import re
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nccl_doctor.cli import _hosts
 from nccl_doctor.inventory import HostEntry, Inventory, InventoryError, ansible, load, nodesets, render, sources
 from nccl_doctor.inventory.names import BadName
 from nccl_doctor.inventory.nodesets import fold
@@ -334,3 +337,15 @@ def test_ranges_stay_within_what_a_set_may_hold(monkeypatch: pytest.MonkeyPatch)
     for pattern in ("n[1:7]", "r[1:2]n[1:4]", "n[1:99999999]"):
         with pytest.raises(BadName, match="more than 6"):
             ansible.expand(pattern)
+
+
+def test_hosts_and_files_that_changed_places_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostfile").write_text("gpu01\n")
+    with pytest.raises(typer.Exit):
+        _hosts.load_inventory("gpu[01-02]", None, False)
+    assert _hosts.load_inventory(None, "hostfile", False).entries[0].name == "hostfile"  # there may be such a host
+    told = capsys.readouterr().err.splitlines()
+    assert "hosts themselves are given with -H" in told[0] and told[1].endswith("--hosts hostfile?")

@@ -101,3 +101,45 @@ def test_what_a_busy_peer_got_twice_was_not_lost(size: int, lost: int) -> None:
     struct.pack_into("I", info, 216, 3)
     kernel = SimpleNamespace(getsockopt=lambda level, option, limit: bytes(info[: min(size, limit)]))
     assert mesh._retransmitted(kernel) == lost
+
+
+def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None:
+    """Another run beside this one, or the job itself, can have it; the other ports go on listening."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    opened = mesh.listening({"token": "t", "name": "h", "master_port": port, "ephemeral": 1})
+    assert opened["master"] == {"port": port, "outcome": "ok"}
+    served = socket.create_connection(("127.0.0.1", port), 5)  # one that is still being talked to holds nobody up
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+        other.listen()
+    mesh.release({"port": port})
+    with socket.socket() as other, served:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+    socket.create_connection(("127.0.0.1", opened["ephemeral"][0]), 5).close()
+    mesh._STATE.pop("listener").close()
+
+
+def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
+    class Receiver:
+        """Two datagrams, of which the first one's sender has no route back."""
+
+        def __init__(self) -> None:
+            self.waiting, self.answered = [("far", 1), ("near", 2)], []
+
+        def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
+            if not self.waiting:
+                raise OSError
+            return b"t....", self.waiting.pop(0)
+
+        def sendto(self, answer: bytes, sender: tuple[str, int]) -> None:
+            if sender[0] == "far":
+                raise OSError(113, "No route to host")
+            self.answered.append((answer, sender))
+
+    receiver: Any = Receiver()
+    mesh.Listener("t", "h")._count(receiver)
+    assert receiver.answered == [(b"5", ("near", 2))]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+from pathlib import Path
+
 import pytest
 from facts_builder import NAMES, Builder
 
@@ -164,6 +168,38 @@ def test_own_name_loopback() -> None:
     assert found.evidence[0].source == "/etc/hosts" and found.evidence[0].line == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "addresses", "after"),
+    [
+        ("127.0.1.1 gpu03.cluster gpu03", ["127.0.0.1", "10.0.0.3"], "10.0.0.3 gpu03.cluster gpu03"),
+        ("127.0.0.1 localhost gpu03  # cloud-init", ["127.0.0.1", "10.0.0.3"], "127.0.0.1 localhost\n10.0.0.3 gpu03"),
+        (
+            "127.0.0.1 localhost gpu03",
+            ["10.0.0.3", "10.1.0.3"],
+            "127.0.0.1 localhost",
+        ),  # which of the two, nobody knows
+        ("127.0.1.1 gpu03", [], "#127.0.1.1 gpu03"),
+        ("127.0.1.1 gpu03 x';reboot;'", ["10.0.0.3"], None),
+    ],
+)
+def test_the_command_that_mends_the_own_name_keeps_localhost(
+    line: str, addresses: list[str], after: str | None, tmp_path: Path
+) -> None:
+    builder = Builder()
+    builder.probes["gpu03"]["names"] |= {
+        "own": {"addresses": [line.split()[0]], "quoted": line, "line": 2}, "addresses": addresses
+    }  # fmt: skip
+    found = next(item for item in judge(builder.bundle()).findings if item.id == "net.hostname-resolution.loopback")
+    command = found.fixes[0].command
+    assert bool(command) == (after is not None)
+    if command:
+        (tmp_path / "hosts").write_text(f"::1 localhost\n{line}\n10.0.0.1 gpu01\n")
+        subprocess.run(
+            ["sh", "-c", command.removeprefix("sudo ").replace("/etc/hosts", str(tmp_path / "hosts"))], check=True
+        )
+        assert (tmp_path / "hosts").read_text() == f"::1 localhost\n{after}\n10.0.0.1 gpu01\n"
+
+
 def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None:
     builder = Builder()
     names = builder.probes["gpu03"]["names"]
@@ -294,6 +330,44 @@ def test_loss_into_one_host() -> None:
                 link["lost_back"] = 6
     found = only(judge(builder.bundle()))
     assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
+
+
+def test_a_port_range_that_a_filter_closes_is_the_hosts_whose_filter_it_is() -> None:
+    """Without "established" in its rules it also throws away the answers to what the host opens from such a port."""
+    builder = Builder()
+    for host in NAMES:
+        for link in builder.probes[host]["links"]["links"]:
+            if link["peer"] == "gpu02" and link["port"] == 40002:
+                link.update(outcome="unreachable", detail="No route to host")
+            if host == "gpu02" and link["port"] in (40002, 29500):
+                link.update(outcome="timed-out", detail="no answer")
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.firewall.unreachable", ("gpu02",))
+    assert "to and from gpu02" in found.title and "(40002)" in found.title
+
+
+def test_a_port_range_that_is_closed_between_two_hosts_alone_is_told_of_their_connection() -> None:
+    builder = Builder()
+    for link in builder.links("gpu01", "gpu03")[:1]:
+        link.update(outcome="timed-out", detail="no answer")
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.firewall.dropped", ("gpu03",))
+    assert "from gpu01 to gpu03" in found.title and "1 of 2 ports" in found.title
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: int) -> None:
+    """3 % at gpu02, to which nobody can connect, so that each pair exchanged 100 packets: on many, less than 3 are lost."""
+    chance, builder = random.Random(seed), Builder()
+    for host in NAMES:
+        for link in builder.probes[host]["links"]["links"]:
+            if link["peer"] == "gpu02":
+                link.update(outcome="timed-out", messages=0, answered=0, rtt_p50_ms=None)
+            elif host == "gpu02" and link["messages"]:
+                for way in ("lost_forward", "lost_back"):
+                    link[way] = sum(chance.random() < 0.03 for _ in range(100))
+    found = [item for item in judge(builder.bundle()).findings if item.id == "net.packet-loss"]
+    assert [item.hosts for item in found] == [("gpu02",)]
 
 
 def test_one_lost_packet_is_no_finding() -> None:

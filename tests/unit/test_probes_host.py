@@ -37,6 +37,10 @@ def test_addresses_are_the_kernels_in_its_own_order() -> None:
 SYSFS = {
     "/sys/class/net/bonding_masters": "bond0\n",
     "/sys/class/net/bond0/bonding/mode": "802.3ad 4\n",
+    "/sys/class/net/bond0/carrier_down_count": "3\n",
+    "/sys/class/net/bond0/carrier_changes": "7\n",
+    "/sys/class/net/bond0/lower_eth0": Link("../eth0"),
+    "/sys/class/net/eth0/carrier_changes": "11\n",
     "/sys/class/net/bond0/type": "1\n",
     "/sys/class/net/bond0/speed": "200000\n",
     "/sys/class/net/bond0/mtu": "9000\n",
@@ -74,6 +78,7 @@ def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> 
     assert eth0 and bond0
     assert (eth0.speed_mbps, eth0.driver, eth0.pci, eth0.master) == (None, "mlx5_core", "0000:17:00.0", "bond0")
     assert (bond0.speed_mbps, bond0.mtu) == (200000, 9000)
+    assert [(item.name, item.losses) for item in facts.standing_on("bond0")] == [("bond0", 3), ("eth0", 5)]
     default, network = facts.routes
     assert (default.prefix, default.gateway, network.destination, network.prefix) == (0, "10.0.1.1", "10.0.1.0", 24)
     system = next(file for file in facts.conf_files if file.role == "system")
@@ -82,6 +87,18 @@ def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> 
     ]  # fmt: skip
     assert facts.environment == {"NCCL_SOCKET_IFNAME": "bond"}
     assert "canary" not in json.dumps(data)
+
+
+def test_rejecting_routes_of_ipv6_are_told_but_for_the_kernels_last_resort(tmp_path: Path) -> None:
+    def line(destination: str, prefix: str, metric: str, flags: str) -> str:
+        return f"{destination:0<32} {prefix} {0:032} 00 {0:032} {metric} 00000001 00000000 {flags} lo\n"
+
+    last, own = line("", "00", "ffffffff", "00200200"), line("fe80", "80", "00000000", "80200001")
+    write_tree(tmp_path, {**SYSFS, "/proc/net/ipv6_route": line("fd", "08", "00000400", "00200200") + last + own})
+    routes = msgspec.convert(probe("interfaces", tmp_path), Interfaces).routes
+    assert [(route.destination, route.prefix, route.reject) for route in routes if route.family == "inet6"] == [
+        ("fd00::", 8, True)
+    ]
 
 
 # --- system --------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from facts_builder import NAMES, Builder
 from rich.console import Console
 
+from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, Severity, Unknown, finding, shell_word
@@ -486,35 +488,81 @@ def test_a_defect_of_ours_is_one_message_and_exit_code_1(
         cli.main()
 
 
-def test_ctrl_c_tells_what_was_measured_and_leaves_nothing(tmp_path: Path) -> None:
-    """A host whose agent never answers: interrupted, it is hung up on at once, and told as not run."""
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 300\n")
-    silent.chmod(0o755)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nccl_doctor", "check", "--python", str(silent)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    time.sleep(2.0)
-    assert process.poll() is None
-    os.kill(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert "interrupted by Ctrl-C" in told and "Traceback" not in told
+# The agent of "silent" starts and then says no more, that of "mute" never starts; any other host is this machine.
+REACH = """\
+#!/bin/sh
+echo "begun with $1" >> "$0.log"
+[ "$1" != mute ] || exec sleep 300
+[ "$1" = silent ] || { sh -c "$4" | tee -a "$0.log"; exit; }
+sh -c "$4" | { for _ in 1 2 3 4; do read -r line; echo "$line"; done; exec sleep 300; }
+"""
+
+
+def interrupted(
+    tmp_path: Path, *words: str, by: Sequence[signal.Signals], hosts: str = "quick,silent", after: str = '"shm":'
+) -> tuple[int, str, str]:
+    """Exit code, output and messages of a run that these signals end, ``after`` a host said so; nothing is left of it."""
+    reach, log, messages = tmp_path / "reach", tmp_path / "reach.log", tmp_path / "messages"
+    log.touch()
+    reach.write_text(REACH)
+    reach.chmod(0o755)
+    over = ("-H", hosts, "--transport", f"command={reach} {{host}}")
+    with messages.open("w") as stderr:
+        process = subprocess.Popen(
+            ["bash", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-m", "nccl_doctor", *words, *over],
+            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
+        )  # fmt: skip
+    until = time.monotonic() + 30
+    while after not in log.read_text():
+        assert process.poll() is None and time.monotonic() < until, messages.read_text()
+        time.sleep(0.05)
+    time.sleep(1.0)  # for the answer to be read
+    for number in by:
+        os.kill(process.pid, number)
+    told, _ = process.communicate(timeout=30)
+    assert "Traceback" not in messages.read_text()
     for _ in range(50):
         if subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, check=False).returncode:
-            break
+            return process.returncode, " ".join(told.split()), messages.read_text()
         time.sleep(0.1)
-    else:
-        pytest.fail("something of it still runs")
+    pytest.fail("something of it still runs")
+
+
+@pytest.mark.parametrize("by", [["SIGINT"], ["SIGTERM", "SIGTERM"]], ids=lambda by: by[0])
+def test_ctrl_c_or_a_time_limit_tells_what_was_measured_and_leaves_nothing(by: list[str], tmp_path: Path) -> None:
+    """SIGTERM twice, as `timeout` sends it; Ctrl-C is ignored at the start, as in a script's background job."""
+    save = tmp_path / "run.ndb"
+    numbers = [signal.Signals[name] for name in by]
+    code, told, trouble = interrupted(tmp_path, "check", "--stage", "system", "--save", str(save), by=numbers)
+    assert code == ExitCode.INTERRUPTED
+    assert f"interrupted by {by[0] if by[0] != 'SIGINT' else 'Ctrl-C'}: this is what was measured" in trouble
+    assert "INCOMPLETE" in told and "system on silent: interrupted" in told
+    bundle = bundles.read(save)
+    assert bundle.interrupted
+    assert [host.probes["system"].outcome for host in bundle.hosts] == [Outcome.OK, Outcome.NOT_RUN]
+
+
+def test_a_time_limit_while_connecting_tells_who_was_waited_for(tmp_path: Path) -> None:
+    words = ("check", "--stage", "system", "--connect-timeout", "60")
+    code, told, _ = interrupted(tmp_path, *words, by=[signal.SIGTERM], hosts="quick,mute", after="begun with mute")
+    assert code == ExitCode.INTERRUPTED and "host.not-tried mute" in told
+
+
+def test_a_time_limit_in_preflight_is_no_go_with_whole_reports(tmp_path: Path) -> None:
+    report, good = tmp_path / "report.json", tmp_path / "good"
+    words = ("preflight", "--profile", "quick", "--report", f"json={report}", "--good-hosts", str(good))
+    code, told, _ = interrupted(tmp_path, *words, by=[signal.SIGTERM])
+    assert code == ExitCode.INTERRUPTED and "NO-GO" in told
+    assert json.loads(report.read_text())["decisions"]["silent"]["state"] == "unknown"
+    assert good.read_text() == ""
 
 
 def test_an_interrupted_run_keeps_what_it_knows() -> None:
     from nccl_doctor.collect.check import INTERRUPTED, CheckOptions, _Run
     from nccl_doctor.collect.progress import Silent
-    from nccl_doctor.transport.base import ConnectOptions, Deadline
+    from nccl_doctor.transport.base import ConnectOptions
 
-    run = _Run({}, CheckOptions(Plan(("system",)), ConnectOptions()), Deadline(10), Silent())
+    run = _Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
     run.results["h"] = {}
     run.interrupt()
     run.keep("h", "system", ProbeResult(Outcome.FAILED, None, "connection lost"))

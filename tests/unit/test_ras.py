@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.explain import ras
+from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.model import LogSource, Verdict
 from nccl_doctor.explain.ras import Kind, Report
 
 HEAD = """NCCL version 2.28.9 compiled with CUDA 12.8
@@ -99,13 +101,16 @@ def kinds(*reports: Report) -> list[Kind]:
 
 def test_a_sound_report_gives_no_conclusion() -> None:
     (report,) = read(SOUND)
-    assert report.sound and report.nccl_version == "2.28.9" and report.communicators == 1
+    assert report.complete and report.nccl_version == "2.28.9"
     assert ras.conclude([report]) == []
 
 
 def test_a_report_that_breaks_off_is_not_sound() -> None:
-    (report,) = read(SOUND[: SOUND.index("Warnings")])
-    assert not report.sound and not report.complete
+    cut = SOUND[: SOUND.index("Warnings")]
+    assert kinds(*read(cut)) == [Kind.INCOMPLETE]
+    whole, broken = (analyse([LogSource("ras.txt", text)]) for text in (SOUND, cut))
+    assert whole.verdict is Verdict.HEALTHY
+    assert broken.verdict is Verdict.UNDECIDED and broken.next[0].startswith("take the RAS report again")
 
 
 def test_dead_silent_failed_and_timed_out() -> None:
@@ -195,7 +200,7 @@ def document(ranks: list[dict[str, Any]], missing: list[dict[str, Any]] | None =
 
 def test_json_sound() -> None:
     (report,) = read(document([rank(0), rank(1)]))
-    assert report.sound and report.timestamp == "2026-02-03 04:05:06"
+    assert ras.conclude([report]) == [] and report.timestamp == "2026-02-03 04:05:06"
 
 
 def test_json_two_snapshots_of_a_stuck_rank() -> None:
@@ -227,7 +232,6 @@ def test_json_dead_silent_and_failed_ranks() -> None:
     found = {item.kind: item for item in ras.conclude([report])}
     assert found[Kind.DEAD].ranks == (2,) and found[Kind.SILENT].ranks == (3,)
     assert found[Kind.ERROR].ranks == (1,) and "System error" in found[Kind.ERROR].title
-    assert not report.sound
 
 
 # Hostile and foreign input.

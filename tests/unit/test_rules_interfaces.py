@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleets import ids, interfaces, links, only, run, software, system
+from fleets import carriers, ids, interfaces, links, only, run, software, system
 
 from nccl_doctor.env.interface_advice import Attempt, recommend_interface
 from nccl_doctor.env.socket_interface import nccl_interfaces
@@ -26,7 +26,9 @@ BOND = {
 
 
 def fleet(hosts: dict[str, Interfaces], **more: Any) -> dict[str, dict[str, Any]]:
-    return {name: {"interfaces": facts, "system": system(), **more} for name, facts in hosts.items()}
+    return {
+        name: {"interfaces": facts, "system": system(), "carriers": carriers(), **more} for name, facts in hosts.items()
+    }
 
 
 def conf(path: str, *lines: tuple[int, str]) -> tuple[dict[str, Any], ...]:
@@ -394,3 +396,48 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     hosts = fleet(BOND)
     hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
     assert run("interfaces.unreachable", hosts).unknown
+
+
+def flaps(losses: dict[str, int], later: dict[str, int], **more: Any) -> engine.RuleResult:
+    """bond0 over eth0 and eth1 carries the job; eth7 does not."""
+    ports = ("eth0", "eth1")
+    devices = (
+        Device("bond0", kind="bond", lower=ports, losses=losses.get("bond0", 0)),
+        *(Device(name, kind="physical", master="bond0", losses=losses.get(name, 0)) for name in ports),
+        Device("eth7", kind="physical", losses=losses.get("eth7", 0)),
+    )
+    facts = interfaces("bond0/10.0.0.1/24", "eth7/10.9.0.1/24/D", devices=devices, uptime_s=2 * 86400.0, **more)
+    return run("interfaces.links_stay_up", fleet({"a": facts}, carriers=carriers(**later)))
+
+
+def test_a_link_that_goes_down_during_the_run_is_named() -> None:
+    found = only(flaps({"eth1": 3}, {"bond0": 0, "eth0": 0, "eth1": 5}))
+    assert (found.id, found.severity, found.places[0].nic) == ("net.link-flapping", Severity.FAIL, "eth1")
+    assert "eth1" in found.title and "bond0" in found.title and "3 -> 5 in 9.0 s" in found.evidence[0].text
+
+
+def test_link_losses_of_the_past_are_judged_per_day_of_uptime() -> None:
+    assert not flaps({"eth1": 9}, {"eth1": 9}).findings
+    found = only(flaps({"eth1": 10}, {"eth1": 10}))
+    assert (found.id, found.severity) == ("net.link-flapping.past", Severity.WARN)
+    assert "eth1, which bond0 stands on, went down 10 times in 2 d" in found.title
+
+
+def test_links_that_the_job_does_not_use_may_flap() -> None:
+    result = flaps({"eth7": 400}, {"eth7": 900})
+    assert not result.findings and result.passed == ("a",)
+
+
+def test_a_link_made_anew_between_the_readings_has_not_flapped() -> None:
+    assert not flaps({"eth0": 4}, {"eth0": 0}).findings
+
+
+def test_without_a_second_reading_it_is_not_known_whether_links_flap() -> None:
+    result = run("interfaces.links_stay_up", {"a": {"interfaces": interfaces("eth0/10.0.0.1/24"), "system": system()}})
+    assert not result.passed and [gap.what for gap in result.unknown] == ["carriers"]
+
+
+def test_a_kernel_that_does_not_count_is_told_as_such() -> None:
+    bare = interfaces("eth0/10.0.0.1/24", devices=(Device("eth0"),))
+    result = run("interfaces.links_stay_up", fleet({"a": bare}))
+    assert "does not count" in result.skipped["a"]

@@ -308,3 +308,17 @@ def test_where_available_memory_is_too_little(memory: dict[str, int], severities
     assert bool(result.unknown) is (severities is None)
     killed = run("system.memory", host(cgroup=Cgroup(oom_kills=2)))
     assert [item.severity for item in killed.findings] == [Severity.WARN]
+
+
+@pytest.mark.parametrize(
+    ("count", "severity", "told"),
+    [(100, None, ""), (850, Severity.WARN, "nearly full (850 of 1000"), (1000, Severity.FAIL, "full (1000 of 1000")],
+)
+def test_a_full_connection_tracking_table_is_told(count: int, severity: Severity | None, told: str) -> None:
+    tracked = {"net.netfilter.nf_conntrack_count": str(count), "net.netfilter.nf_conntrack_max": "1000"}
+    result = run("system.connection_tracking", {"a": {"system": system(sysctls={**system().sysctls, **tracked})}})
+    assert [(item.severity, told in item.title) for item in result.findings] == ([(severity, True)] if severity else [])
+
+
+def test_without_connection_tracking_there_is_no_table() -> None:
+    assert run("system.connection_tracking", {"a": {"system": system()}}).passed == ("a",)

@@ -51,6 +51,13 @@ PLAN_DEFAULTS: Dict[str, Any] = {
 
 # Between two events of the device: recording one costs some microseconds, which would count at each call of a small size.
 SAMPLE_S, LEAST_SAMPLES = 5e-4, 20
+# Errors and hangs are this program's business: left to themselves, torch's threads end the process as soon as another rank
+# aborts its communicator, when only a size was to end, and leave files behind.
+OWN_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 LINK_PAUSE_S = 0.1  # between two measurements, twice as long each time
 LINK_ENOUGH_S = 0.4  # what took this long was no moment's hiccup: it need not be measured again
 
@@ -111,12 +118,20 @@ class Board:
         """Take no further part in these agreements."""
         own = ["%s/%d" % (key, self.me.rank) for key in keys]
         for key in own + ([] if self.me.rank else [key + "/decision" for key in keys]):
-            if not self.store.check([key]):
+            if not is_set(self.store, key):
                 self.publish(key, {"ended": reason})
 
     def missing(self, key: str) -> List[int]:
         """Ranks that have not set their part of a key."""
-        return [rank for rank in range(self.me.world) if not self.store.check(["%s/%d" % (key, rank)])]
+        return [rank for rank in range(self.me.world) if not is_set(self.store, "%s/%d" % (key, rank))]
+
+
+def is_set(store: Any, key: str) -> bool:
+    """Whether a key is there, without waiting for it: Python got ``Store.check`` with torch 2.3 only.
+
+    Of a key that is not there, a comparison gives back what was expected of it.
+    """
+    return bool(store.compare_set(key, "?", "?") != b"?")
 
 
 def _ended(value: Any) -> bool:
@@ -321,6 +336,8 @@ class Worker:
 
     def _open_group(self) -> None:
         self.progress.stage("process-group", self.limit_s, self.plan["backend"])
+        if self.plan["backend"] == "nccl":
+            os.environ.update(OWN_WATCHDOG)
         self.dist.init_process_group(
             self.plan["backend"],
             store=self.dist.PrefixStore("group/%d" % self.generation, self.store),
@@ -330,9 +347,10 @@ class Worker:
             timeout=datetime.timedelta(seconds=self.limit_s + 5.0),
         )
         if self.plan["backend"] == "nccl":
-            threading.Thread(target=self._free_when_ended, args=(self.generation,), daemon=True).start()
+            group = self.dist.distributed_c10d._get_default_group()
+            threading.Thread(target=self._free_when_ended, args=(self.generation, group), daemon=True).start()
 
-    def _free_when_ended(self, generation: int) -> None:
+    def _free_when_ended(self, generation: int, group: Any) -> None:
         """With NCCL, a rank that waits for one that gave up waits in a kernel: only an abort from here gets it out.
 
         Not the watchdog's business, as the store may block; and a connection of its own, as the main thread blocks its.
@@ -342,18 +360,21 @@ class Worker:
             store = self.dist.TCPStore(me.master_addr, me.master_port, me.world, False, limit, wait_for_workers=False)
             store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
             while self.generation == generation:
-                if store.check(["ended/%d" % generation]):
-                    self.dist.distributed_c10d._get_default_group()._get_backend(self.device).abort()
+                if is_set(store, "ended/%d" % generation):
+                    group._get_backend(self.device).abort()
                     return
                 time.sleep(1.0)
 
     def _leave_group(self) -> None:
         """Close this rank's connections: others that wait for it in a collective get an error for it."""
-        abort = getattr(self.dist.distributed_c10d, "_abort_process_group", None)
+        c10d = self.dist.distributed_c10d
+        abort = getattr(c10d, "_abort_process_group", None)
         if self.plan["backend"] == "nccl" and abort is not None:
             abort()
-        else:
-            self.dist.destroy_process_group()
+            return
+        if self.plan["backend"] == "nccl":  # torch before 2.6; destroying alone would wait for the others
+            c10d._get_default_group()._get_backend(self.device).abort()
+        self.dist.destroy_process_group()
 
     def _first_collective(self) -> None:
         self.progress.stage("first-collective", self.limit_s, "all-reduce of one element")
@@ -498,7 +519,7 @@ class Worker:
         elif not reason:
             # A connection that broke: it does so after the reason was published.
             with contextlib.suppress(Exception):
-                if self.board.store.check(["ended/%d" % self.generation]):
+                if is_set(self.board.store, "ended/%d" % self.generation):
                     reason = self.board.read("ended/%d" % self.generation)
         if reason:
             points = ("/first", "/graph/first", "/iterations", "/times")
@@ -647,7 +668,7 @@ class Worker:
             return max(0, number - 1) * calls
 
         self.progress.step(label, limit_s, done)
-        self.dist.barrier()
+        self.dist.barrier(device_ids=[self.device.index])
         cuda.synchronize()
         for number, event in enumerate(events):
             for _ in range(calls if number else 0):
@@ -770,9 +791,10 @@ class Worker:
         self.progress.stage("gemm", self.limit_s, "%d x %d %s" % (edge, edge, self.plan["dtype"]))
         if self.device.type == "cpu":
             self.torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
-        generator = self.torch.Generator().manual_seed(self.me.rank)
-        left = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
-        right = self.torch.rand((edge, edge), generator=generator).to(self.dtype).to(self.device)
+        generator = self.torch.Generator(self.device).manual_seed(self.me.rank)
+        left, right = (
+            self.torch.rand((edge, edge), generator=generator, device=self.device).to(self.dtype) for _ in range(2)
+        )
         out = self.torch.matmul(left, right)
         self._wait()
         wrong = self._gemm_wrong(left, right, out) if self.plan["check"] else None
@@ -794,9 +816,9 @@ class Worker:
             self.progress.tell("gemm", edge=edge, flop=2 * edge**3, ranks=records)
 
     def _gemm_wrong(self, left: Any, right: Any, out: Any) -> int:
-        rows = min(4, left.shape[0])
-        want = left[:rows].to(self.torch.float64) @ right.to(self.torch.float64)
-        got = out[:rows].to(self.torch.float64)
+        wide, rows, columns = self.torch.float64, 4, 256  # a part: all of it in 64 bits could be more than fits
+        want = left[:rows].to(wide) @ right[:, :columns].to(wide)
+        got = out[:rows, :columns].to(wide)
         allowed = max(float(self.torch.finfo(self.dtype).eps), 2.0**-10) * 8  # TF32 products are allowed
         return int(((got - want).abs() > allowed * want.abs()).sum().item())
 
@@ -860,8 +882,11 @@ def available_memory() -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    if "ibv_" in text:
+        return False  # "Call to ibv_create_cq failed with error Cannot allocate memory": the limit on locked memory
     words = ("out of memory", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 def _lack(error: Exception, when: str = "") -> str:
@@ -883,8 +908,10 @@ def _amount(size: float) -> str:
 
 def _unsupported(error: Exception) -> bool:
     text = str(error).lower()
+    if "nccl error" in text or "cuda error" in text:
+        return False  # "Cuda failure 'operation not supported'" is a failure of this machine, not torch's refusal
     words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use",
-             "can't be cast")  # fmt: skip
+             "can't be cast", "requires nccl")  # fmt: skip
     return isinstance(error, (NotImplementedError, TypeError)) or any(word in text for word in words)
 
 

@@ -10,9 +10,10 @@ import pwd
 import re
 import socket
 import struct
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import ProbeTrouble, path, probe, read_text
+from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, whole_number
 from nccl_doctor.agent.redaction import redact_environment, redact_text
 
 # Only these are read from the environment: they decide the interface. Nothing else of the environment is collected.
@@ -155,9 +156,25 @@ def devices() -> List[Dict[str, Any]]:
                 "driver": _link_target(base + "/device/driver"),
                 "pci": _pci(_link_target(base + "/device")),
                 "master": _link_target(base + "/master"),
+                "lower": [entry[6:] for entry in listed(base) if entry.startswith("lower_")],
+                "losses": _losses(base),
             }
         )
     return found
+
+
+def _losses(base: str) -> Optional[int]:
+    """How often the link went down; before Linux 4.16 half the number of its changes. None where neither is counted."""
+    downs = whole_number(first_line(base + "/carrier_down_count"))
+    changes = whole_number(first_line(base + "/carrier_changes"))
+    return downs if downs is not None else changes // 2 if changes is not None else None
+
+
+def _uptime() -> Optional[float]:
+    try:
+        return float((first_line("/proc/uptime") or "").split()[0])
+    except (ValueError, IndexError):
+        return None
 
 
 def _pci(device: str) -> str:
@@ -188,7 +205,11 @@ def routes() -> List[Dict[str, Any]]:
         )
     for line in (read_text("/proc/net/ipv6_route") or "").splitlines():
         word = line.split()
-        if len(word) < 10 or word[9] == "lo" or not int(word[8], 16) & 1:
+        if len(word) < 10:
+            continue
+        up, reject = int(word[8], 16) & 1, int(word[8], 16) & 0x200  # a rejecting route is not "up"
+        # The host's own addresses, and the kernel's last resort, which rejects; other rejecting routes are somebody's.
+        if (word[9] == "lo" or not up) and (not reject or word[5] == "ffffffff"):
             continue
         gateway = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[4]))
         found.append(
@@ -258,4 +279,17 @@ def interfaces(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "routes": routes(),
         "environment": settings(),
         "conf_files": conf_files(),
+        "uptime_s": _uptime(),
+        "read_at_s": time.monotonic(),
+    }
+
+
+@probe("carriers", limit_s=10.0)
+def carriers(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """How often each link has gone down by now: the second reading beside the one in ``interfaces``."""
+    names = [name for name in listed("/sys/class/net") if os.path.isdir(path("/sys/class/net/" + name))]
+    found = {name: _losses("/sys/class/net/" + name) for name in names}
+    return {
+        "losses": {name: count for name, count in found.items() if count is not None},
+        "read_at_s": time.monotonic(),
     }

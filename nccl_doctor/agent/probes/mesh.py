@@ -202,9 +202,14 @@ class Listener:
         threading.Thread(target=self._count, args=(receiver,), daemon=True).start()
         return int(receiver.getsockname()[1])
 
-    def close(self) -> None:
-        for opened in self.sockets:
-            opened.close()
+    def close(self, port: int = 0) -> None:
+        """Listen no more: on this TCP port, or (0) on all."""
+        for opened in list(self.sockets):
+            if not port or (opened.type == socket.SOCK_STREAM and opened.getsockname()[1] == port):
+                self.sockets.remove(opened)
+                with contextlib.suppress(OSError):  # a thread that accepts holds the port until it is woken
+                    opened.shutdown(socket.SHUT_RDWR)
+                opened.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -261,10 +266,11 @@ class Listener:
         while True:
             try:
                 datagram, sender = receiver.recvfrom(65535)
-                if datagram.startswith(self.token):
-                    receiver.sendto(b"%d" % len(datagram), sender)
             except OSError:
                 return
+            if datagram.startswith(self.token):
+                with contextlib.suppress(OSError):  # no route back to this one says nothing of the others
+                    receiver.sendto(b"%d" % len(datagram), sender)
 
 
 def _bound(kind: int, port: int) -> socket.socket:
@@ -339,6 +345,14 @@ def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
     result["ephemeral"] = [listener.open_tcp(0) for _ in range(int(arguments.get("ephemeral", 3)))]
     result["udp"] = listener.open_udp()
     return result
+
+
+@probe("release", stage="", limit_s=5.0)
+def release(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Listen no more on ``arguments["port"]``, the master port: another run, or the job, may need it."""
+    if "listener" in _STATE:
+        _STATE["listener"].close(int(arguments["port"]))
+    return {}
 
 
 # In the command line of every agent (nccl_doctor.transport.launch): another run beside this one.
@@ -534,7 +548,19 @@ def links(arguments: Dict[str, Any]) -> Dict[str, Any]:
     token, timeout = str(arguments["token"]), float(arguments.get("timeout_s", 3.0))
     targets = list(arguments["targets"])
     tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), 32)
-    return {"links": tried}
+    failed = {link["address"] for link in tried if link["outcome"] in ("timed-out", "unreachable")}
+    return {"links": tried, "neighbours": _neighbours(failed)}
+
+
+def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:
+    """What the kernel takes for the hardware addresses of these (IPv4 only: /proc tells no others)."""
+    found = []
+    for line in (read_text("/proc/net/arp") or "").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 5 and words[0] in addresses and int(words[2], 16) & 2:  # ATF_COM: resolved; ATF_PERM: by hand
+            permanent = bool(int(words[2], 16) & 4)
+            found.append({"address": words[0], "mac": words[3], "interface": words[5], "permanent": permanent})
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- path MTU

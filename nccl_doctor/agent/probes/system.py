@@ -33,6 +33,8 @@ SYSCTLS = (
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_syn_retries",
     "net.ipv4.tcp_wmem",
+    "net.netfilter.nf_conntrack_count",
+    "net.netfilter.nf_conntrack_max",
     "vm.max_map_count",
     "vm.overcommit_memory",
     "vm.swappiness",

@@ -56,7 +56,6 @@ def different_calls(case: Case) -> Iterable[Candidate]:
                 f"at work {sequence} the ranks are in different collectives: {names[:160]}",
                 [*hits[:2], *words[-6:], *hits[2:]],
                 {item.rank for item in odd},
-                why=different_calls.__doc__ or "",
                 final=True,
             )
             return
@@ -77,7 +76,6 @@ def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
                     f"rank {send.rank} sends {sizes[0]}, rank {receive.rank} expects {sizes[1]}",
                     [item.hit for item in (receive, send) if item.hit],
                     {send.rank, receive.rank},
-                    why=send_and_receive_differ.__doc__ or "",
                 )
                 return
 
@@ -107,15 +105,22 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
                 f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
                 [*lines, *_telling(last_words(case, {item.rank, ahead[0].rank}))],
                 {item.rank},
-                why=completed_what_another_waits_in.__doc__ or "",
                 final=True,
             )
             return
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data",
+    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data|"
+    r"nothing (?:left )?to (?:do|process|read)|\bempty (?:batch|shard|partition|split|loader|data)|"
+    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
     re.IGNORECASE,
+)
+
+
+# Why work may take one rank longer than the others.
+_ODD = re.compile(
+    r"\bmiss(?:es|ed)?\b|not (?:mounted|found|available|cached)|\bcold\b|fall(?:ing|s)? back|\bslow|degraded", re.I
 )
 
 
@@ -178,8 +183,7 @@ def extra_collective(case: Case) -> Iterable[Candidate]:
         hits = [hit for item in [*ahead, *idle] for hit in (item.hit, item.status_hit) if hit]
         title = f"{_who(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
         words = last_words(case, ranks)[-4:]
-        why = extra_collective.__doc__ or ""
-        yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks, why=why)
+        yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks)
         return
 
 
@@ -230,7 +234,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     gone = gave_up(case, ranks)
     if gone:
         title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
-        yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks, why=behind_or_ahead.__doc__ or "")
+        yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks)
         return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
     busy = still_busy(
@@ -246,7 +250,6 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             f"{who} ran out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
             [*reversed(done), *own[-4:], *hits],
             ranks,
-            why=behind_or_ahead.__doc__ or "",
         )
     elif slow := slower(case, ranks):
         yield Candidate(
@@ -255,7 +258,6 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             f"{who} slower than the others: {slow[0].text.strip()[-110:]}",
             [*slow, *hits],
             ranks,
-            why=behind_or_ahead.__doc__ or "",
         )
         return
     elif busy:
@@ -264,9 +266,8 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             "app.straggler-timeout",
             0.8,
             f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
-            [*reversed(busy[-6:]), *own[-4:], *hits],
+            [*reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
-            why=behind_or_ahead.__doc__ or "",
         )
         yield Candidate(
             "app.collective-mismatch",
@@ -282,7 +283,6 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         f"{who} did not join the collective the others wait in",
         [*own, *hits],
         ranks,
-        why=behind_or_ahead.__doc__ or "",
     )
     yield Candidate("app.straggler-timeout", 0.56, f"{who} did not come in time", [*own, *hits], ranks)
 
@@ -300,12 +300,14 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
         return
     own = last_words(case, ranks)
     title = f"{_who(ranks)} did not reach the barrier in time"
-    why = missing_at_barrier.__doc__ or ""
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
+    if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
+        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
     later_words = _words_after(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
-    yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks, why=why)
-    yield Candidate("app.rank-exception", 0.2, title, hits, ranks, why=why)
+    yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks)
+    yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
 
 
 def _words_after(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
@@ -342,7 +344,6 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
         [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {busy[-1].rank} if busy[-1].rank is not None else set(),
-        why=busy_before_timeout.__doc__ or "",
     )
 
 
@@ -376,7 +377,6 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
             f"the ranks have different numbers of batches ({min(values)} to {max(values)})",
             [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])],
             ranks,
-            why=uneven_batches.__doc__ or "",
             final=True,  # that the ranks then meet in different calls is its effect
         )
 
@@ -413,7 +413,6 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
                 "the ranks try to join different communicators (their commIds differ)",
                 [*stale, *last],
                 {int(hit.groups["rank"]) for hit in stale},
-                why=second_communicator.__doc__ or "",
             )
 
 
@@ -426,8 +425,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     gone = gave_up(case, None, before=first)
     if gone:
         title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
-        why = gave_up_before_timeout.__doc__ or ""
-        yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone), why=why)
+        yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone))
 
 
 @diagnosis
@@ -445,7 +443,6 @@ def long_operation(case: Case) -> Iterable[Candidate]:
             f"an operation took {float(long[0].groups['seconds']):.0f} s, the others wait at most {limit:.0f} s",
             [*long[:6], *case.hits("watchdog-timeout")[:2]],
             ranks_of(long),
-            why=long_operation.__doc__ or "",
         )
 
 
@@ -463,6 +460,5 @@ def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
             "a rank read garbage where a peer's address should be: the ranks are in different calls",
             [*hits, *words],
             ranks_of(hits),
-            why=garbage_from_a_peer.__doc__ or "",
             final=True,
         )

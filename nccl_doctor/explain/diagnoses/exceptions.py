@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
@@ -66,6 +66,7 @@ _OTHERS_SUFFER = (
     "ib-retry",
     "heartbeat",
     "comm-aborted",
+    "remote-error",
     "connect-refused",
     "unique-id",
     "joined-partly",
@@ -89,44 +90,41 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
         return
     if all(_WAITED.search(item.message) for item in items):
         ranks, title = ranks_of(item.hit for item in items), _title(items[0], ranks_of(item.hit for item in items))
-        yield Candidate(
-            "app.straggler-timeout", 0.6, title, _evidence(items), ranks, why=ordinary_exception.__doc__ or ""
-        )
+        yield Candidate("app.straggler-timeout", 0.6, title, _evidence(items), ranks)
         return
     items = [
         item for item in items if not _WAITED.search(item.message)
     ]  # who waited in vain is not whom they waited for
     first = _deepest_first(items)
     same = [item for item in items if _kind(item) == _kind(first)]
-    ranks = {item.hit.rank for item in same if item.hit.rank is not None}
-    hosts = {item.hit.host for item in same if item.hit.host}
+    ranks = ranks_of(item.hit for item in same)
+    hosts = hosts_of(item.hit for item in same)
     hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
     title = _title(first, ranks)
     judged = _whose_failure(case, first, ranks)
     about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
     if about:  # what the system underneath told the program, in words that no signature knows
-        yield Candidate(
-            about, judged[0][1] + 0.02, title, hits, ranks, hosts, ordinary_exception.__doc__ or "", vague=True
-        )
+        yield Candidate(about, judged[0][1] + 0.02, title, hits, ranks, hosts, vague=True)
     for cause, strength, why in judged:
         yield Candidate(cause, strength, title, hits, ranks, hosts, why)
 
 
 def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
-    """What an exception that these ranks raised is, likeliest first: cause, strength, why."""
-    why = ordinary_exception.__doc__ or ""
+    """What an exception that these ranks raised is, likeliest first: cause, strength, and a reason of its own."""
     others_suffer = _others_suffer(case)
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
     everyone = case.world > 1 and len(ranks) >= case.world
     if others_suffer and not everyone:
-        return [("app.rank-exception", 0.87, why), *([("unrelated", 0.4, "")] if setup else [])]
+        return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
     half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
-    others_died_too = len(case.exits) > 1 and bool(ranks) and not others_suffer
+    # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
+    raised = [rank for rank, code in case.exits.items() if code >= 0]
+    others_died_too = len(raised) > 1 and bool(ranks) and not others_suffer
     if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
-    return [("app.rank-exception", 0.7, why), ("unrelated", 0.45, "")]
+    return [("app.rank-exception", 0.7, ""), ("unrelated", 0.45, "")]
 
 
 def _others_suffer(case: Case) -> bool:
@@ -146,9 +144,7 @@ def shapes_on_one_rank(case: Case) -> Iterable[Candidate]:
     if hits and len(ranks) < case.world and _others_suffer(case) and not case.ordinary:
         who = f"rank {min(ranks)}" if len(ranks) == 1 else "a rank"
         title = f"{who} raised: {hits[0].text.strip()[-120:]}"
-        yield Candidate(
-            "app.rank-exception", 0.78, title, hits, ranks, why=shapes_on_one_rank.__doc__ or "", final=True
-        )
+        yield Candidate("app.rank-exception", 0.78, title, hits, ranks, final=True)
 
 
 def _told_with(case: Case, first: Traceback) -> list[Traceback]:
@@ -182,14 +178,13 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
             continue
         tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
         same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
-        ranks = {other.hit.rank for other in same if other.hit.rank is not None}
+        ranks = ranks_of(other.hit for other in same)
         yield Candidate(
             "app.bad-tensor" if tensor else "app.pg-misuse",
             0.88,
             f"torch.distributed refuses a call: {item.message[:120]}",
             _evidence(same),
             ranks,
-            why=refused_by_torch_distributed.__doc__ or "",
             final=True,
         )
         return
@@ -203,8 +198,8 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = [item.hit for item in cut]
         ranks = ranks_of(hits)
-        yield Candidate("app.rank-exception", 0.34, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
-        yield Candidate("unrelated", 0.3, title, hits, ranks, why=traceback_without_its_end.__doc__ or "")
+        yield Candidate("app.rank-exception", 0.34, title, hits, ranks)
+        yield Candidate("unrelated", 0.3, title, hits, ranks)
 
 
 def _kind(item: Traceback) -> tuple[str, str]:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.model import Hit, Role
 
@@ -80,8 +81,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         subject = topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
-            why = unknown_nccl_warning.__doc__ or ""
-            yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), why, vague=True)
+            yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), vague=True)
             return
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
@@ -91,9 +91,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
                     strength,
                     f"{phrase}: {hit.groups['message'][:120]}",
                     same[:6],
-                    {item.rank for item in same if item.rank is not None},
-                    {item.host for item in same if item.host},
-                    unknown_nccl_warning.__doc__ or "",
+                    *speakers(same),
                     vague=True,
                 )
                 return
@@ -112,15 +110,13 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
-    sockets = [hit for hit in case.hits("network-used") if hit.groups["network"].startswith("Socket")]
-    if wanted and refused and sockets:
+    if wanted and refused and case.sockets:
         yield Candidate(
             "net.plugin",
             0.66,
             "the network plugin was not loaded, and the job goes over TCP sockets",
-            [refused[0], wanted[0], sockets[0]],
-            hosts={hit.host for hit in sockets if hit.host},
-            why=wanted_plugin_not_loaded.__doc__ or "",
+            [refused[0], wanted[0], case.sockets[0]],
+            hosts=hosts_of(case.sockets),
         )
 
 
@@ -135,7 +131,6 @@ def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
             0.5,
             f"the network plugin {used[0].groups['network']} is in use when it fails: {wrong[0].text.strip()[-110:]}",
             [*wrong[:8], *used[:2]],
-            why=trouble_on_a_plugin.__doc__ or "",
         )
 
 
@@ -188,9 +183,7 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
                     strength,
                     phrase,
                     [hit],
-                    {hit.rank} if hit.rank is not None else set(),
-                    {hit.host} if hit.host else set(),
-                    cuda_error_text.__doc__ or "",
+                    *speakers([hit]),
                 )
                 break
         else:
@@ -227,16 +220,14 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
-                yield Candidate(cause, 0.34, title, [hit], {hit.rank} if hit.rank is not None else set())
+                yield Candidate(cause, 0.34, title, [hit], ranks_of([hit]))
                 break
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
                 for place, cause in enumerate(causes):
                     strength = 0.3 - 0.02 * place
-                    yield Candidate(
-                        cause, strength, phrase, case.hits("nccl-error-text"), why=only_the_code.__doc__ or ""
-                    )
+                    yield Candidate(cause, strength, phrase, case.hits("nccl-error-text"))
                 return
 
 
@@ -247,16 +238,16 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     direct = case.hits("channel-p2p")
     if wrong and direct and not case.has("channel-net"):
         title = "data that goes from GPU to GPU directly arrives wrong"
-        yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]], why=wrong_values_over_p2p.__doc__ or "")
+        yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]])
 
 
 @diagnosis
 def no_peer_access(case: Case) -> Iterable[Candidate]:
     """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
-    without, complaint = case.hits("p2p-not-enabled"), case.hits("slow-complaint")
+    without, complaint = case.hits("p2p-not-enabled"), complaints(case)
     if without and complaint and not case.has("channel-net"):
         title = "GPUs have no peer-to-peer access: their data goes through host memory"
-        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]], why=no_peer_access.__doc__ or "")
+        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])
 
 
 @diagnosis
@@ -270,8 +261,6 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
             "a process crashed inside NCCL",
             [*frames, *case.hits("segfault", "crash-handler")[:3]],
             *speakers(frames),
-            crash_inside_nccl.__doc__ or "",
-            final=False,
         )
 
 
@@ -335,15 +324,14 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     said = own_words or gave_up(case, None)
     if said:
         title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
-        why = worker_exit_without_words.__doc__ or ""
-        yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks, why=why)
+        yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
     title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
     # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there.
     other = 0.46 if own == {2} else 0.25
-    yield Candidate("app.rank-exception", strength, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
-    yield Candidate("unrelated", other, title, hits, ranks, why=worker_exit_without_words.__doc__ or "")
+    yield Candidate("app.rank-exception", strength, title, hits, ranks)
+    yield Candidate("unrelated", other, title, hits, ranks)
 
 
 _OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
@@ -359,10 +347,10 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
     if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
-        yield Candidate("app.rank-exception", 0.27, title, hits, why=only_consequences.__doc__ or "", vague=True)
+        yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
         if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"
-            yield Candidate("app.straggler-timeout", 0.28, title, hits, why=only_consequences.__doc__ or "", vague=True)
+            yield Candidate("app.straggler-timeout", 0.28, title, hits, vague=True)
 
 
 _BY_SIGNAL = {
@@ -380,7 +368,7 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
         cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
         if cause and not case.overcome(hit.signature):
             title = f"a worker ended by {phrase}"
-            yield Candidate(cause, strength, title, [hit], ranks_of([hit]), why=ended_by_signal.__doc__ or "")
+            yield Candidate(cause, strength, title, [hit], ranks_of([hit]))
 
 
 @diagnosis
@@ -389,7 +377,7 @@ def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
     full, killed = case.last("host-memory-used"), case.first("sigkill")
     if full is not None and killed is not None and case.after(killed, full):
         title = "SIGKILL when the host's memory was nearly full"
-        yield Candidate("sys.host-oom", 0.78, title, [full, killed], why=killed_with_memory_full.__doc__ or "")
+        yield Candidate("sys.host-oom", 0.78, title, [full, killed])
 
 
 _WAITS = re.compile(
@@ -405,7 +393,7 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
     if ends and not case.recovered:
         for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
-            yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends), why=last_line_waits.__doc__ or "")
+            yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends))
 
 
 @diagnosis
@@ -424,4 +412,4 @@ def ended_without_words(case: Case) -> Iterable[Candidate]:
     hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
     for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
         title = "the program ended with an error; what it said is not in these logs"
-        yield Candidate(cause, strength, title, hits, why=ended_without_words.__doc__ or "")
+        yield Candidate(cause, strength, title, hits)

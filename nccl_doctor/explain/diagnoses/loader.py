@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
 
 _LOST = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
 _HANDING_OVER = re.compile(r"torch/multiprocessing/reductions\.py|multiprocessing/resource_sharer\.py")
@@ -21,15 +21,12 @@ def died_handing_over(case: Case) -> Iterable[Candidate]:
     for item in case.summary.tracebacks:
         in_loader = any("torch/utils/data/" in frame for frame in item.frames)
         if item.type in _LOST and in_loader and any(_HANDING_OVER.search(frame) for frame in item.frames):
-            ranks = {item.hit.rank} if item.hit.rank is not None else set()
             yield Candidate(
                 "app.dataloader-worker",
                 0.88,
                 f"a DataLoader worker died while it handed over a batch ({item.type})",
                 [item.hit],
-                ranks,
-                {item.hit.host} if item.hit.host else set(),
-                died_handing_over.__doc__ or "",
+                *speakers([item.hit]),
                 final=True,
             )
             return

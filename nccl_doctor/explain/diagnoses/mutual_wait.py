@@ -38,5 +38,4 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
         f"all {case.world} ranks waited for each other {where} until their time-outs: none was late",
         [item.hit for _, item in sorted(waited.items())],
         set(waited),
-        why=everybody_waited.__doc__ or "",
     )

@@ -1,23 +1,22 @@
-"""Interfaces, names, firewalls: what the addresses in the lines say together."""
+"""Interfaces, firewalls and what stands on the way: what the addresses in the lines say together."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
     r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)"
 )
+_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused")
 _FAILING = (
-    "connect-timeout",
+    *_UNREACHABLE,
     "connect-gave-up",
-    "connect-noroute",
-    "connect-refused",
     "peer-closed",
     "gloo-connect-failed",
     "gloo-closed",
@@ -30,15 +29,6 @@ _FAILING = (
 )
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    bare = re.sub(r"<\d+>.*$|%\w+$", "", text.strip().strip("[]"))
-    bare = re.sub(r"^(?:::ffff:)?(\d+\.\d+\.\d+\.\d+):\d+$", r"\1", bare)
-    try:
-        return ipaddress.ip_address(bare)
-    except ValueError:
-        return None
-
-
 @diagnosis
 def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     """Two hosts bootstrap on the same address, or on an interface that exists only inside a host.
@@ -48,83 +38,64 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     by_host: dict[str, Hit] = {}
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
-    if len(by_host) < 2 and case.nodes < 2:
+    several = len(by_host) > 1 or case.nodes > 1
+    if not several or _joined_across_hosts(case) or not case.has(*_FAILING):
         return
-    if _joined_across_hosts(case):
-        return
-    addresses: dict[str, list[Hit]] = defaultdict(list)
+    by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
-        addresses[hit.groups["address"]].append(hit)
-    failing = case.has(*_FAILING)
-    shared = [hits for hits in addresses.values() if len(hits) > 1]
-    if shared and failing:
-        hits = shared[0]
-        yield Candidate(
-            "net.wrong-interface",
-            0.93,
-            f"several hosts advertise the same address {hits[0].groups['address']} on {hits[0].groups['interface']}",
-            [*hits, *case.hits(*_FAILING)[:3]],
-            hosts={hit.host for hit in hits},
-            why=bootstrap_addresses.__doc__ or "",
-            final=True,
-        )
-        return
-    virtual = [
-        hit for hit in by_host.values() if _VIRTUAL.match(hit.groups["interface"]) or _unroutable(hit.groups["address"])
+        by_address[hit.groups["address"]].append(hit)
+    shared = next((hits for hits in by_address.values() if len(hits) > 1), [])
+    inside = [
+        hit for address, hits in by_address.items() for hit in hits if _inside_a_host(hit.groups["interface"], address)
     ]
-    if virtual and failing:
-        names = ", ".join(sorted({hit.groups["interface"] for hit in virtual}))
-        yield Candidate(
-            "net.wrong-interface",
-            0.86,
-            f"NCCL chose {names}, which other hosts cannot reach",
-            [*virtual, *case.hits(*_FAILING)[:3]],
-            hosts={hit.host for hit in virtual if hit.host},
-            why=bootstrap_addresses.__doc__ or "",
-        )
-        return
-    networks = {_network(hit.groups["address"]) for hit in by_host.values()} - {None}
-    interfaces = {hit.groups["interface"] for hit in by_host.values()}
-    if (
-        len(by_host) > 1
-        and len(networks) > 1
-        and len(interfaces) > 1
-        and case.has("connect-timeout", "connect-noroute", "connect-refused", "peer-closed")
-    ):
+    interfaces = sorted({hit.groups["interface"] for hit in by_host.values()})
+    networks = {network_of(address) for address in by_address} - {None}
+    lost = case.hits(*_FAILING)[:3]
+    if shared:
+        first = shared[0].groups
+        title = f"several hosts advertise the same address {first['address']} on {first['interface']}"
+        hosts = {hit.host for hit in shared}
+        yield Candidate("net.wrong-interface", 0.93, title, [*shared, *lost], hosts=hosts, final=True)
+    elif inside:
+        names = ", ".join(sorted({hit.groups["interface"] for hit in inside}))
+        title = f"NCCL chose {names}, which other hosts cannot reach"
+        yield Candidate("net.wrong-interface", 0.86, title, [*inside, *lost], hosts=hosts_of(inside))
+    elif len(networks) > 1 and len(interfaces) > 1 and case.has(*_UNREACHABLE, "peer-closed"):
         yield Candidate(
             "net.wrong-interface",
             0.75,
-            f"the hosts chose interfaces in different networks ({', '.join(sorted(interfaces))})",
-            [*by_host.values(), *case.hits("connect-timeout", "connect-noroute", "connect-refused")[:4]],
+            f"the hosts chose interfaces in different networks ({', '.join(interfaces)})",
+            [*by_host.values(), *case.hits(*_UNREACHABLE)[:4]],
             hosts=set(by_host),
             why="Hosts that bootstrap on differently named interfaces in unrelated networks usually cannot reach each other.",
         )
 
 
+def _inside_a_host(interface: str, address: str) -> bool:
+    return bool(_VIRTUAL.match(interface)) or is_unroutable(address)
+
+
 def _joined_across_hosts(case: Case) -> bool:
-    """Whether a communicator over several hosts was completed, or its channels set up: then the addresses work."""
-    return len(case.hosts_of("nccl-init-complete")) > 1 or (
-        case.nodes > 1 and case.has("nccl-init-complete", "channel-net", "nccl-nodes")
+    """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
+
+    That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
+    """
+    compared = any("cliqueSize" in hit.text for hit in case.hits("imex"))
+    return (
+        compared
+        or len(case.hosts_of("nccl-init-complete")) > 1
+        or (
+            case.nodes > 1
+            and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
+        )
     )
-
-
-def _unroutable(text: str) -> bool:
-    address = _address(text)
-    return address is not None and (address.is_loopback or address.is_link_local)
-
-
-def _network(text: str) -> str | None:
-    address = _address(text)
-    if address is None or address.version != 4:
-        return None
-    return ".".join(str(address).split(".")[:2])
 
 
 @diagnosis
 def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
-    hits = case.hits("connect-timeout", "connect-noroute", "connect-refused")
-    odd = [hit for hit in hits if _is_local_only(hit.groups.get("address", ""))]
+    hits = case.hits(*_UNREACHABLE)
+    odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(
             "net.wrong-interface",
@@ -132,238 +103,7 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
-            why=connect_target.__doc__ or "",
         )
-
-
-def _is_local_only(text: str) -> bool:
-    found = re.search(r"\d+\.\d+\.\d+\.\d+", text)
-    if not found:
-        return False
-    address = ipaddress.ip_address(found.group()) if all(int(part) < 256 for part in found.group().split(".")) else None
-    return address is not None and (
-        address.is_loopback or address.is_link_local or str(address).startswith(("172.17.", "192.168.122."))
-    )
-
-
-# A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
-_ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
-
-
-@diagnosis
-def gloo_loopback(case: Case) -> Iterable[Candidate]:
-    """Gloo connects to 127.x although the job has several hosts: the own name resolves to loopback, or was told to.
-
-    Without GLOO_SOCKET_IFNAME Gloo resolves the host's own name; Debian's ``127.0.1.1 hostname`` in /etc/hosts makes it
-    advertise loopback. With GLOO_SOCKET_IFNAME=lo the interface is wrong.
-    """
-    told = case.value("GLOO_SOCKET_IFNAME") or ""
-    loop = [
-        hit
-        for hit in case.hits("gloo-endpoint", "connect-refused")
-        if re.search(r"\[?127\.\d+\.\d+\.\d+", hit.groups.get("address", ""))
-        and not _ESTABLISHED.search(hit.text)
-        and "NCCL " not in hit.text
-    ]
-    single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not _several_hosts(case)
-    if loop and case.has("connect-refused", "gloo-connect-failed", "gloo-closed", "socket-timeout"):
-        if told:
-            yield Candidate(
-                "net.wrong-interface",
-                0.9,
-                f"GLOO_SOCKET_IFNAME={told} makes Gloo use loopback",
-                [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-                why=gloo_loopback.__doc__ or "",
-            )
-            yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
-            return
-        debian = any("127.0.1.1" in hit.text or "127.0.0.1" not in hit.text for hit in loop)
-        strength = 0.62 if single else 0.9
-        yield Candidate(
-            "net.hostname-resolution",
-            strength if debian or not told else 0.7,
-            "Gloo connects to a loopback address: a host's own name resolves to loopback",
-            loop[:6],
-            ranks_of(loop),
-            why=gloo_loopback.__doc__ or "",
-        )
-        yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])
-        return
-    if case.has("hostname-loopback") and case.has(
-        "gloo-connect-failed", "gloo-closed", "connect-refused", "socket-timeout"
-    ):
-        hits = case.hits("hostname-loopback")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.85,
-            "a host's own name does not resolve: Gloo fell back to loopback",
-            hits,
-            *speakers(hits),
-            gloo_loopback.__doc__ or "",
-        )
-
-
-def _several_hosts(case: Case) -> bool:
-    found = set()
-    for hit in case.hits("gloo-endpoint", "master-refused", "torchrun-host", "world-size"):
-        for text in re.findall(r"\d+\.\d+\.\d+\.\d+", hit.text):
-            if not text.startswith("127."):
-                found.add(text)
-    return len(found) > 1 or len(case.summary.hosts) > 1
-
-
-_GLOO_ENDS = re.compile(
-    r"local=\[([\d.]+)\].*remote=\[([\d.]+)\].*(Connection refused|timed out|No route to host)", re.I
-)
-
-
-@diagnosis
-def gloo_peer_in_own_network(case: Case) -> Iterable[Candidate]:
-    """Gloo cannot connect to an address of its own network: no wrong interface, but something on the way or a dead peer.
-
-    The peer has told the address after it listened there. Refused or unanswered it is where a packet filter rejects or
-    drops, or where the peer's process has ended since.
-    """
-    ends = [(hit, found) for hit in case.hits("gloo-endpoint") if (found := _GLOO_ENDS.search(hit.text))]
-    near = [
-        (hit, found)
-        for hit, found in ends
-        if _network(found[1]) == _network(found[2]) and found[1] != found[2] and not _is_local_only(found[2])
-    ]
-    if not near or len(near) < len(ends):
-        return
-    remotes = sorted({found[2] for _, found in near})
-    hits = [hit for hit, _ in near]
-    yield Candidate(
-        "net.firewall",
-        0.65,
-        f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended",
-        [*hits[:4], *case.hits("gloo-connect-failed")[:2]],
-        *speakers(hits),
-        gloo_peer_in_own_network.__doc__ or "",
-    )
-
-
-@diagnosis
-def gloo_odd_family(case: Case) -> Iterable[Candidate]:
-    """Gloo's ranks disagree on IPv4 or IPv6, and the fewer of them are odd: their hosts' own names resolve otherwise."""
-    hits = case.hits("gloo-families")
-    first = [hit for hit in hits if hit.groups["own"] == hits[0].groups["own"]]
-    others = [hit for hit in hits if hit not in first]
-    odd = min(first, others, key=len)
-    if odd and len(first) != len(others):
-        family = {"2": "IPv4", "10": "IPv6"}.get(odd[0].groups["own"], "another family's")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.9,
-            f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?",
-            odd,
-            *speakers(odd),
-            gloo_odd_family.__doc__ or "",
-        )
-
-
-@diagnosis
-def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
-    """Gloo's full mesh failed and no address was printed (old versions): an unreachable advertised address."""
-    if not case.has("gloo-connect-failed") or case.hits("gloo-endpoint"):
-        return
-    told = case.value("GLOO_SOCKET_IFNAME")
-    hits = case.hits("gloo-connect-failed")
-    if told:
-        yield Candidate(
-            "net.wrong-interface",
-            0.75,
-            f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}",
-            [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-        )
-    else:
-        yield Candidate(
-            "net.hostname-resolution",
-            0.56,
-            "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)",
-            hits[:6],
-        )
-
-
-@diagnosis
-def numeric_hostname(case: Case) -> Iterable[Candidate]:
-    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143)."""
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
-        host = hit.groups.get("host", "")
-        if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
-            yield Candidate(
-                "net.hostname-resolution",
-                0.92,
-                f"the host name {host} is read as a number, that is as an IPv4 address",
-                [hit],
-                why=numeric_hostname.__doc__ or "",
-                final=True,
-            )
-            return
-
-
-@diagnosis
-def master_is_loopback(case: Case) -> Iterable[Candidate]:
-    """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
-        host = hit.groups.get("host", "")
-        named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
-        if named and host != "localhost":
-            yield Candidate(
-                "net.hostname-resolution",
-                0.9,
-                f"the master's name {host} resolves to loopback here, so this host looks for the master on itself",
-                [*named[:2], hit],
-                why=master_is_loopback.__doc__ or "",
-                final=True,
-            )
-            return
-        if (host.startswith("127.") or host in ("localhost", "::1")) and (case.nodes > 1 or _several_hosts(case)):
-            yield Candidate(
-                "net.master-unreachable",
-                0.86,
-                f"MASTER_ADDR is {host}: every node looks for the master on itself",
-                [hit],
-            )
-            return
-
-
-@diagnosis
-def came_too_late(case: Case) -> Iterable[Candidate]:
-    """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
-    gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
-    tried = case.hits("master-timeout", "master-refused")
-    after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
-    host = after[0].groups.get("host", "") if after else ""
-    if gave_up and (host.startswith("127.") or host in ("localhost", "::1")) and not _several_hosts(case):
-        yield Candidate(
-            "launch.world-size",
-            0.9,
-            "{joined} of {world} ranks had come when rank 0 gave up after {seconds} s; the others came later".format_map(
-                gave_up.groups
-            ),
-            [gave_up, *after[:2]],
-            why=came_too_late.__doc__ or "",
-            final=True,
-        )
-
-
-@diagnosis
-def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
-    """GLOO_SOCKET_IFNAME carries NCCL's syntax (``^``, ``=``) or a blank: Gloo takes it as a name."""
-    for hit in case.hits("gloo-no-interface"):
-        name = hit.groups.get("interface", "")
-        if name[:1] in "^=" or "*" in name or " " in name.strip():
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.97,
-                f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}",
-                [hit],
-                why=gloo_interface_syntax.__doc__ or "",
-                final=True,
-            )
-            return
 
 
 @diagnosis
@@ -378,7 +118,6 @@ def comm_id_address(case: Case) -> Iterable[Candidate]:
             0.9,
             f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host",
             [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]],
-            why=comm_id_address.__doc__ or "",
             final=True,
         )
 
@@ -420,10 +159,10 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     resets = [hit for hit in case.hits("gloo-closed", "store-closed", "peer-closed") if "eset by peer" in hit.text]
     if not resets:
         return
-    closed_by = {hit.rank for hit in case.hits("gloo-closed") if hit.rank is not None}
+    closed_by = case.ranks("gloo-closed")
     world = case.world
     present = case.summary.ranks
-    if case.nodes == 1 and not _several_hosts(case):
+    if case.nodes == 1 and not several_hosts(case):
         return
     both_sides = world > 1 and present >= set(range(world))
     died = case.has(
@@ -436,7 +175,6 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
             "established connections were reset although no process had died: a firewall or middlebox on the way",
             resets,
             closed_by,
-            why=reset_while_all_alive.__doc__ or "",
         )
 
 
@@ -467,7 +205,6 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             "an EFA peer that had answered before answers no more: its process or its node is gone",
             gone,
             *speakers(gone),
-            efa_request_failed.__doc__ or "",
         )
     strength = 0.4 if gone and not never else 0.66 if len(places) > 1 or never else 0.52
     yield Candidate(
@@ -476,30 +213,8 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone",
         hits,
         *speakers(hits),
-        efa_request_failed.__doc__ or "",
     )
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
-
-
-@diagnosis
-def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
-    """Queue pairs of one job were set up with different path MTUs on different hosts, and requests then fail."""
-    by_host: dict[str, Hit] = {}
-    for hit in case.hits("qp-mtu"):
-        by_host.setdefault(f"{hit.host}", hit)
-    values = {hit.groups["mtu"] for hit in case.hits("qp-mtu")}
-    if len(values) > 1 and case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp"):
-        fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
-        most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
-        yield Candidate(
-            "net.mtu",
-            0.85,
-            f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
-            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
-            hosts={fewest.host, most.host},
-            why=mtu_of_queue_pairs.__doc__ or "",
-            final=True,
-        )
 
 
 @diagnosis
@@ -536,60 +251,6 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
         )
 
 
-_MUST_AGREE = frozenset(
-    [
-        "NCCL_PROTO",
-        "NCCL_ALGO",
-        "NCCL_BUFFSIZE",
-        "NCCL_MIN_NCHANNELS",
-        "NCCL_MAX_NCHANNELS",
-        "NCCL_NTHREADS",
-        "NCCL_LL_BUFFSIZE",
-        "NCCL_NET",
-        "NCCL_IB_DISABLE",
-        "NCCL_NET_GDR_LEVEL",
-        "NCCL_COLLNET_ENABLE",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_P2P_NET_CHUNKSIZE",
-        "NCCL_CUMEM_ENABLE",
-        "NCCL_MNNVL_ENABLE",
-        "NCCL_SHM_DISABLE",
-    ]
-)
-
-
-@diagnosis
-def settings_differ(case: Case) -> Iterable[Candidate]:
-    """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
-
-    NCCL does not compare these settings; different algorithms, protocols or buffer sizes end in truncated messages, wrong
-    receive sizes or a hang.
-    """
-    if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
-        return
-    places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
-    for name in sorted(_MUST_AGREE):
-        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
-        values = {hit.groups["value"].strip(" .") for hit in hits}
-        hosts = {hit.host for hit in hits}
-        if hits and len(places) > 1 and (len(values) > 1 or hosts < places):
-            what = (
-                f"has different values ({', '.join(sorted(values))})"
-                if len(values) > 1
-                else f"is set on {', '.join(sorted(hosts)[:4])} only"
-            )
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.87,
-                f"{name} {what}: all ranks must agree",
-                [*hits[:6], *case.hits("size-mismatch")[:3]],
-                hosts=hosts,
-                why=settings_differ.__doc__ or "",
-                final=True,
-            )
-            return
-
-
 @diagnosis
 def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
     """A socket's address is empty and no chosen interface was reported: NCCL_SOCKET_IFNAME may match none on that host.
@@ -605,7 +266,6 @@ def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
             "no interface seems to match NCCL_SOCKET_IFNAME: NCCL goes on with an empty address",
             [*hits[:3], *told[:3]],
             *speakers(told),
-            no_address_of_its_own.__doc__ or "",
         )
 
 
@@ -622,7 +282,7 @@ def other_family_only(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.78, title, [*told[:2], *hits[:3]], *speakers(hits))
     elif hits:
         title = "the container has no network interface, or none with IPv6"
-        yield Candidate("sys.container", 0.5, title, hits, *speakers(hits), other_family_only.__doc__ or "")
+        yield Candidate("sys.container", 0.5, title, hits, *speakers(hits))
 
 
 @diagnosis
@@ -649,8 +309,7 @@ def different_networks(case: Case) -> Iterable[Candidate]:
         + (next(iter(others)) if others else "InfiniBand")
         + ": they cannot connect to each other",
         [*clash[:2], *lines[:6]],
-        hosts={hit.host for hit in lacking.values() if hit.host},
-        why=different_networks.__doc__ or "",
+        hosts=hosts_of(lacking.values()),
     )
 
 
@@ -663,16 +322,16 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     hits = [
         hit
         for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
-        if (address := _address(hit.groups.get("address", ""))) is not None
+        if (address := address_of(hit.groups.get("address", ""))) is not None
         and address.version == 6
         and address.ipv4_mapped is None
     ]
     if not hits:
         return
-    local = [hit for hit in case.hits("bootstrap-using") if _unroutable(hit.groups["address"])]
+    local = [hit for hit in case.hits("bootstrap-using") if is_unroutable(hit.groups["address"])]
     # No name resolves to a link-local address: the peer's own NCCL advertised it.
     advertised = [
-        hit for hit in case.hits("connect-noroute", "connect-timeout") if _unroutable(hit.groups.get("address", ""))
+        hit for hit in case.hits("connect-noroute", "connect-timeout") if is_unroutable(hit.groups.get("address", ""))
     ]
     if not local and not advertised:
         yield Candidate(
@@ -681,7 +340,6 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
             "a peer is addressed by IPv6, which is not routed between the hosts",
             hits[:6],
             *speakers(hits),
-            ipv6_unreachable.__doc__ or "",
         )
     yield Candidate(
         "net.wrong-interface",
@@ -718,87 +376,8 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
             0.86,
             "a service mesh's proxy in the pods answers instead of the job's processes",
             [*mesh[:4], *case.hits(*failing)[:4]],
-            hosts={h.host for h in mesh if h.host},
-            why=service_mesh_in_between.__doc__ or "",
+            hosts=hosts_of(mesh),
             final=True,
-        )
-
-
-@diagnosis
-def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
-    """An agent that had joined the rendezvous (it sends keep-alives, its workers made steps) loses the store's connection.
-
-    So it could reach the host before: the process that holds the store, the first node's agent, has gone.
-    """
-    lost, alive = case.hits("rdzv-connection"), case.first("keep-alive-failed")
-    step = case.first("progress")
-    began = step is not None and lost and step.file == lost[0].file and step.line < lost[0].line
-    if lost and (alive is not None or began):
-        hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
-        title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
-        yield Candidate(
-            "net.peer-lost", 0.76, title, hits, *speakers(hits), why=store_lost_in_mid_run.__doc__ or "", final=True
-        )
-
-
-@diagnosis
-def random_rendezvous_id(case: Case) -> Iterable[Candidate]:
-    """torchrun was given no rendezvous id and drew one; where others must join, each node waits in a room of its own."""
-    drawn, failed = case.hits("random-run-id"), case.hits("rdzv-timeout", "rdzv-connection")
-    if drawn and failed:
-        title = "no --rdzv_id: torchrun drew a random one, which the other nodes do not know"
-        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]], why=random_rendezvous_id.__doc__ or "")
-
-
-@diagnosis
-def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
-    """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
-    by_id = {
-        hit.groups["id"].strip("'\","): hit
-        for hit in reversed(case.hits("rdzv-id"))
-        if hit.groups["id"].strip("'\",") not in ("none", "None", "")
-    }
-    if len(by_id) > 1 and case.has(
-        "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
-    ):
-        yield Candidate(
-            "launch.rdzv",
-            0.93,
-            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
-            [*by_id.values(), *case.hits("rdzv-id")[:6]],
-            why=different_rendezvous_ids.__doc__ or "",
-            final=True,
-        )
-
-
-@diagnosis
-def one_restarted_pod(case: Case) -> Iterable[Candidate]:
-    """kubectl shows that one pod was restarted and the others were not: it wants to join a job that goes on without it."""
-    rows = []
-    for hit in case.hits("pod-row"):
-        found = re.match(r"(\S+)\s+\d+/\d+\s+\w+\s+(\d+)", hit.text.strip())
-        if found:
-            rows.append((int(found.group(2)), hit))
-    restarted = [hit for count, hit in rows if count > 0]
-    if (
-        restarted
-        and len(restarted) < len(rows)
-        and case.has(
-            "connect-refused",
-            "connect-retry",
-            "peer-closed",
-            "socket-timeout",
-            "master-refused",
-            "connect-gave-up",
-            "unique-id",
-        )
-    ):
-        yield Candidate(
-            "launch.rdzv",
-            0.72,
-            "a pod was restarted alone and tries to join a communicator that is gone",
-            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
-            why=one_restarted_pod.__doc__ or "",
         )
 
 
@@ -813,14 +392,33 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
     """
     sockets = [hit for hit in case.hits("net-socket-using", "bootstrap-using") if _SLINGSHOT.search(hit.text)]
     without = case.hits("no-net-plugin")
-    on_sockets = any(hit.groups["network"].startswith("Socket") for hit in case.hits("network-used"))
-    if sockets and without and on_sockets:
+    if sockets and without and case.sockets:
         trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
         yield Candidate(
             "net.plugin",
             0.74 if trouble else 0.55,
             "a Slingshot system without the libfabric plugin: plain sockets are used",
             [*without[:4], *sockets[:4]],
-            hosts={h.host for h in sockets if h.host},
-            why=fabric_without_its_plugin.__doc__ or "",
+            hosts=hosts_of(sockets),
         )
+
+
+@diagnosis
+def established_but_silent(case: Case) -> Iterable[Candidate]:
+    """A connection that worked gets no answers any more, neither data nor a close: nobody said goodbye.
+
+    A process that dies closes its sockets. Silence means that its host vanished, or that a firewall or NAT between
+    forgot the connection.
+    """
+    hits = case.hits("established-timeout")
+    if not hits:
+        return
+    ranks = ranks_of(hits)
+    yield Candidate(
+        "net.firewall",
+        0.54,
+        "an established connection fell silent: a firewall or NAT dropped it, or the peer's host vanished",
+        hits,
+        ranks,
+    )
+    yield Candidate("net.peer-lost", 0.5, "a peer's host stopped answering", hits, ranks)

@@ -27,13 +27,12 @@ def state_files(case: Case) -> Iterable[Candidate]:
                 proof.title,
                 hits,
                 set(proof.ranks),
-                why=state_files.__doc__ or "",
                 final=True,
             )
             continue
         for place, cause in enumerate(proof.candidates[:3]):
             strength = min(proof.confidence, _OPEN) - _STEP * place
-            yield Candidate(cause, strength, proof.title, hits, set(proof.ranks), why=state_files.__doc__ or "")
+            yield Candidate(cause, strength, proof.title, hits, set(proof.ranks))
 
 
 def _hit(proof: Proof, index: int) -> Hit:

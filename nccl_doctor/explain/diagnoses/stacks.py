@@ -7,10 +7,18 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.summary import KEEP_PER_FILE
+from nccl_doctor.facts.fold import few
 
 _FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
 _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|synchronize|\brecv|\bsend\b"
+)
+_PROCESS = re.compile(r"\bProcess (\d+): \S")
+_FRAME = re.compile(r"(?:^|\s)\S+ \([^()]+\.py:\d+\)\s*$")
+# Main threads that wait for no rank, or that may wait for the GPU and with it for a collective: they prove nothing.
+_ELSEWHERE = re.compile(
+    r"_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
 )
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
@@ -43,14 +51,52 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             f"the processes wait in different collectives: {' / '.join(names)[:160]}",
             hits,
             ranks_of(hits),
-            why=different_stacks.__doc__ or "",
+        )
+
+
+@diagnosis
+def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
+    """py-spy's stacks of hanging processes: most wait in a collective, and the main threads of a few do something else.
+
+    Those few are who the others wait for. Whether they come late (a checkpoint, a slow disk) or never (they took
+    another branch) is not in the stacks: a second look a minute later tells.
+    """
+    stacks: list[tuple[str, list[Hit]]] = []  # pid and frames; a pid may be that of several hosts' processes
+    main = False  # whether frames of a main thread are being read
+    lines = {(hit.file, hit.line): hit for hit in case.hits("stack-process", "stack-main", "stack-main-rows")}
+    for hit in lines.values():  # a line may be a row of the stack above and the heading of its own
+        if process := _PROCESS.search(hit.text):
+            stacks.append((process.group(1), []))
+        if main and stacks and _FRAME.search(hit.text):
+            stacks[-1][1].append(hit)
+        else:
+            main = hit.text.endswith('"MainThread"')
+    if len(lines) >= KEEP_PER_FILE:
+        stacks.pop()  # its frames may be cut
+    waiting = [frames for _, frames in stacks if any("distributed_c10d.py:" in hit.text for hit in frames)]
+    away = [
+        (pid, next((hit for hit in frames if "/" not in hit.text), frames[0]))  # a line of the user's own code
+        for pid, frames in stacks
+        if frames and frames not in waiting and not any(_ELSEWHERE.search(hit.text) for hit in frames)
+    ]
+    if 0 < len(away) <= len(waiting):
+        many, own = len(waiting) > 1, [hit for _, hit in away]
+        yield Candidate(
+            "app.straggler-timeout",
+            0.45,  # who, not why: late, or on another way through the code
+            f"{len(waiting)} process{'es' * many} wait{'s' * (not many)} in a collective, "
+            f"and process{'es' * (len(away) > 1)} {few([pid for pid, _ in away])} "
+            f"{'do' if len(away) > 1 else 'does'} not: {own[0].text.strip()}",
+            [*own, *(frames[0] for frames in waiting[:3])],
+            ranks_of(own),
+            why=one_is_elsewhere.__doc__ or "",
         )
 
 
 @diagnosis
 def stack_of_one_side(case: Case) -> Iterable[Candidate]:
     """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
-    waiting = [hit for hit in case.hits("stack-process-rows") if _WAITS.search(hit.text)] if case.stands else []
+    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.stands else []
     for place, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
         title = (
             f"a process waits for other ranks ({waiting[0].text.strip()[:80]}); what they do, their stacks would tell"

@@ -29,6 +29,5 @@ def swallowed_exception(case: Case) -> Iterable[Candidate]:
         f"rank {min(ranks)} swallowed an exception and left out the collectives of that step",
         [*hits[:6], *waits[:3]],
         ranks,
-        why=swallowed_exception.__doc__ or "",
         final=True,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of
 from nccl_doctor.explain.model import Hit
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
@@ -88,8 +88,7 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
         0.82,
         title,
         [*(row.hit for row in slow), *headings[:1]],
-        hosts={row.hit.host for row in slow if row.hit.host},
-        why=slower_clock.__doc__ or "",
+        hosts=hosts_of(row.hit for row in slow),
     )
 
 
@@ -116,7 +115,6 @@ def one_device_behind(case: Case) -> Iterable[Candidate]:
                 f"one GPU reaches {slow[0][0]:g} {unit}, the others {usual:g}",
                 [*(hit for _, hit in slow), *(hit for _, hit in devices.values())][:8],
                 hosts={hit.host for _, hit in slow if hit.host},
-                why=one_device_behind.__doc__ or "",
             )
 
 
@@ -131,11 +129,9 @@ def rebooted_host(case: Case) -> Iterable[Candidate]:
     long = [hit for hit in hits if _DAYS.search(hit.groups["told"])]
     fresh = [hit for hit in hits if hit not in long and _MINUTES.search(hit.groups["told"])]
     if long and fresh and len(fresh) < len(hits) / 2:
-        hosts = {hit.host for hit in fresh if hit.host}
+        hosts = hosts_of(fresh)
         title = f"{', '.join(sorted(hosts)) or 'a host'} was rebooted, the others were not"
-        yield Candidate(
-            "sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts, why=rebooted_host.__doc__ or ""
-        )
+        yield Candidate("sys.node-failure", 0.72, title, [*fresh, *long[:2]], hosts=hosts)
 
 
 _HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none
@@ -157,7 +153,7 @@ def dcgm_metrics(case: Case) -> Iterable[Candidate]:
         if cause == "gpu.thermal-power":
             hits = [hit for hit in hits if int(float(hit.groups["value"])) & _HARD_SLOWDOWN]
         if hits:
-            yield Candidate(cause, strength, title, hits, why=dcgm_metrics.__doc__ or "")
+            yield Candidate(cause, strength, title, hits)
 
 
 # Words of a node's drain reason (Slurm's own, LBNL NHC, the clouds' checks, administrators) -> cause.
@@ -216,5 +212,34 @@ def drained_node(case: Case) -> Iterable[Candidate]:
                 f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}",
                 [hit],
                 hosts={row.group("nodes")},
-                why=drained_node.__doc__ or "",
             )
+
+
+# Words of the tests of dcgmi diag -> cause.
+_TESTS: tuple[tuple[str, str], ...] = (
+    (r"memory|memtest|page retirement|row remap", "gpu.ecc"),
+    (r"nvlink|nvswitch|nvbandwidth", "gpu.nvlink"),
+    (r"power|pulse|thermal", "gpu.thermal-power"),
+    (r"pcie", "net.slow"),
+)
+
+
+@diagnosis
+def node_check(case: Case) -> Iterable[Candidate]:
+    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    for hit in case.hits("node-check", "dcgm-row"):
+        dcgm = hit.signature == "dcgm-row"
+        text = hit.groups.get("check") or hit.text.strip(" |")
+        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        if cause:
+            detail = [
+                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
+            ]
+            yield Candidate(
+                cause,
+                0.64 if "| Warning" in hit.text else 0.84,
+                f"a node health check failed: {' '.join(text.split())[:100]}",
+                [hit, *(detail if dcgm else ())],
+                hosts=hosts_of([hit]),
+            )
+            return

@@ -5,7 +5,7 @@
 often, whose dump is missing, and where nothing but the network or a GPU is left.
 """
 
-from nccl_doctor.explain.flight_recorder.compare import Conclusion, Kind, compare, folded
+from nccl_doctor.explain.flight_recorder.compare import Conclusion, Kind, compare
 from nccl_doctor.explain.flight_recorder.dump import (
     Dump,
     Entry,
@@ -33,7 +33,6 @@ __all__ = [
     "State",
     "collect",
     "compare",
-    "folded",
     "looks_like_dump",
     "rank_of_file",
     "read",

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import msgspec
 
 from nccl_doctor.explain.flight_recorder.dump import Dump, Entry, State
+from nccl_doctor.explain.model import Proof
+from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings.model import Evidence
 
 
@@ -33,25 +35,14 @@ class Kind(enum.Enum):
     ALL_WAITING = "all-waiting"
 
 
-class Conclusion(msgspec.Struct, frozen=True):
-    """One thing the dumps prove, or narrow down.
+class Conclusion(Proof, frozen=True, kw_only=True):
+    """One thing the dumps prove, or narrow down. The ranks ``waiting`` are held up by the ``ranks`` to blame."""
 
-    ``cause`` is an id of the taxonomy, empty where the dumps do not decide; ``candidates`` are the causes that are
-    left, likeliest first. ``ranks`` are to blame (as far as that is known), ``waiting`` are held up by them.
-    ``confidence`` is 0..1. ``next`` says what would decide, or what to do.
-    """
-
+    source: str = "flight-recorder"
     kind: Kind
-    title: str
-    evidence: tuple[Evidence, ...]
-    cause: str = ""
-    candidates: tuple[str, ...] = ()
-    confidence: float = 0.5
-    ranks: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     group: str = ""
     sequence: int | None = None
-    next: str = ""
 
 
 _MISMATCH = "app.collective-mismatch"
@@ -84,14 +75,7 @@ def compare(dumps: Mapping[int, Dump]) -> list[Conclusion]:
 
 def folded(ranks: tuple[int, ...] | list[int]) -> str:
     """Ranks as text: ``rank 3``, ``ranks 0-2,7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank{'s' if len(set(ranks)) != 1 else ''} {text}"
+    return f"rank{'s' if len(set(ranks)) != 1 else ''} {ranges(ranks)}"
 
 
 # One group over all ranks.

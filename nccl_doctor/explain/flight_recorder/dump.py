@@ -228,8 +228,8 @@ def _ranks(text: Any) -> tuple[int, ...] | None:
 NEWEST_KEPT = 256
 
 
-def thin(dump: Dump, newest: int = NEWEST_KEPT) -> Dump:
-    """The dump without old finished works: the ``newest`` of each group stay, and whatever is still waiting.
+def thin(dump: Dump) -> Dump:
+    """The dump without old finished works: the newest of each group stay, and whatever is still waiting.
 
     Hundreds of dumps of 2,000 entries would fill gigabytes; where a job hangs is decided by the newest works.
     """
@@ -237,7 +237,7 @@ def thin(dump: Dump, newest: int = NEWEST_KEPT) -> Dump:
     kept: list[Entry] = []
     for entry in reversed(dump.entries):
         count = seen[entry.process_group] = seen.get(entry.process_group, 0) + 1
-        if count <= newest or entry.proven_state is State.WAITING:
+        if count <= NEWEST_KEPT or entry.proven_state is State.WAITING:
             kept.append(entry)
     return msgspec.structs.replace(dump, entries=tuple(reversed(kept)))
 

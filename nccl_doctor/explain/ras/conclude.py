@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-import msgspec
-
+from nccl_doctor.explain.model import Proof
 from nccl_doctor.explain.ras.report import Mismatch, Report, Side, Worker
 from nccl_doctor.findings.model import Evidence
 
@@ -22,25 +21,19 @@ class Kind(enum.Enum):
     STATUS = "status"
     BEHIND = "behind"
     TIMEOUT = "timeout"
+    INCOMPLETE = "incomplete"
 
 
-class Conclusion(msgspec.Struct, frozen=True):
+class Conclusion(Proof, frozen=True, kw_only=True):
     """One thing the snapshots prove, or narrow down.
 
-    ``cause`` is an id of the taxonomy, empty where the snapshots do not decide; ``candidates`` are what is left.
     ``ranks`` are ranks of the communicator (of the world only if it is the world's), ``nodes`` their addresses.
     """
 
+    source: str = "ras"
     kind: Kind
-    title: str
-    evidence: tuple[Evidence, ...]
-    cause: str = ""
-    candidates: tuple[str, ...] = ()
-    confidence: float = 0.5
-    ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     communicator: str = ""
-    next: str = ""
 
 
 _LATE = ("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")
@@ -69,6 +62,8 @@ def conclude(reports: Sequence[Report]) -> list[Conclusion]:
     found.extend(_counts(newest, before))
     if newest.timeouts:
         found.append(_timeouts(newest))
+    if not found and not newest.complete:
+        found.append(_breaks_off())
     return sorted(found, key=lambda item: (_ORDER[item.kind], item.communicator, item.title))
 
 
@@ -292,4 +287,14 @@ def _timeouts(report: Report) -> Conclusion:
         candidates=("net.firewall", "net.peer-lost", "sys.node-failure"),
         confidence=0.3,
         next="nccl-doctor check --hosts HOSTFILE --stage connectivity, then ncclras -v -t 20",
+    )
+
+
+def _breaks_off() -> Conclusion:
+    return Conclusion(
+        kind=Kind.INCOMPLETE,
+        title="the RAS report breaks off before its warnings, so it does not say that nothing is wrong",
+        evidence=(),
+        confidence=0.0,
+        next="take the RAS report again, to its end: ncclras -v",
     )

@@ -54,7 +54,6 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     timestamp: str = ""
     source: str = ""
     complete: bool = True  # False: the text breaks off before its Warnings section
-    communicators: int = 0
     dead: tuple[Worker, ...] = ()
     silent: tuple[Worker, ...] = ()  # processes whose RAS thread did not answer
     missing_ranks: dict[str, tuple[Worker, ...]] = {}  # communicator -> its ranks of which nothing is known
@@ -63,12 +62,6 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     timeouts: int = 0
     timeouts_text: str = ""
     counts: dict[str, dict[str, dict[int, int]]] = {}  # JSON: communicator -> function -> rank -> operations
-
-    @property
-    def sound(self) -> bool:
-        """Nothing is dead, silent, failed or different, and the snapshot is whole."""
-        found = self.dead or self.silent or self.missing_ranks or self.errors or self.mismatches or self.timeouts
-        return self.complete and self.communicators > 0 and not found
 
 
 def read(data: bytes, source: str = "") -> list[Report]:
@@ -100,7 +93,6 @@ _REPORTED = re.compile(rf"  \d{{1,9}} ranks reported (?P<error>{_RESULT})")
 _COMMUNICATOR = re.compile(r"#\d{1,9}-\d{1,9} \((?P<hash>[0-9a-f]{1,16})\) (?P<kind>INCOMPLETE|ERROR|MISMATCH)\s*")
 _DIFFERENT = re.compile(r"  Communicator ranks have different (?:(?P<function>\w{1,40}) operation counts|status)\s*")
 _TIMEOUTS = re.compile(r"  Encountered (?P<count>\d{1,9}) communication timeouts?")
-_TABLE_ROW = re.compile(r"\s{0,9}\d{1,9}\s{1,9}(?P<count>\d{1,9})\s{1,9}\d{1,9}\s{1,9}\d{1,9}(?:-\d{1,9})?\s{1,9}\d")
 
 
 def _snapshots(text: str) -> Iterator[list[tuple[int, str]]]:
@@ -132,7 +124,6 @@ class _TextReader:
         self.section = ""
         self.communicator = ""
         self.error = ""
-        self.communicators = 0
         self.complete = False
         self.timeouts = (0, "")
         self.workers: dict[str, list[Worker]] = {"DEAD": [], "INCOMPLETE": []}
@@ -147,7 +138,6 @@ class _TextReader:
             nccl_version=version.group(1) if version else "",
             source=self.source,
             complete=self.complete,
-            communicators=self.communicators,
             dead=tuple(self.workers["DEAD"]),
             silent=tuple(self.workers["INCOMPLETE"]),
             missing_ranks={name: tuple(items) for name, items in self.by_communicator["INCOMPLETE"].items()},
@@ -160,9 +150,6 @@ class _TextReader:
     def _line(self, number: int, line: str) -> None:
         if not line.startswith("  "):
             self._heading(line)
-        elif self.section == "TABLE":
-            row = _TABLE_ROW.match(line)
-            self.communicators += int(row.group("count")) if row else 0
         elif self.section == "MISMATCH":
             self._mismatch_line(number, line)
         elif self.section == "TIMEOUT":
@@ -179,9 +166,7 @@ class _TextReader:
                 self.by_communicator[self.section].setdefault(self.communicator, [])
         elif line.strip() in ("INCOMPLETE", "DEAD", "TIMEOUT"):
             self.section, self.communicator = line.strip(), ""
-        elif line.startswith("Group ") and "Comms" in line:
-            self.section = "TABLE"
-        elif line.startswith("Errors"):
+        elif line.startswith(("Group ", "Errors")):
             self.section = ""
         elif line.startswith("Warnings"):
             self.section, self.complete = "", True
@@ -325,7 +310,6 @@ def _from_json(document: _Document, source: str) -> Report:
         nccl_version=document.nccl_version,
         timestamp=document.timestamp,
         source=source,
-        communicators=len(document.communicators),
         dead=tuple(dead.values()),
         silent=tuple(worker for pid, worker in silent.items() if pid not in dead),
         missing_ranks=missing,

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.model import Hit, LogSource, Role, Traceback
+from nccl_doctor.explain.model import Hit, LogSource, Role
 from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers.tracebacks import QUOTE_LIMIT, Said, Tracebacks
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import KEEP_PER_FILE, KEEP_TRACEBACKS, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
+from nccl_doctor.explain.summary import KEEP_PER_FILE, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
 from nccl_doctor.explain.template import Template
 
 LINE_LIMIT = 8192  # bytes of a line that are looked at
@@ -35,30 +36,15 @@ HEAD_LINES = 40
 SAMPLE_ALL = 64 << 10
 SAMPLE_HEAD = 2 << 10
 SAMPLE_STEP = 256 << 10
-QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
 # that was, after ten times as many.
 BUSY = 1000
-FRAME_LIMIT = 400  # lines of one traceback
 CHANNELS = 4000  # so many things that processes say of several channels are told apart
 CHANNEL_LINE = 400  # bytes
-_REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
-MESSAGE_LINES = 6  # further lines of an exception's message
-OPEN_LIMIT = 64  # tracebacks open at the same time
-
-_FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
-_BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
-_STANDALONE = re.compile(
-    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
-)
-_LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
 _SAME_DIGIT = str.maketrans("123456789", "000000000")
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
-_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _CHANNEL = b" NCCL INFO Channel "
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
 
@@ -97,7 +83,7 @@ class _Wakes:
 
 
 class _Plan:
-    """The anchors in one order, and what each wakes up; sampled signatures apart."""
+    """The anchors that are looked for in every line, in one order, and what each wakes up; sampled signatures apart."""
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
         self.searched = _Wakes(item for item in signatures.values() if not item.sampled)
@@ -106,37 +92,13 @@ class _Plan:
         self.progress = signatures["progress"]
 
 
-_plan: list[_Plan] = []
-
-
+@functools.cache
 def plan() -> _Plan:
-    """The plan for all signatures, built once per process."""
-    if not _plan:
-        _plan.append(_Plan(all_signatures()))
-        for anchors in (_plan[0].anchors, _plan[0].sampled.anchors):
-            matcher.engine(anchors, True)  # called as scanners do: the cache goes by the arguments
-    return _plan[0]
-
-
-def all_anchors() -> tuple[bytes, ...]:
-    """Every literal that is searched for in every line."""
-    return _Plan(all_signatures()).anchors
-
-
-class _Open:
-    """A traceback whose exception line has not come yet."""
-
-    def __init__(self, hit: Hit, first: int, chained: bool, indent: str = "") -> None:
-        self.hit = hit
-        self.first = first
-        self.indent = indent
-        self.ignored = False
-        self.mixed = False  # several processes without a prefix: whose frames these are cannot be told
-        self.frames: list[str] = []
-        self.where = ""
-        self.function = ""
-        self.lines = 0
-        self.chained = chained
+    """The plan for all signatures, and its engines, built once per process."""
+    made = _Plan(all_signatures())
+    matcher.engine(made.anchors)
+    matcher.engine(made.sampled.anchors)
+    return made
 
 
 class _Repeated(msgspec.Struct):
@@ -151,29 +113,24 @@ class _Repeated(msgspec.Struct):
 class Scanner:
     """Reads one source; :meth:`summary` holds what was found."""
 
-    def __init__(self, source: LogSource, fast: bool = True) -> None:
+    def __init__(self, source: LogSource) -> None:
         self.source = source
         self.summary = Summary(files=1)
         self._plan = plan()
         self._anchors = self._plan.anchors
-        self._fast = fast
-        self._engine = matcher.engine(self._anchors, fast)
-        self._sampler = matcher.engine(self._plan.sampled.anchors, fast)
+        self._engine = matcher.engine(self._anchors)
+        self._sampler = matcher.engine(self._plan.sampled.anchors)
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._looked = 0  # the last line that was looked at
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._busy: dict[bytes, float] = {}
-        self._open: dict[str, _Open] = {}
-        self._leads = records.Leads()
-        self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
-        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
+        self._tracebacks = Tracebacks(self.summary.tracebacks, self._hit)
         self._before_kept = False
         self._sampled = 0
         self._unsampled = 0
         self._partly_sampled = False
         self._channels: dict[bytes, _Repeated] = {}
-        self._pending: dict[str, bool] = {}  # "During handling..." was said
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
 
@@ -188,7 +145,7 @@ class Scanner:
         line_at, line_number = 0, self._line + 1
         while at < len(block):
             start = at
-            if not self._open and not self._pending and not self._rows_left:
+            if not self._reading():
                 if next_found == len(found):
                     break
                 start = block.rfind(b"\n", at, found[next_found][0]) + 1 or at
@@ -210,14 +167,16 @@ class Scanner:
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self.summary.lines = self._line
 
+    def _reading(self) -> bool:
+        """Whether the next line is looked at whatever it holds: a traceback or a table goes on."""
+        return bool(self._rows_left) or self._tracebacks.reading()
+
     def calm(self) -> bool:
         """Whether lines without an anchor can be passed over."""
         return (
             self._line >= max(HEAD_LINES, self._looked + AFTER_LINES)
             and self._sampled >= SAMPLE_ALL
-            and not self._open
-            and not self._pending
-            and not self._rows_left
+            and not self._reading()
         )
 
     def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
@@ -327,8 +286,7 @@ class Scanner:
 
     def finish(self, tail: bytes) -> Summary:
         """End of the log; ``tail`` is its last piece, for the lines that say how it ended."""
-        for key in list(self._open):
-            self._close(key, None)
+        self._tracebacks.finish()
         for item in self._channels.values():
             if item.times:
                 self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
@@ -372,8 +330,7 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         live = held - self._dropped
-        reading = self._open or self._pending or self._rows_left
-        if not reading and (not live or self._repeats(raw, number, live)):
+        if not self._reading() and (not live or self._repeats(raw, number, live)):
             return False
         trouble = False
         for text in records.unwrap(_decode(raw)):
@@ -399,12 +356,11 @@ class Scanner:
         return True
 
     def _look_at(self, text: str, number: int, live: set[bytes], times: int = 1) -> bool:
-        reading = bool(self._open or self._pending)
         trouble = False
         matches = self._plan.searched.matches(live, text)
         if matches and records.lists_settings(text):
             matches = [(signature, groups) for signature, groups in matches if not _accuses(signature)]
-        if not matches and not reading and live.isdisjoint(_GENERIC):
+        if not matches and live.isdisjoint(_GENERIC) and not self._tracebacks.reading():
             self._count_busy(live, trouble)
             return False
         line = prefix.parse(text)
@@ -428,7 +384,7 @@ class Scanner:
                 self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
         if line.host:
             self.summary.hosts.add(line.host)
-        self._tracebacks(line, text, number, known)
+        self._tracebacks.take(Said(line, text, number, known))
         return trouble
 
     def _keep_row(self, text: str, number: int) -> None:
@@ -473,7 +429,7 @@ class Scanner:
             if count >= BUSY and anchor not in self._dropped and anchor not in _GENERIC:
                 self._dropped.add(anchor)
                 self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
-                self._engine = matcher.engine(self._anchors, self._fast)
+                self._engine = matcher.engine(self._anchors)
 
     def _hit(
         self, signature: str, number: int, line: prefix.Line, text: str, groups: dict[str, str] | None = None
@@ -514,126 +470,10 @@ class Scanner:
             seen.add(distinct)
             group.hits.append(hit)
 
-    # tracebacks --------------------------------------------------------------------------------------------------
-
-    def _tracebacks(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        key = line.key or (str(line.rank) if line.rank is not None else "")
-        if "exception-ignored" in known:
-            self._ignored.add(key)
-        if records.MARK in line.body:
-            lead, indent = self._leads.learn(line.body)
-            base, key = key, key + lead
-            chained = self._pending.pop(key, False)
-            mixed = key in self._open
-            if mixed:
-                self._close(key, None)
-            if len(self._open) < OPEN_LIMIT and len(self.summary.tracebacks) < KEEP_TRACEBACKS:
-                self._open[key] = _Open(self._hit("traceback", number, line, text), number, chained, indent)
-                self._open[key].mixed = mixed
-                self._open[key].ignored = base in self._ignored
-                self._ignored.discard(base)
-            return
-        lead, line.body = self._leads.split(line.body)
-        key += lead
-        body = line.body
-        block = self._open.get(key)
-        if block is not None:
-            self._inside(block, key, line, text, number, known)
-            return
-        if key in self._pending:
-            if key in self._told and body[:1] in " \t" and body.strip():
-                self._goes_on(self._told[key], line, text, number)
-            elif body.strip():
-                del self._pending[key]
-        elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
-            self._pending[key] = True
-        elif any(word in body for word in _STANDALONE_WORDS):
-            self._standalone(line, text, number, known)
-        if not self._open and len(self._pending) > OPEN_LIMIT:
-            self._pending.clear()
-
-    def _inside(self, block: _Open, key: str, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        body = line.body = line.body.removeprefix(block.indent)
-        block.lines += 1
-        frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
-        if frame:
-            block.frames.append(f"{frame.group(1)}:{frame.group(2)}")
-            if not _LIBRARY.search(frame.group(1)):
-                block.where, block.function = f"{frame.group(1)}:{frame.group(2)}", frame.group(3) or ""
-            return
-        if block.lines > FRAME_LIMIT:
-            self._close(key, None)
-            return
-        if not body.strip() or body[0] in " \t|+~^│╭╰❱":
-            return
-        found = _EXCEPTION.match(body.strip())
-        # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
-        # like an exception ends the block.
-        if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
-            del self._open[key]
-            self._record(block, found.group(1), found.group(2) or "", line, text, number, known)
-            self._told[key] = len(self.summary.tracebacks) - 1
-            self._pending[key] = True  # look at the next line: it may say that this exception led to another
-        elif block.lines > 60 and not block.frames:
-            self._close(key, None)
-
-    def _close(self, key: str, _: None) -> None:
-        block = self._open.pop(key)
-        if block.frames:
-            self.summary.tracebacks.append(
-                Traceback("", "", block.hit, block.first, block.where, block.function, tuple(block.frames[-12:]))
-            )
-
-    def _goes_on(self, index: int, line: prefix.Line, text: str, number: int) -> None:
-        item = self.summary.tracebacks[index]
-        if len(item.more) < MESSAGE_LINES:
-            more = (*item.more, self._hit("exception", number, line, text))
-            self.summary.tracebacks[index] = msgspec.structs.replace(item, more=more)
-
-    def _record(
-        self, block: _Open, kind: str, message: str, line: prefix.Line, text: str, number: int, known: list[str]
-    ) -> None:
-        self.summary.tracebacks.append(
-            Traceback(
-                kind,
-                _REPEATED.sub("", message[:QUOTE_LIMIT]),
-                self._hit("exception", number, line, text),
-                block.first,
-                "" if block.mixed else block.where,
-                block.function,
-                () if block.mixed else tuple(block.frames[-12:]),
-                block.chained,
-                (*known, "exception-ignored") if block.ignored else tuple(known),
-            )
-        )
-
-    def _standalone(self, line: prefix.Line, text: str, number: int, known: list[str]) -> None:
-        """An exception line without its traceback (cut logs, loggers that print only the last line)."""
-        found = _STANDALONE.match(line.body.strip())
-        if not found or len(self.summary.tracebacks) >= KEEP_TRACEBACKS:
-            return
-        kind = line.body.strip().split(":")[0]
-        self.summary.tracebacks.append(
-            Traceback(
-                kind,
-                _REPEATED.sub("", (found.group(2) or "")[:QUOTE_LIMIT]),
-                self._hit("exception", number, line, text),
-                number,
-                known=tuple(known),
-            )
-        )
-
 
 def _accuses(signature: Signature) -> bool:
     """Whether a line of it speaks of trouble."""
     return signature.role in (Role.CAUSE, Role.SYMPTOM) or signature.name == "error-line"
-
-
-def _looks_like_exception(name: str, message: str | None) -> bool:
-    last = name.rsplit(".", 1)[-1]
-    if "." in name:
-        return last[:1].isupper() or last in _LOWER_CASE or last.endswith(("Error", "Exception"))
-    return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
@@ -652,7 +492,7 @@ def _decode(raw: bytes) -> str:
     return text
 
 
-def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Join pieces of any size to blocks that end at a line's end.
 
     Of a line longer than :data:`LINE_LIMIT` only the beginning is kept (it still counts as one line), so a line of any
@@ -673,9 +513,9 @@ def whole_lines(pieces: Iterable[bytes], block: int = BLOCK) -> Iterator[bytes]:
         rest = data[cut:]
         if cut:
             yield data[:cut]
-        if len(rest) > block:
+        if len(rest) > BLOCK:
             rest = rest.lstrip(b"\x00")  # a hole: the line begins behind it
-        if len(rest) > block:
+        if len(rest) > BLOCK:
             yield rest[:LINE_LIMIT]
             rest = b""
             skipping = True
@@ -705,21 +545,19 @@ def pieces_of(source: LogSource) -> Iterator[bytes]:
         yield b"".join(batch)
 
 
-def scan(source: LogSource, fast: bool = True, progress: Callable[[int], None] | None = None) -> Summary:
+def scan(source: LogSource) -> Summary:
     """Read a whole source."""
-    scanner = Scanner(source, fast)
+    scanner = Scanner(source)
     tail = b""
     for block in whole_lines(pieces_of(source)):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
-        if progress:
-            progress(len(block))
     return scanner.finish(tail)
 
 
-def scan_descriptor(source: LogSource, descriptor: int, fast: bool = True) -> Summary:
+def scan_descriptor(source: LogSource, descriptor: int) -> Summary:
     """Read a plain file that is open at its beginning: the same as :func:`scan`, without copying what holds nothing."""
-    scanner = Scanner(source, fast)
+    scanner = Scanner(source)
     buffer = bytearray(PIECE)
     held = offset = 0  # bytes at the buffer's beginning that were read before, and where they stand in the file
     skipping = False

@@ -1,7 +1,7 @@
 """Signatures: the messages that programs print, and what each proves. One module per area, found by being here.
 
-A module declares *signatures* (one message, in the wordings of all versions) with :func:`says`, and *diagnoses* (what
-several messages prove together) with :func:`nccl_doctor.explain.case.diagnosis`. Nothing has to be registered elsewhere.
+A module declares *signatures* (one message, in the wordings of all versions) with :func:`says`; nothing has to be
+registered elsewhere. What several messages prove together is a diagnosis (:mod:`nccl_doctor.explain.diagnoses`).
 
 How strong a proof is, on one scale for all areas:
 

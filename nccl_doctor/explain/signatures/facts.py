@@ -227,6 +227,12 @@ says("torchrun-host", "  host      : {host:word}", "host      : {host:word}", wh
 says("torchrun-rank", "rank      : {rank:int} (local_rank: {local:int})", why="A rank in torchrun's failure table.")
 says("torchrun-exitcode", "exitcode  : {code:int} (pid: {pid:int})", why="Its exit code; negative is a signal.")
 says(
+    "remote-error",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    why="NCCL lost the other end of a connection: this rank is the victim of another one, or of the network.",
+)
+says(
     "torchrun-exit",
     "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary",
     role=Role.SYMPTOM,
@@ -405,6 +411,24 @@ says(
     where=lambda groups, line: "rank" in line.lower(),
 )
 says("ras-report", "Communicators... (", why="The table of an NCCL RAS report; its reader reads the whole report.")
+says(
+    "expectation",
+    "expected",
+    "expecting",
+    "reference",
+    "baseline",
+    "nominal",
+    "should be",
+    "should reach",
+    "normally",
+    "usually",
+    "single node",
+    "single-node",
+    "one node",
+    sampled=True,
+    why="Somebody writes beside a measured rate or time what it ought to be.",
+    where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+)
 says(
     "slow-complaint",
     "expected {}GB/s",

@@ -271,6 +271,8 @@ says(
     "flight-recorder-verdict",
     "Not all ranks joining collective, sequence number: {sequence:int}",
     "Not all ranks joining collective {sequence:int}",
+    "Collective sequence number: {sequence:int} has errors",
+    "Input/output mismatch in the collective",
     "COLLECTIVE_TYPE_MISMATCH",
     "COLLECTIVE_DTYPE_MISMATCH",
     "SIZE_OR_SYNTAX_MISMATCH",

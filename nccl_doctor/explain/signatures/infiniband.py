@@ -349,6 +349,17 @@ says(
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
     where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
 )
+_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
+says(
+    "reg-mr-unsaid",
+    "ibv_reg_mr failed",
+    "ibv_reg_mr_iova2 failed",
+    "ibv_create_qp failed",
+    "ibv_create_cq failed",
+    "ibv_alloc_pd failed",
+    why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
+    where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
+)
 says(
     "memlock-text",
     "Check {}max locked memory",
@@ -374,6 +385,8 @@ says(
 says(
     "memlock-value",
     "max locked memory {}(kbytes, -l) {value:int}",
+    "max locked memory {value:int} KB",
+    "RLIMIT_MEMLOCK is {bytes:int} bytes",  # libibverbs' own warning, printed only where it is small
     ": 65536",
     "(kbytes, -l) 64",
     "memlock: 64",

@@ -33,19 +33,19 @@ _OF_THE_JOB = re.compile(
 _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
 
 
-_FRAME = re.compile(r"\(\S+\.py:\d+\)\s*$")  # py-spy's: a function that is called train_step has made no step
-
-
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
+_FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
+
+
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    return not trouble and not probe and bool(_NUMBER_NEAR.search(line)) and not _FRAME.search(line)
+    return not trouble and not probe and not _FRAME.search(line) and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -143,7 +143,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        "Deactivated" not in line
+        re.search(r"Deactivated|uccessfully (?:assigned|pulled)", line) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
     ),
@@ -191,6 +191,7 @@ says(
     "xit code 0",
     "xit code: 0",
     "xit status 0",
+    "xit status: 0",
     "JobState=COMPLETED",
     role=Role.END,
     sampled=True,

@@ -7,6 +7,17 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
+_NOT_THERE = re.compile(
+    r"not found|manifest unknown|pull access denied|does not exist|unauthori[sz]ed|no basic auth|40[134] (?:Not|Forb|Unau)",
+    re.IGNORECASE,
+)
+
+
+def _no_image(line: str) -> bool:
+    """Whether a registry answered that it has no such image, or not for this job."""
+    return _NOT_THERE.search(line) is not None and re.search(r"image|manifest|pull|reference", line) is not None
+
+
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
@@ -107,6 +118,20 @@ says(
     why="Without its volume the pod or job cannot start; its peers wait for it.",
 )
 says(
+    "image-not-there",
+    "Failed to pull image",
+    "failed to resolve reference",
+    "rror response from daemon: ",
+    "unable to pull image",
+    "manifest unknown",
+    "pull access denied",
+    cause="unrelated",
+    strength=0.84,
+    title="the registry does not have this image, or does not give it to this job",
+    why="The job names a tag that is not there, or may not read it: nothing of it ran. That a registry cannot be reached is another matter.",
+    where=lambda groups, line: _no_image(line),
+)
+says(
     "sandbox-failed",
     "ailed to create pod sandbox",
     "failed to setup network for sandbox",
@@ -116,6 +141,7 @@ says(
     strength=0.72,
     title="the container could not be started",
     why="The runtime failed before the program began: image, sandbox or pod network.",
+    where=lambda groups, line: not _no_image(line),
 )
 says(
     "gpus-not-handed-out",

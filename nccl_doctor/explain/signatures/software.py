@@ -8,6 +8,16 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
+    "other-nccl",
+    "libnccl.so.2.{release}",
+    "with NCCL 2.{release}",
+    "nccl-cu12==2.{release}",
+    "nccl-cu13==2.{release}",
+    "in NCCL 2.{release}",
+    "to NCCL 2.{release}",
+    why="Somebody names a release of NCCL: the one in use, or another one that was tried.",
+)
+says(
     "nccl-mismatch",
     "Mismatched NCCL version detected : rank {rank:int} version {version:int} rank {other:int} version {other_version:int}",
     "Mismatched NCCL version detected",

@@ -14,11 +14,16 @@ says(
     "hread {pid:hex} (most recent call first)",
     why="py-spy or faulthandler: the stacks of this process, or of this thread, follow.",
     where=lambda groups, line: "command" not in groups or _PROCESS.search(line) is not None,
-    rows=12,
 )
 says(
     "stack-frame",
     "(torch/distributed/distributed_c10d.py:{line:int})",
     '/torch/distributed/distributed_c10d.py", line {line:int} in {function}',
     why="A thread stands in a call of torch.distributed, innermost frame first.",
+)
+says(
+    "stack-main",
+    'hread {id} ({state}): "MainThread"',
+    rows=16,
+    why="py-spy: what the main thread of this process does, innermost frame first.",
 )

@@ -22,7 +22,10 @@ def _text(text: str) -> str:
 
 
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
-    """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text."""
+    """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text.
+
+    So does a consequence: the case of its cause fails, maybe another host's.
+    """
     top = ElementTree.Element("testsuites", name="nccl-doctor")
     told = {id(item): _text(paragraph(item)) for item in report.findings if item.severity is not Severity.INFO}
     for stage in report.stages:
@@ -32,7 +35,7 @@ def render(report: Report, gate: Gate, bundle: Bundle) -> str:
         for host in report.hosts:
             case = ElementTree.SubElement(suite, "testcase", classname=f"nccl-doctor.{stage.name}", name=_text(host))
             mine, gaps = findings.get(host, []), gaps_of.get(host, [])
-            failed = [item for item in mine if item.severity is Severity.FAIL]
+            failed = [item for item in mine if item.severity is Severity.FAIL and not item.folded_under]
             if failed:
                 counts["failures"] += 1
                 node = ElementTree.SubElement(case, "failure", type=failed[0].id, message=_text(failed[0].title))
@@ -44,9 +47,12 @@ def render(report: Report, gate: Gate, bundle: Bundle) -> str:
             elif stage.state == "skipped":
                 counts["skipped"] += 1
                 ElementTree.SubElement(case, "skipped", message=_text(stage.reason))
-            warned = [item for item in mine if item.severity is Severity.WARN]
-            if warned:
-                text = "\n\n".join(f"warning: {told[id(item)]}" for item in warned)
+            others = [item for item in mine if item.folded_under or item.severity is Severity.WARN]
+            if others:
+                text = "\n\n".join(
+                    f"{f'a consequence of {item.folded_under}' if item.folded_under else 'warning'}: {told[id(item)]}"
+                    for item in others
+                )
                 ElementTree.SubElement(case, "system-out").text = text
         suite.set("tests", str(len(report.hosts)))
         for name, count in counts.items():

@@ -108,7 +108,7 @@ def _headline(report: Report, gate: Gate | None) -> tuple[str, str]:
 def matrix(report: Report) -> list[Row]:
     """Hosts x stages, hosts with equal rows folded into one; the worst rows first."""
     cells: dict[str, dict[str, tuple[str, set[str]]]] = {host: {} for host in report.hosts}
-    order = ("fail", "warn", "unknown", "pass")
+    order = ("fail", "warn", "unknown", "effect", "pass")
 
     def note(host: str, stage: str, state: str, why: str) -> None:
         current, reasons = cells[host].get(stage, ("pass", set()))
@@ -123,8 +123,10 @@ def matrix(report: Report) -> list[Row]:
                 note(host, stage, "unknown", f"{gap.what}: {gap.why}")
     for item in report.findings:
         if item.severity is not Severity.INFO:
+            under = item.folded_under
+            state, why = ("effect", f"{item.id}, explained by {under}") if under else (item.severity.value, item.id)
             for host in item.hosts or report.hosts:
-                note(host, item.stage, item.severity.value, item.id)
+                note(host, item.stage, state, why)
     skipped = {stage.name: stage.reason for stage in report.stages if stage.state == "skipped"}
     states = {item.host: item.state for item in decide_hosts(report)}
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}

@@ -96,6 +96,9 @@ class CableFault(Fault):
     def undo(self) -> None:
         super().undo()
         machine.command(self.port("up"))
+        # A new cable: the kernel counts how often the old one was down, and would tell of it in the next test.
+        machine.command(f"ip -netns {self.host.namespace} link del eth0".split())
+        self.host.plug(self.lab.switch, self.lab.prefix_length, self.lab.mtu)
         self.forget_neighbour()
         probe = ["ping", "-n", "-q", "-c", "1", "-W", "1", self.host.address]
         other = "gpu01" if self.host.name == "controller" else "controller"
@@ -121,6 +124,20 @@ class HostDown(CableFault):
         machine.command(self.port("down"))
         # As with a host that has been down for a while: a fresh entry would make its absence look like packet loss.
         self.forget_neighbour()
+
+
+@dataclass
+class LinkFlaps(CableFault):
+    """The host's link goes down for a tenth of a second, ``every_s`` seconds; what is sent meanwhile is lost."""
+
+    name = "link-flaps"
+    every_s: float = 1.0
+
+    def apply(self) -> None:
+        into_switch = ["nsenter", f"--net={machine.NETNS / self.lab.switch}"]
+        port = f"ip link set {self.host.name}"
+        script = f"while {port} down && sleep 0.1 && {port} up; do sleep {self.every_s}; done"
+        self.memory["pids"] = [machine.detach([*into_switch, "sh", "-c", script], self.host.directory / "flap.pid")]
 
 
 @dataclass

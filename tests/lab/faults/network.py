@@ -91,6 +91,38 @@ class PortTaken(Fault):
 
 
 @dataclass
+class WrongNeighbour(Fault):
+    """The host has a static ARP entry for ``peer`` with a hardware address that nobody has."""
+
+    name = "wrong-neighbour"
+    peer: str = "gpu03"
+
+    def apply(self) -> None:
+        self.inside(
+            f"ip neighbour replace {self.lab.address(self.peer)} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"
+        )
+
+    def undo(self) -> None:
+        self.inside(f"ip neighbour del {self.lab.address(self.peer)} dev eth0 || true")
+
+
+@dataclass
+class WrongRoute(Fault):
+    """The host has a route of ``kind`` (unreachable, blackhole, or via a gateway that does not forward) to ``peer``."""
+
+    name = "wrong-route"
+    peer: str = "gpu03"
+    kind: str = "unreachable"
+
+    def apply(self) -> None:
+        how = f"{self.kind} {{}}" if self.kind != "gateway" else f"{{}} via {self.lab.controller.address}"
+        self.inside(f"ip route add {how.format(self.lab.address(self.peer) + '/32')}")
+
+    def undo(self) -> None:
+        self.inside(f"ip route flush {self.lab.address(self.peer)}/32")
+
+
+@dataclass
 class MtuBlackHole(Fault):
     """IP packets of more than ``largest`` bytes between the host and its peers vanish in the switch, silently.
 

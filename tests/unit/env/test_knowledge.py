@@ -35,6 +35,12 @@ def test_the_imported_files_are_what_the_facts_give(name: str) -> None:
     assert json.loads((DATA / name).read_text()) == importer().build(FACTS)[name]
 
 
+def test_what_must_agree_between_hosts_is_known_and_is_not_what_may_differ() -> None:
+    known = knowledge.load()
+    assert known.must_agree | known.may_differ <= set(known.variables)
+    assert not known.must_agree & known.may_differ
+
+
 @needs_facts
 def test_every_variable_of_every_release_is_in_and_none_is_invented() -> None:
     facts = json.loads((FACTS / "nccl_env.json").read_text())
@@ -45,9 +51,10 @@ def test_every_variable_of_every_release_is_in_and_none_is_invented() -> None:
     read |= {row["name"] for row in torch["variables"]}
     known = knowledge.load()
     assert read <= set(known.variables)
-    # What is known beyond the facts belongs to a plugin and says whose source it comes from.
+    # What is known beyond the facts belongs to a plugin, or was added by people, and says whose source it comes from.
     beyond = [known.variables[name] for name in set(known.variables) - read]
-    assert all(variable.family and variable.source for variable in beyond)
+    assert all(variable.source for variable in beyond)
+    assert {variable.name for variable in beyond if not variable.family} == {"PYTORCH_ALLOC_CONF"}
 
 
 @needs_facts

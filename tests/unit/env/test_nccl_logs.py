@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.env.examine import examine
-from nccl_doctor.explain.api import explain_text
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
+from tests.unit.explained import explain_text
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "nccl_logs"
 RELEASES = sorted({file.name.rsplit("-", 1)[0].removesuffix("-no") for file in LOGS.glob("*.log")})

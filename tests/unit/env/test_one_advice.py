@@ -10,9 +10,9 @@ import pytest
 from nccl_doctor.env import recommend
 from nccl_doctor.env.recommend import HostNeeds
 from nccl_doctor.explain import advice
-from nccl_doctor.explain.api import explain_text
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.rules import judge
+from tests.unit.explained import explain_text
 
 CASES = sorted((Path(__file__).parents[2] / "cases" / "explain").glob("*.md"))
 LOG = (

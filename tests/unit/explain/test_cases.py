@@ -84,7 +84,7 @@ def test_a_collectors_prefix_changes_nothing(name: str) -> None:
     wrap = _WRAPS[name]
     changed = []
     for path in CASES:
-        if path.stem.startswith("incident-"):
+        if path.stem.startswith(("incident-", "stacks-")):  # no collector has what a tool printed of stacks
             continue
         body, before = _plain(path)
         after = _explain(_behind(wrap, body))

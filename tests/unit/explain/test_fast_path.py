@@ -19,7 +19,7 @@ from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.files import explain_paths, number_lines, read_file
 from nccl_doctor.explain.model import Explanation, LogSource
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import Scanner, all_anchors, scan_descriptor
+from nccl_doctor.explain.readers.scan import Scanner, plan, scan_descriptor
 
 CASES = sorted((Path(__file__).parents[2] / "cases" / "explain").glob("*.md"))
 _BLOCK = re.compile(r"^```log (\S+)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -47,9 +47,9 @@ def _mixture(seed: int) -> bytes:
     return data if chance.random() < 0.3 else data + b"\n"
 
 
-def _explained(path: Path, fast: bool) -> Explanation:
+def _explained(path: Path) -> Explanation:
     with path.open("rb", buffering=0) as raw:
-        summary = scan_descriptor(LogSource(str(path), b"", 3, "gpu007"), raw.fileno(), fast)
+        summary = scan_descriptor(LogSource(str(path), b"", 3, "gpu007"), raw.fileno())
     return number_lines(explain(summary), summary.skipped)
 
 
@@ -71,9 +71,10 @@ def test_fast_and_slow_say_the_same(
 ) -> None:
     path = tmp_path / "job.log"
     path.write_bytes(_mixture(seed))
-    fast = _explained(path, True)
+    fast = _explained(path)
     monkeypatch.setattr(Scanner, "calm", lambda self: False)
-    slow = _explained(path, False)  # every block, every anchor on its own, every line counted
+    monkeypatch.setattr(matcher, "engine", matcher.PlainEngine)
+    slow = _explained(path)  # every block, every anchor on its own, every line counted
     assert slow.read.lines == _lines(path)
     same = msgspec.structs.replace(slow, read=fast.read)
     assert json.loads(msgspec.json.encode(fast)) == json.loads(msgspec.json.encode(same))
@@ -104,18 +105,18 @@ def test_a_file_that_shrinks_loses_its_line_numbers_only(tmp_path: Path, small_p
 @given(st.data())
 def test_two_steps_find_what_one_finds(data: st.DataObject) -> None:
     pytest.importorskip("hyperscan")
-    anchors = tuple(anchor for anchor in all_anchors() if b"\n" not in anchor)
+    anchors = tuple(anchor for anchor in plan().anchors if b"\n" not in anchor)
     chosen = data.draw(st.lists(st.sampled_from(anchors), max_size=12))
     fill = data.draw(st.lists(st.sampled_from([b" ", b"\n", b"\n\n", b"step 1", b"rror", b"x" * 1500]), max_size=12))
     order = data.draw(st.permutations([*chosen, *fill]))
     block = b"".join(order)
-    two = set(matcher.engine(anchors, True).find(block))
+    two = set(matcher.engine(anchors).find(block))
     one: set[tuple[int, int]] = set()
     matcher._database(anchors).scan(block, match_event_handler=lambda index, _from, to, _flags, _: one.add((to, index)))
     assert two == one
 
 
 def test_nearly_every_anchor_has_a_factor() -> None:
-    anchors = all_anchors()
+    anchors = plan().anchors
     without = [anchor for anchor in anchors if anchor not in matcher.factors()]
     assert len(without) < len(anchors) * 0.03, "run: python benchmarks/explain_factors.py"

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.scan import LINE_LIMIT
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.report.explanation import to_json
 from nccl_doctor.report.explanation_text import print_explanation
+from tests.unit.explained import explain_text
 
 _EVIL = (
     "\x1b]0;owned\x07\x1b[2J[bold red]x[/] [link=file:///etc/passwd]y[/link] \u202egnp\x9b31m \u200b \x00"

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from nccl_doctor.cli import _load_commands, app
 from nccl_doctor.explain import saved_runs
-from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
+from tests.unit.explained import explain_text
 from tests.unit.facts_builder import Builder
 
 _LINE = "a:1:2 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 7\r\n"

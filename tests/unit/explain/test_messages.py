@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.explain.api import explain_text
 from nccl_doctor.explain.model import Verdict
+from tests.unit.explained import explain_text
 
 
 def _timeout(rank: int, sequence: int, operation: str = "ALLREDUCE") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,18 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from nccl_doctor import explain
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.api import LogSource, analyse, explain_text
-from nccl_doctor.explain.case import all_diagnoses
-from nccl_doctor.explain.model import Hit, Role, Verdict
+from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.report.explanation_text import print_explanation
+from tests.unit.explained import explain_text
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
 # Reached on the visible corpus; a change that falls below is a loss.
@@ -35,7 +37,38 @@ def test_every_signature_says_what_it_proves() -> None:
         assert len(signature.why) > 20 or signature.role is Role.FACT, signature.name
         if signature.role is Role.CAUSE:
             assert signature.title, signature.name
-    assert all(rule.__doc__ for rule in all_diagnoses())
+
+
+_ASKED = re.compile(r"\b(?:case|self)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)")
+
+
+def test_rules_ask_for_signatures_that_exist() -> None:
+    asked = {
+        name
+        for file in Path(explain.__file__).parent.rglob("*.py")
+        for names in _ASKED.findall(file.read_text(encoding="utf-8"))
+        for name in re.findall(r"[\w-]+", names)
+    }
+    known = {name + end for name, signature in all_signatures().items() for end in ("", "-rows" * bool(signature.rows))}
+    assert len(asked) > 100
+    assert asked - known == set()
+
+
+_DESYNC = (
+    "[rank0] - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "   - [3] finished collective #12, but didn't join collective #13 (count from 1)\n"
+)
+
+
+def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
+    found = explain_text(_DESYNC).causes
+    assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]
+    assert all(cause.why.startswith("torch's desync report") for cause in found[:2])
+    assert not any("\n" in cause.why or "  " in cause.why for cause in found)
+
+
+def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
+    assert explain_text(_DESYNC).verdict is Verdict.UNDECIDED  # "finished" is no end of the run
 
 
 def test_every_cause_has_a_playbook() -> None:

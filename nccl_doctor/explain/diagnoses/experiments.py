@@ -1,0 +1,110 @@
+"""What somebody tried: a setting was changed, and what had hung or failed then went well. That names what was wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.model import Hit, Role
+
+
+class _Cure(msgspec.Struct, frozen=True):
+    """A setting that does without something, what is wrong if that helps, and the lines that show the thing in use."""
+
+    value: str
+    cause: str
+    used: tuple[str, ...] = ()
+
+
+_ANY = r"\S+"
+_CURES = {
+    "NCCL_P2P_DISABLE": _Cure("1", "gpu.p2p", ("channel-p2p",)),
+    "NCCL_P2P_LEVEL": _Cure("LOC|0", "gpu.p2p", ("channel-p2p",)),
+    "NCCL_SHM_DISABLE": _Cure("1", "sys.shm", ("channel-shm",)),
+    "NCCL_NVLS_ENABLE": _Cure("0", "gpu.fabric-manager"),
+    "NCCL_MNNVL_ENABLE": _Cure("0", "gpu.imex"),
+    "NCCL_CUMEM_ENABLE": _Cure("0", "sys.container"),
+    "NCCL_NET_GDR_LEVEL": _Cure("LOC|0", "ib.gdr", ("channel-gdr",)),
+    "NCCL_IB_GID_INDEX": _Cure(_ANY, "ib.gid-index"),
+    "NCCL_SOCKET_IFNAME": _Cure(_ANY, "net.wrong-interface"),
+    "GLOO_SOCKET_IFNAME": _Cure(_ANY, "net.wrong-interface"),
+    "NCCL_NET_PLUGIN": _Cure("none", "net.plugin"),
+    "NCCL_PROTO": _Cure(_ANY, "sw.nccl-bug"),
+    "NCCL_ALGO": _Cure(_ANY, "sw.nccl-bug"),
+}
+_WORK = ("progress", "busbw-row", "busbw-average", "ended-well", "nccl-tests-ok")
+
+
+@diagnosis
+def cured_by_a_setting(case: Case) -> Iterable[Candidate]:
+    """After something had failed, or had been set up and then did nothing, a setting does without it, and all goes well.
+
+    The later good end is no excuse for what went before: it is the proof of what was wrong there.
+    """
+    for name, cure in _CURES.items():
+        for hit in _first_set(case, name, cure):
+            if not re.fullmatch(cure.value, hit.groups.get("value", "").strip(" .,;:)'\"")):
+                continue
+            before = _failed_before(case, cure, hit)
+            after = [line for line in _lines(case, _WORK) if _later(line, hit)]
+            if before and after and not any(_later(line, hit) for line in _symptoms(case)):
+                yield Candidate(
+                    cure.cause,
+                    0.8,
+                    f"it went well once {name}={hit.groups['value'].strip()} was set",
+                    [hit, *before[:3], after[0]],
+                    cured=True,
+                )
+            break
+
+
+def _first_set(case: Case, name: str, cure: _Cure) -> list[Hit]:
+    """The line in which a variable is first set: by hand, or in the echo of a process that never used the thing."""
+    users = {(hit.host, hit.pid) for hit in case.hits(*cure.used)}
+    hits = [
+        hit for hit in case.env.get(name, ()) if hit.signature != "env-echo" or users - {(hit.host, hit.pid)} == users
+    ]
+    return [hit for hit in hits if hit.signature != "env-echo" or users][:1]
+
+
+def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
+    """The signs that it went wrong before: a failure, or the thing in use and no work since it was."""
+    failed = [line for line in _symptoms(case) if _later(hit, line)]
+    used = [line for line in case.hits(*cure.used) if _later(hit, line)]
+    if failed and (used or not cure.used):
+        return failed
+    worked = [line for line in _lines(case, _WORK) if used and _later(line, used[-1]) and _later(hit, line)]
+    return [] if worked else used[-1:]
+
+
+def _symptoms(case: Case) -> list[Hit]:
+    names = [name for name in case.summary.groups if name in case.signatures]
+    return _lines(case, [name for name in names if case.signatures[name].role is Role.SYMPTOM])
+
+
+def _lines(case: Case, names: Iterable[str]) -> list[Hit]:
+    return [hit for name in names for hit in (*case.hits(name), case.last(name)) if hit is not None]
+
+
+def _later(one: Hit, other: Hit) -> bool:
+    return one.file == other.file and one.line > other.line
+
+
+_GOOD = re.compile(
+    r"\b(?:PASS(?:ED|ES)?|passe[sd]|works?|worked|fixe[sd]|gone|cure[sd]|no (?:hang|crash|error)s?|runs fine)\b"
+)
+_NOT_GOOD = re.compile(r"\b(?:not|never|still|neither|no longer)\b|n't\b|FAIL|\bsame (?:hang|error|crash|result)")
+
+
+@diagnosis
+def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
+    """Somebody writes that the same job works with another release of NCCL: then this one is at fault."""
+    hits = [hit for hit in case.hits("other-nccl") if _GOOD.search(hit.text) and not _NOT_GOOD.search(hit.text)]
+    before = [line for line in _symptoms(case) if hits and _later(hits[0], line)]
+    if before:
+        yield Candidate(
+            "sw.nccl-bug", 0.72, "it works with another release of NCCL", [*hits[:3], *before[:2]], cured=True
+        )

@@ -1,0 +1,303 @@
+"""GPUs, their links and switches: facts that only together name a cause."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
+from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.facts.xid import sxids, xids
+
+
+@diagnosis
+def mig_with_nccl(case: Case) -> Iterable[Candidate]:
+    """MIG instances are in use and NCCL or CUDA fails: NCCL does not support several MIG instances of one GPU."""
+    hits = case.hits("mig")
+    if hits and case.has(
+        "duplicate-gpu",
+        "invalid-ordinal",
+        "no-gpu",
+        "nccl-error-text",
+        "cumem-refused",
+        "watchdog-timeout",
+        "nccl-internal",
+        "p2p-broken",
+        "cuda-call",
+    ):
+        yield Candidate(
+            "gpu.mig",
+            0.88,
+            "MIG instances are used with NCCL",
+            [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]],
+            hosts=hosts_of(hits),
+            final=True,
+        )
+
+
+@diagnosis
+def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
+    """All ranks of one node wait in the same collective, joined over P2P, and none ever completed one.
+
+    Nobody is behind, so it is not the program; the first transfer over peer-to-peer never arrived. Typical of ACS or
+    IOMMU redirection, and of consumer cards. NCCL_P2P_DISABLE=1 is the test.
+    """
+    waits = [item for item in case.work if item.hit is not None]
+    if not waits or not case.has("channel-p2p") or case.has("channel-net") or case.nodes > 1:
+        return
+    stuck = {(item.sequence, item.operation) for item in waits}
+    early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
+    everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
+    if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
+        hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
+        strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
+        yield Candidate(
+            "gpu.p2p",
+            strength,
+            "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
+            [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
+            final=True,
+        )
+
+
+@diagnosis
+def virtualised_cuda(case: Case) -> Iterable[Candidate]:
+    """CUDA calls inside NCCL fail with 'unknown error' or 'invalid argument' under WSL2 or in a VM: cuMem is not supported there."""
+    hits = case.hits("cuda-unknown-error", "cumem-refused", "nccl-invalid-launch")
+    if hits and case.has("wsl"):
+        yield Candidate(
+            "sys.container",
+            0.62,
+            "NCCL's CUDA memory calls are not supported under WSL2",
+            [*hits, *case.hits("wsl")[:2]],
+        )
+    elif case.has("cuda-unknown-error"):
+        yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
+
+
+@diagnosis
+def exclusive_gpu(case: Case) -> Iterable[Candidate]:
+    """CUDA finds the GPU busy: certain where a listing shows a compute mode that admits one process, or none.
+
+    Without one the GPU may as well be lost, which CUDA tells in the same words: that log does not decide.
+    """
+    busy = [hit for hit in case.hits("cuda-call") if "busy or unavailable" in hit.text]
+    mode = case.hits("compute-mode")
+    if busy and mode:
+        yield Candidate(
+            "gpu.not-visible",
+            0.9,
+            "the GPU admits one process only (compute mode), and another one has it",
+            [busy[0], *mode[:2]],
+            *speakers(busy),
+            final=True,
+        )
+    elif busy:
+        title = "the GPU is lost or needs a reset, which CUDA tells in the same words as a busy one"
+        yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy))
+
+
+@diagnosis
+def service_not_running(case: Case) -> Iterable[Candidate]:
+    """systemctl names the fabric manager or the IMEX daemon, and a line of its answer says that it does not run."""
+    names = case.hits("service-name")
+    for state in case.hits("service-state"):
+        near = [hit for hit in names if hit.file == state.file and 0 <= state.line - hit.line <= 4]
+        for word, cause in (("fabricmanager", "gpu.fabric-manager"), ("imex", "gpu.imex")):
+            named = [hit for hit in near if word in hit.text]
+            if named:
+                yield Candidate(
+                    cause,
+                    0.92,
+                    f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
+                    [named[0], state],
+                    hosts=hosts_of(named),
+                )
+                return
+
+
+# By what the catalogue says of a number: how surely it is the cause of a job's failure.
+_XID_STRENGTH = {"hardware": 0.96, "nvlink": 0.95, "fabric": 0.93, "driver": 0.62, "application": 0.72}
+# A reset that is still owed (154) follows a fault of the GPU; 63 and 92 record memory trouble, 45 and 43 a dead context.
+_XID_CAUSE = {154: "gpu.fell-off-bus", 61: "gpu.fell-off-bus"}
+_XID_RECOVERY = 154
+_XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
+_XID_RECORDS = frozenset((63, 92, 160, 137, 121, 43, 45))
+_XID_REMAPPED = frozenset((63, 92))  # memory that was or will be replaced by spare rows: no job fails of it
+_MANY_STEPS = 21  # lines
+
+
+@diagnosis
+def xid(case: Case) -> Iterable[Candidate]:
+    """Xids in the kernel log, by the catalogue's class: hardware and NVLink faults explain everything after them.
+
+    Application Xids (13, 31, 43, 45) are the program's own and mostly follow from something earlier.
+    """
+    by_number: dict[int, list[Hit]] = {}
+    for hit in case.hits("xid"):
+        digits = hit.groups.get("xid", "").lstrip("+")
+        if digits.isdigit():
+            by_number.setdefault(int(digits), []).append(hit)
+    for number, hits in sorted(by_number.items()):
+        entry = xids().get(number)
+        if entry is None:
+            continue
+        cause = _XID_CAUSE.get(number, ".".join(entry.finding.split(".")[:2]))
+        strength = _XID_STRENGTH.get(entry.kind, 0.6)
+        if cause == "gpu.fell-off-bus":
+            strength = max(strength, 0.94)  # GSP time-outs are of class "driver", and as final
+        if number == _XID_RECOVERY and any(
+            other != number and (known := xids().get(other)) is not None and known.kind in ("hardware", "nvlink")
+            for other in by_number
+        ):
+            strength = _XID_IGNORED  # the driver asks for a reset because of the other one
+        outlived = number in _XID_REMAPPED and case.outlived(hits[-1], _MANY_STEPS)
+        if outlived or (entry.action == "ignore" and number not in _XID_RECORDS):
+            strength = min(strength, _XID_IGNORED)
+        yield Candidate(
+            cause,
+            strength,
+            f"Xid {number}: {entry.name}",
+            hits,
+            hosts=hosts_of(hits),
+            why=f"{xid.__doc__} {entry.note}".strip(),
+        )
+
+
+_THERMAL_SXIDS = frozenset((10004,))
+
+
+@diagnosis
+def switch_sxid(case: Case) -> Iterable[Candidate]:
+    """SXids of NVSwitches, by the word in the line (Fatal, Non-fatal), else by the catalogue's severity.
+
+    A fatal one takes the link or the whole fabric down. Non-fatal ones are mostly corrected errors, or (12028) the trace
+    of a job that was killed inside an NVLS collective: alone they explain nothing.
+    """
+    fatal: list[Hit] = []
+    minor: list[Hit] = []
+    thermal: list[Hit] = []
+    for hit in case.hits("sxid"):
+        digits = hit.groups.get("xid", "")
+        number = int(digits) if digits.isdigit() else 0
+        entry = sxids().get(number)
+        said = re.search(r"non-fatal|fatal", hit.text, re.IGNORECASE)
+        word = said.group().lower() if said else entry.severity if entry else "fatal"
+        if number in _THERMAL_SXIDS:
+            thermal.append(hit)
+        (minor if word == "non-fatal" else fatal).append(hit)
+    for hits, strength in ((fatal, 0.93), (minor, 0.42)):
+        if hits:
+            first = hits[0].groups.get("xid", "")
+            entry = sxids().get(int(first)) if first.isdigit() else None
+            yield Candidate(
+                "gpu.nvlink",
+                strength,
+                f"NVSwitch error (SXid {first}{': ' + entry.name if entry else ''})",
+                hits,
+                hosts=hosts_of(hits),
+            )
+    if thermal:
+        yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
+
+
+@diagnosis
+def nvls_setup(case: Case) -> Iterable[Candidate]:
+    """A multicast call of NVLink SHARP (NVLS) fails while a communicator is set up: the fabric manager or the switches.
+
+    After 'Init COMPLETE' of that process only user buffers are registered; where that fails, NCCL says so in the next
+    line, uses its own buffers and goes on.
+    """
+    ready: dict[tuple[str, str], Hit] = {}
+    for hit in case.hits("nccl-init-complete"):
+        ready.setdefault((hit.host, hit.pid), hit)
+    hits = []
+    for hit in case.hits("nvls-unsupported"):
+        if any(note.file == hit.file and 0 < note.line - hit.line <= 3 for note in case.hits("nvls-registration")):
+            continue
+        before = ready.get((hit.host, hit.pid)) or (next(iter(ready.values()), None) if not hit.pid else None)
+        if before is None or not (before.file == hit.file and before.line < hit.line):
+            hits.append(hit)
+    late = [] if hits else case.hits("nvls-unsupported")
+    if hits or late:
+        first = (hits or late)[0]
+        yield Candidate(
+            "gpu.fabric-manager",
+            0.7 if hits else 0.3,
+            f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or first.text.strip()[-80:]}",
+            hits or late,
+            *speakers(hits or late),
+        )
+
+
+@diagnosis
+def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
+    """With NVLink between nodes (MNNVL) the peer-to-peer transport imports handles through IMEX: its failure is theirs.
+
+    On one node the same lines mean peer-to-peer or IPC trouble of that node.
+    """
+    used = case.hits("mnnvl-used")
+    failed = [
+        hit
+        for hit in case.hits("p2p-more", "nccl-warn")
+        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "INFO" not in hit.text
+    ]
+    if used and failed:
+        yield Candidate(
+            "gpu.imex",
+            0.78,
+            "memory could not be shared over NVLink between nodes (MNNVL)",
+            [*failed[:5], used[0]],
+            *speakers(failed),
+        )
+
+
+_LINK = re.compile(r"Link \d+: (?:<inactive>|[\d.]+ GB/s)")
+
+
+@diagnosis
+def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi nvlink --status: one GPU has fewer active links than its neighbours of the same model."""
+    headings = case.hits("nvlink-gpu")
+    links = [row for row in case.hits("nvlink-gpu-rows") if _LINK.search(row.text)]
+    table = [(head, rows) for head in headings if (rows := below(head, headings, links))]
+    active = [sum("inactive" not in row.text for row in rows) for _, rows in table]
+    most = Counter(active).most_common(1)[0][0] if len(active) > 1 else 0
+    poor = [pair for pair, count in zip(table, active, strict=True) if count < most]
+    if poor and len(poor) < len(table):
+        yield Candidate(
+            "gpu.nvlink",
+            0.86,
+            f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others",
+            [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))],
+            hosts={head.host for head, _ in poor if head.host},
+        )
+
+
+@diagnosis
+def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi topo -m: most GPU pairs are joined by NVLink (NV#), one GPU's pairs are not or by fewer links."""
+    rows: dict[int, tuple[list[str], Hit]] = {}
+    for hit in case.hits("topo-row"):
+        cells = hit.text.split()
+        at = next((index for index, cell in enumerate(cells) if re.fullmatch(r"GPU\d+", cell)), None)
+        if at is not None:
+            rows.setdefault(int(cells[at][3:]), (cells[at + 1 :], hit))
+    size = len(rows)
+    if size < 3:
+        return
+    table = {gpu: [cell for cell in cells[:size] if cell != "X"] for gpu, (cells, _) in rows.items()}
+    kinds = Counter(cell for cells in table.values() for cell in cells)
+    usual, count = kinds.most_common(1)[0]
+    if not usual.startswith("NV") or count < 0.5 * sum(kinds.values()):
+        return
+    odd = [gpu for gpu, cells in table.items() if sum(cell != usual for cell in cells) > len(cells) / 2]
+    if odd and len(odd) < size / 2:
+        yield Candidate(
+            "gpu.nvlink",
+            0.82,
+            f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others",
+            [rows[gpu][1] for gpu in odd],
+        )

@@ -1,0 +1,285 @@
+"""InfiniBand and RoCE: facts that only together name a cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.model import Hit
+
+_FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
+
+
+@diagnosis
+def forced_gid_index(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_GID_INDEX is forced, the ports are RoCE, and queue pairs fail or retries run out.
+
+    Index 0 (and 1) are the link-local RoCE entries, which no router forwards; an index beyond the table, or a v1 entry,
+    fails as well. On InfiniBand links the variable is ignored since NCCL 2.22. Since 2.21 the automatic choice is right.
+    """
+    hits = case.env.get("NCCL_IB_GID_INDEX", [])
+    value = case.value("NCCL_IB_GID_INDEX")
+    if not hits or not case.has(*_FABRIC_TROUBLE):
+        return
+    roce = (
+        any("RoCE" in hit.text for hit in case.hits("net-ib-using"))
+        or case.has("roce-gid-missing")
+        or not case.has("net-ib-using")
+    )
+    if not roce:
+        return
+    low = (value or "").strip() in ("0", "1", "2")
+    local = any(re.search(r"fe80:|[Gg]id(?:s)?:? ?::(?:,|$| )", hit.text) for hit in case.hits(*_FABRIC_TROUBLE))
+    trouble = case.hits(*_FABRIC_TROUBLE)
+    yield Candidate(
+        "ib.gid-index",
+        0.92 if low or local else 0.66,
+        f"NCCL_IB_GID_INDEX={value} selects a GID that does not lead to the peer",
+        [*hits, *trouble[:4]],
+        ranks_of(trouble),
+        hosts_of(hits),
+        final=low or local,
+    )
+
+
+@diagnosis
+def link_local_gid(case: Case) -> Iterable[Candidate]:
+    """A RoCE error line shows a link-local local or remote GID (fe80::): the chosen GID cannot be routed."""
+    hits = [
+        hit
+        for hit in case.hits(*_FABRIC_TROUBLE, "ib-local-protection")
+        if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)
+    ]
+    both = [hit for hit in hits if len(re.findall(r"fe80:", hit.text)) >= 1]
+    if both and any("RoCE" in hit.text for hit in case.hits("net-ib-using")):
+        yield Candidate(
+            "ib.gid-index",
+            0.8,
+            "the queue pairs use link-local RoCE GIDs, which do not leave the subnet",
+            both[:6],
+            ranks_of(both),
+        )
+
+
+@diagnosis
+def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
+    """ibv_modify_qp fails with 'Invalid argument' or 'No such device/address' over RoCE: the GID entry is empty or of another family."""
+    hits = [
+        hit
+        for hit in case.hits("modify-qp", "create-qp")
+        if re.search(
+            r"Invalid argument|(?:with|error|errno) (?:22|61)\b|No such device|No data available|Cannot assign requested",
+            hit.text,
+        )
+    ]
+    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(
+        re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits
+    )
+    if hits and roce:
+        yield Candidate(
+            "ib.gid-index",
+            0.68,
+            "queue pairs are refused: the GID index points to an empty or unfitting entry",
+            hits,
+            ranks_of(hits),
+        )
+
+
+@diagnosis
+def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
+    """Local protection errors (status 4) while channels use GPUDirect RDMA: the adapter cannot read GPU memory.
+
+    Usually PCIe ACS redirection or an IOMMU between GPU and adapter, or a peermem module that does not fit the driver.
+    """
+    hits = case.hits("ib-local-protection")
+    if not hits:
+        return
+    gdr = case.has("channel-gdr")
+    yield Candidate(
+        "ib.gdr",
+        0.85 if gdr else 0.62,
+        "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
+        [*hits, *case.hits("channel-gdr")[:2]],
+        *speakers(hits),
+    )
+
+
+@diagnosis
+def missing_device(case: Case) -> Iterable[Candidate]:
+    """NCCL finds no HCA although one is expected: a variable, a plugin or other hosts of the job use InfiniBand.
+
+    Alone, 'No device found' and a missing libibverbs are harmless: a single node, or a cluster without RDMA.
+    """
+    none = case.hits("no-ib-device", "no-verbs-library")
+    if not none:
+        return
+    without = hosts_of(none)
+    with_ib = case.hosts_of("net-ib-using")
+    mixed = with_ib and without - with_ib
+    wanted = [
+        hit
+        for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_IB_GID_INDEX", "NCCL_IB_TC", "NCCL_IB_TIMEOUT")
+        for hit in case.env.get(name, [])
+        if name != "NCCL_NET" or hit.groups.get("value", "").strip().startswith("IB")
+    ]
+    if mixed:
+        yield Candidate(
+            "ib.device-not-found",
+            0.84,
+            "no usable HCA, though other hosts of the job have one",
+            [*none, *case.hits("net-ib-using")[:2]],
+            hosts=without - with_ib,
+        )
+    elif wanted and case.value("NCCL_IB_DISABLE") != "1":
+        title = "InfiniBand is configured but NCCL finds no usable HCA"
+        yield Candidate("ib.device-not-found", 0.72, title, [*none[:3], *wanted[:3]], hosts=without)
+    elif plugin := case.hits("rdma-plugin"):
+        title = "an RDMA plugin is loaded but there is no RDMA device in this process"
+        strength = 0.62 if case.nodes > 1 else 0.52
+        yield Candidate("ib.device-not-found", strength, title, [*none[:3], *plugin[:2]], hosts=without)
+
+
+@diagnosis
+def small_memlock(case: Case) -> Iterable[Candidate]:
+    """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
+    values = [
+        hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000
+    ]
+    unsaid = case.hits("reg-mr-unsaid")
+    if unsaid:
+        title = "memory cannot be registered with the adapter" + (
+            ", and the locked-memory limit is small" * bool(values)
+        )
+        yield Candidate("ib.memlock", 0.88 if values else 0.55, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
+    if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
+        yield Candidate(
+            "ib.memlock",
+            0.94,
+            "the locked-memory limit (ulimit -l) is too small for RDMA",
+            [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]],
+            case.ranks("reg-mr-nomem"),
+            case.hosts_of("reg-mr-nomem"),
+        )
+
+
+_REFUSED_EVENT = re.compile(r"local access violation|invalid request local work queue")
+_ACCESS_STATUS = re.compile(r"(?:error |status=)(?:IBV_WC_)?(?:REM_\w+\()?1[01]\b|REM_(?:ACCESS|OP)_ERR")
+
+
+@diagnosis
+def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
+    """A peer's adapter refuses a request, and the number says why.
+
+    Status 10 and 11: it may not, or cannot, reach its own memory; with GPUDirect RDMA that is ACS, IOMMU or peermem.
+    Status 9 and 1 ('invalid request', 'length'), and 'local access violation' on the other side: the packet was longer
+    than it can take. On RoCE that is a path MTU that differs between the two ends; NCCL 2.20 to 2.29 takes each port's
+    own MTU and does not agree on the smaller one.
+    """
+    refused = case.hits("ib-remote-error")
+    events = [hit for hit in case.hits("ib-async") if _REFUSED_EVENT.search(hit.text)]
+    access = [hit for hit in refused if _ACCESS_STATUS.search(hit.text)]
+    other = [hit for hit in refused if hit not in access]
+    if access and case.has("channel-gdr"):
+        yield _refused(
+            "ib.gdr", 0.66, "an adapter cannot reach the GPU memory that its peers write to", access + events
+        )
+    elif access:
+        yield _refused("ib.gdr", 0.52, "an adapter refuses access to its memory", access + events)
+    elif other or events:
+        infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
+        yield _refused(
+            "net.mtu", 0.45 if infiniband else 0.6, "the two ends of a RoCE path have different MTUs", other + events
+        )
+        yield _refused("ib.gdr", 0.5, "an adapter cannot reach the memory that its peers write to", events + other)
+
+
+def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candidate:
+    return Candidate(
+        cause,
+        strength,
+        title,
+        hits,
+        *speakers(hits),
+    )
+
+
+@diagnosis
+def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
+    """Queue pairs of one job were set up with different path MTUs on different hosts, and requests then fail."""
+    by_host: dict[str, Hit] = {}
+    for hit in case.hits("qp-mtu"):
+        by_host.setdefault(f"{hit.host}", hit)
+    values = {hit.groups["mtu"] for hit in case.hits("qp-mtu")}
+    if len(values) > 1 and case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp"):
+        fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
+        most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
+        yield Candidate(
+            "net.mtu",
+            0.85,
+            f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
+            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
+            hosts={fewest.host, most.host},
+            final=True,
+        )
+
+
+@diagnosis
+def mtu_in_listings(case: Case) -> Iterable[Candidate]:
+    """ibv_devinfo shows different active MTUs, and an adapter refuses a packet of its peer: the paths' ends do not agree."""
+    listed = {hit.groups["mtu"]: hit for hit in case.hits("ib-mtu-listing")}
+    refused = case.hits("ib-remote-error")
+    if len(listed) > 1 and refused:
+        values = " and ".join(sorted(listed, key=len))
+        yield Candidate(
+            "net.mtu",
+            0.85,
+            f"the two ends of a RoCE path have different MTUs ({values})",
+            [*listed.values(), *refused[:4]],
+            *speakers(refused),
+            final=True,
+        )
+
+
+@diagnosis
+def flapping_port(case: Case) -> Iterable[Candidate]:
+    """A port's link-down counter is high, and connections break. The counter alone may be old: it grows until it is cleared."""
+    counted = case.hits("ib-port-counters")
+    broken = case.hits("ib-retry", "ib-retry-text", "ib-flush")
+    if counted and broken:
+        yield Candidate(
+            "ib.port-down",
+            0.72,
+            "the link of a port has gone down again and again",
+            [*counted[:3], *broken[:3]],
+            hosts=hosts_of(counted),
+        )
+
+
+@diagnosis
+def adapter_is_full(case: Case) -> Iterable[Candidate]:
+    """The adapter's firmware has no room for another queue pair, queue or region; no limit of the process is to blame."""
+    hits = case.hits("adapter-full")
+    if hits:
+        yield Candidate(
+            "ib.qp-connect",
+            0.96,
+            "the adapter has no room for more queue pairs, completion queues or memory regions",
+            [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
+            hosts=hosts_of(hits),
+            final=True,
+        )
+
+
+@diagnosis
+def only_flushed(case: Case) -> Iterable[Candidate]:
+    """Only flushed requests (status 5) are in sight: the queue pair failed before, and what failed it is in no line here."""
+    hits = case.hits("ib-flush")
+    if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error"):
+        return
+    for cause, strength, phrase in (
+        ("ib.retry-exceeded", 0.46, "requests were flushed after the connection to a peer had failed"),
+        ("net.peer-lost", 0.42, "a peer went away and the requests to it were flushed"),
+        ("ib.gdr", 0.36, "requests were flushed, maybe after an access error of the other adapter"),
+    ):
+        yield Candidate(cause, strength, phrase, hits)

@@ -1,0 +1,171 @@
+"""What all ranks of a communicator must have alike, and an initialisation that does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nccl_doctor.env import knowledge
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.model import Hit
+
+
+@diagnosis
+def settings_differ(case: Case) -> Iterable[Candidate]:
+    """A variable that all ranks must agree on is set on some hosts only, or differently, and messages then do not fit.
+
+    NCCL does not compare these settings; different algorithms, protocols or buffer sizes end in truncated messages, wrong
+    receive sizes or a hang.
+    """
+    if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
+        return
+    places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
+    for name in sorted(knowledge.load().must_agree):
+        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
+        values = {hit.groups["value"].strip(" .") for hit in hits}
+        hosts = {hit.host for hit in hits}
+        if hits and len(places) > 1 and (len(values) > 1 or hosts < places):
+            what = (
+                f"has different values ({', '.join(sorted(values))})"
+                if len(values) > 1
+                else f"is set on {', '.join(sorted(hosts)[:4])} only"
+            )
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.87,
+                f"{name} {what}: all ranks must agree",
+                [*hits[:6], *case.hits("size-mismatch")[:3]],
+                hosts=hosts,
+                final=True,
+            )
+            return
+
+
+_INIT_STUCK_NET = ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+_INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
+
+
+@diagnosis
+def init_never_completes(case: Case) -> Iterable[Candidate]:
+    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
+    if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
+        return
+    started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
+    size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
+    if len(started) >= size and case.unfinished:
+        over_net = case.has("channel-net") or case.nodes > 1
+        where = "between the hosts" if over_net else "between the GPUs of the host"
+        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
+            yield Candidate(
+                cause,
+                0.42 - 0.03 * place,
+                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
+                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
+            )
+    if len(started) < size and case.unfinished:
+        for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
+            yield Candidate(
+                cause,
+                strength,
+                f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it",
+                [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
+            )
+    if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
+        missing = sorted(set(range(size)) - {int(rank) for rank in started})
+        yield Candidate(
+            "launch.world-size",
+            0.48,
+            f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
+            [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
+        )
+
+
+@diagnosis
+def different_nccl_versions(case: Case) -> Iterable[Candidate]:
+    """The hosts of one job print different NCCL versions, and initialisation fails."""
+    by_host: dict[str, set[str]] = {}
+    lines: dict[str, Hit] = {}
+    for hit in case.hits("nccl-version"):
+        host = hit.host or (f"rank {hit.rank}" if hit.rank is not None else "")
+        version = hit.groups["version"].split("+")[0]
+        by_host.setdefault(host, set()).add(version)
+        lines.setdefault(version, hit)
+    if len(lines) > 1 and case.has(
+        "bootstrap-truncated",
+        "nccl-error-text",
+        "watchdog-timeout",
+        "nccl-mismatch",
+        "peer-closed",
+        "socket-timeout",
+        "nccl-internal",
+        "segfault",
+    ):
+        yield Candidate(
+            "sw.nccl-version-mismatch",
+            0.84,
+            f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
+            [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
+            hosts={host for host in by_host if host and not host.startswith("rank")},
+            final=True,
+        )
+
+
+@diagnosis
+def described_topology(case: Case) -> Iterable[Candidate]:
+    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection."""
+    broken = case.hits("topology-description", "topology-attribute")
+    if not broken:
+        return
+    given = case.hits("topology-given")
+    host_ids = case.env.get("NCCL_HOSTID", [])
+    cause = "env.bad-nccl-var" if given or host_ids else "sw.nccl-bug"
+    proof = [*broken[:4], *given[:2], *host_ids[:3]]
+    yield Candidate(
+        cause,
+        0.8 if given or host_ids else 0.55,
+        "the topology file given to NCCL does not describe this machine"
+        if given
+        else "NCCL_HOSTID makes hosts look alike that are not"
+        if host_ids
+        else "NCCL cannot make sense of this machine's topology",
+        proof,
+        *speakers(broken),
+    )
+
+
+@diagnosis
+def same_host_id(case: Case) -> Iterable[Candidate]:
+    """NCCL_HOSTID has one value on several hosts: NCCL takes them for one and joins them by shared memory or P2P."""
+    by_value: dict[str, dict[str, Hit]] = {}
+    for hit in case.env.get("NCCL_HOSTID", []):
+        if hit.host:
+            by_value.setdefault(hit.groups.get("value", ""), {}).setdefault(hit.host, hit)
+    for value, hosts in by_value.items():
+        if len(hosts) > 1:
+            yield Candidate(
+                "env.bad-nccl-var",
+                0.88,
+                f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
+                [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
+                hosts=set(hosts),
+                final=True,
+            )
+
+
+@diagnosis
+def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
+    """Symmetric memory or one-sided calls are refused: a variable switched off what they need, or the machine lacks it."""
+    hits = case.hits("symmetric-unsupported")
+    if not hits:
+        return
+    off = [
+        hit
+        for name in ("NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE", "NCCL_GIN_ENABLE", "NCCL_WIN_ENABLE")
+        for hit in case.env.get(name, [])
+    ]
+    yield Candidate(
+        "env.bad-nccl-var" if off else "app.pg-misuse",
+        0.72 if off else 0.56,
+        "symmetric memory is not available on this communicator",
+        [*hits[:4], *off[:3]],
+        ranks_of(hits),
+    )

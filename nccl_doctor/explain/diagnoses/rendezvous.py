@@ -1,0 +1,143 @@
+"""How ranks find each other: the master's name, the rendezvous and its store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
+from nccl_doctor.explain.diagnoses.addresses import is_loopback, several_hosts
+
+
+@diagnosis
+def numeric_hostname(case: Case) -> Iterable[Candidate]:
+    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143)."""
+    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+        host = hit.groups.get("host", "")
+        if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
+            yield Candidate(
+                "net.hostname-resolution",
+                0.92,
+                f"the host name {host} is read as a number, that is as an IPv4 address",
+                [hit],
+                final=True,
+            )
+            return
+
+
+@diagnosis
+def master_is_loopback(case: Case) -> Iterable[Candidate]:
+    """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
+    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+        host = hit.groups.get("host", "")
+        named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
+        if named and host != "localhost":
+            yield Candidate(
+                "net.hostname-resolution",
+                0.9,
+                f"the master's name {host} resolves to loopback here, so this host looks for the master on itself",
+                [*named[:2], hit],
+                final=True,
+            )
+            return
+        if is_loopback(host) and (case.nodes > 1 or several_hosts(case)):
+            yield Candidate(
+                "net.master-unreachable",
+                0.86,
+                f"MASTER_ADDR is {host}: every node looks for the master on itself",
+                [hit],
+            )
+            return
+
+
+@diagnosis
+def came_too_late(case: Case) -> Iterable[Candidate]:
+    """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
+    gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
+    tried = case.hits("master-timeout", "master-refused")
+    after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
+    host = after[0].groups.get("host", "") if after else ""
+    if gave_up and is_loopback(host) and not several_hosts(case):
+        yield Candidate(
+            "launch.world-size",
+            0.9,
+            "{joined} of {world} ranks had come when rank 0 gave up after {seconds} s; the others came later".format_map(
+                gave_up.groups
+            ),
+            [gave_up, *after[:2]],
+            final=True,
+        )
+
+
+@diagnosis
+def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
+    """An agent that had joined the rendezvous (it sends keep-alives, its workers made steps) loses the store's connection.
+
+    So it could reach the host before: the process that holds the store, the first node's agent, has gone.
+    """
+    lost, alive = case.hits("rdzv-connection"), case.first("keep-alive-failed")
+    step = case.first("progress")
+    began = step is not None and lost and step.file == lost[0].file and step.line < lost[0].line
+    if lost and (alive is not None or began):
+        hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
+        title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
+        yield Candidate("net.peer-lost", 0.76, title, hits, *speakers(hits), final=True)
+
+
+@diagnosis
+def random_rendezvous_id(case: Case) -> Iterable[Candidate]:
+    """torchrun was given no rendezvous id and drew one; where others must join, each node waits in a room of its own."""
+    drawn, failed = case.hits("random-run-id"), case.hits("rdzv-timeout", "rdzv-connection")
+    if drawn and failed:
+        title = "no --rdzv_id: torchrun drew a random one, which the other nodes do not know"
+        yield Candidate("launch.rdzv", 0.82, title, [*drawn[:2], *failed[:3]])
+
+
+@diagnosis
+def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
+    """The nodes use different rendezvous ids, so they wait for each other in different rooms."""
+    by_id = {
+        hit.groups["id"].strip("'\","): hit
+        for hit in reversed(case.hits("rdzv-id"))
+        if hit.groups["id"].strip("'\",") not in ("none", "None", "")
+    }
+    if len(by_id) > 1 and case.has(
+        "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.93,
+            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
+            [*by_id.values(), *case.hits("rdzv-id")[:6]],
+            final=True,
+        )
+
+
+@diagnosis
+def one_restarted_pod(case: Case) -> Iterable[Candidate]:
+    """kubectl shows that one pod was restarted and the others were not: it wants to join a job that goes on without it."""
+    rows = []
+    for hit in case.hits("pod-row"):
+        found = re.match(r"(\S+)\s+\d+/\d+\s+\w+\s+(\d+)", hit.text.strip())
+        if found:
+            rows.append((int(found.group(2)), hit))
+    restarted = [hit for count, hit in rows if count > 0]
+    if (
+        restarted
+        and len(restarted) < len(rows)
+        and case.has(
+            "connect-refused",
+            "connect-retry",
+            "peer-closed",
+            "socket-timeout",
+            "master-refused",
+            "connect-gave-up",
+            "unique-id",
+        )
+    ):
+        yield Candidate(
+            "launch.rdzv",
+            0.72,
+            "a pod was restarted alone and tries to join a communicator that is gone",
+            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
+        )

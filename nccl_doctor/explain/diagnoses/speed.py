@@ -1,0 +1,289 @@
+"""Slowness: what was measured, and what slows it down."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
+
+_SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
+# Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
+# 100 Gbit/s port.
+_ANY_VERBS = 1.5
+_ONE_PORT = 11.0
+_MEASURED = re.compile(r"busbw|all_?(?:reduce|gather)|reduce_scatter|all_?to_?all|collective")
+
+
+def _servers_in_the_list(case: Case) -> bool:
+    """Whether nccl-tests' list of devices shows several hosts, one of them with its eighth GPU."""
+    devices = case.hits("tests-device")
+    eighth = any(int(hit.groups["device"]) >= 7 for hit in devices)
+    return len({hit.groups["host"] for hit in devices}) > 1 and eighth
+
+
+def _over_verbs(case: Case) -> bool:
+    """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
+    hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
+    verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
+    several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
+    return verbs and not case.sockets and several
+
+
+def _slow_rows(case: Case) -> list[Hit]:
+    """nccl-tests rows of large messages (the last one, the largest, always among them)."""
+    last = case.last("busbw-row")
+    rows = case.hits("busbw-row")
+    rows += [last] if last is not None and last not in rows else []
+    return [hit for hit in rows if _row(hit, "size") >= 1 << 26]
+
+
+def _row(hit: Hit, column: str) -> float:
+    """A number of an nccl-tests row (out of place)."""
+    found = BUSBW_ROW.search(hit.text)
+    return float(found.group(column)) if found else 0.0
+
+
+def _busbw(hit: Hit) -> float:
+    return _row(hit, "busbw")
+
+
+_OUGHT = re.compile(
+    r"expect(?:ed|ing)|reference|baseline|nominal|should (?:be|reach)|normally|usually|single[- ]node|one node", re.I
+)
+_PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
+_WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
+_BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
+_UNIT = re.compile(rf"\b{_PER}\b", re.I)
+_LAST_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D{0,24}$")
+_FAR = 2.0  # times slower than it ought to be: what no noise and no other machine of its kind makes
+
+
+def _times_too_slow(case: Case, hit: Hit) -> float | None:
+    """How many times slower than a line says it ought to be, by its own number or else nccl-tests' average."""
+    word, unit = _OUGHT.search(hit.text), _UNIT.search(hit.text)
+    if word is None or unit is None:
+        return None
+    wanted = _WITH_UNIT.search(hit.text, word.end()) or _BARE.search(hit.text[word.end() :])
+    own = _LAST_NUMBER.search(hit.text[: word.start()])
+    average = case.last("busbw-average") if "B/s" in unit.group() else None
+    measured = float(own.group(1)) if own else float(average.groups["busbw"]) if average else 0.0
+    if wanted is None or measured <= 0 or float(wanted.group(1)) <= 0:
+        return None
+    ratio = float(wanted.group(1)) / measured
+    return 1 / ratio if re.match(r"m?s(?:ec)?/", unit.group(), re.I) else ratio
+
+
+def complaints(case: Case) -> list[Hit]:
+    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be."""
+    compared = {(hit.file, hit.line): _times_too_slow(case, hit) for hit in case.hits("expectation")}
+    last = case.last("expectation")
+    far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
+    told = [hit for hit in case.hits("slow-complaint") if (compared.get((hit.file, hit.line)) or _FAR) >= _FAR]
+    shown = [hit for hit in case.hits("expectation") if far and (compared[hit.file, hit.line] or 0.0) >= _FAR]
+    return [*told, *(hit for hit in shown if hit not in told)]
+
+
+@diagnosis
+def slow_network(case: Case) -> Iterable[Candidate]:
+    """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
+
+    Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
+    without RDMA (workstations, single-GPU cloud machines) they are not.
+    """
+    over_net = case.has("channel-net") or case.nodes > 1
+    rows = _slow_rows(case)
+    best = max((_busbw(hit) for hit in rows), default=0.0)
+    complaint = complaints(case)
+    if case.sockets and case.nodes > 1:
+        yield from _over_sockets(case, rows, best)
+    elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
+        title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
+        yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
+    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (best < _ONE_PORT and _server_gpus(case))):
+        yield Candidate(
+            "net.slow",
+            0.64 if best < _ANY_VERBS else 0.56,
+            f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
+            [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
+            hosts=case.hosts_of("net-ib-using"),
+        )
+    elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
+        title = "the measured bandwidth is far below what is expected"
+        few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
+        proof = [*complaint[:3], *rows[-2:], *few]
+        yield Candidate("net.slow", 0.6 if rows or over_net else 0.52, title, proof)
+
+
+_SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
+_TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
+
+
+def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidate]:
+    complaint = complaints(case)
+    eight = _gpus_per_host(case) >= 8
+    proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
+    if rows and best < 60 and (eight or _server_gpus(case)):
+        title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
+        yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))
+    elif complaint or (eight and _server_gpus(case)):
+        title = "the nodes talk over TCP sockets although these machines have faster networks"
+        if tunnels := [name for hit in proof for name in _SOCKET_INTERFACE.findall(hit.text) if _TUNNEL.match(name)]:
+            title = f"the nodes' data goes over {tunnels[0]}, a tunnel"
+        elif complaint:
+            title = "the nodes talk over TCP sockets, and it is far slower than it ought to be"
+        yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(case.sockets))
+
+
+def _server_gpus(case: Case) -> bool:
+    return any(_SERVER_GPU.search(hit.text) for hit in case.hits("gpu-model"))
+
+
+def _gpus_per_host(case: Case) -> int:
+    """The most ranks that a host of the job has, by NCCL's count or by its lines."""
+    hosts = {(hit.host, hit.groups["rank"]): hit.host for hit in case.hits("nccl-init-start", "nccl-init-complete")}
+    told = [int(hit.groups["local"]) for hit in case.hits("nccl-nodes")]
+    return max([*told, *Counter(hosts.values()).values()], default=0)
+
+
+@diagnosis
+def peermem(case: Case) -> Iterable[Candidate]:
+    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
+    hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
+    rows = _slow_rows(case)
+    low = rows and max(map(_busbw, rows)) < _ONE_PORT
+    complaint = complaints(case)
+    verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
+    if hits and verbs and (low or complaint) and (rows or complaint):
+        yield Candidate(
+            "ib.gdr",
+            0.66,
+            "GPUDirect RDMA is disabled: all traffic goes through host memory",
+            [*hits, *rows[-2:], *complaint[:2]],
+        )
+
+
+_TOO_FAR = re.compile(r"distance \d+ > \d+")
+_MUCH_FASTER = 2.0
+
+
+@diagnosis
+def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
+    """NCCL leaves GPUDirect RDMA out because GPU and adapter are far apart, and a second run of the same test is much faster."""
+    far = [hit for hit in case.hits("gdr-disabled") if _TOO_FAR.search(hit.text)]
+    runs = sorted(case.hits("busbw-average"), key=lambda hit: float(hit.groups["busbw"]))
+    if far and runs and float(runs[-1].groups["busbw"]) > _MUCH_FASTER * float(runs[0].groups["busbw"]) > 0:
+        title = (
+            f"without GPUDirect RDMA {runs[0].groups['busbw']} GB/s, in another run {runs[-1].groups['busbw']} GB/s: "
+            "GPU and adapter are on different sockets"
+        )
+        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far))
+        yield Candidate("ib.gdr", 0.5, title, far)
+
+
+@diagnosis
+def narrow_pcie(case: Case) -> Iterable[Candidate]:
+    """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""
+    narrow, complaint = case.hits("pcie-width"), complaints(case)
+    if narrow and complaint:
+        title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
+        yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
+
+
+_HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
+_COLUMNS = re.compile(r"[\w.]+(?:,\s?[\w.]+(?: \[\w+\])?)+")
+
+
+def _slowed(head: Hit, row: Hit) -> bool:
+    """Whether a row below this heading says Active in a column of a slowdown (a power cap is none)."""
+    names = re.split(r",\s?", max(_COLUMNS.findall(head.text), key=len, default=""))
+    cells = [cell.strip() for cell in row.text.split(", ")]
+    if len(names) <= len(cells):  # the last ones belong together, whatever stands before the first
+        return any(
+            _HARD_REASON.search(name) and cell == "Active" for name, cell in zip(names[::-1], cells[::-1], strict=False)
+        )
+    return row.file == head.file and row.line > head.line
+
+
+@diagnosis
+def throttle_table(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi was asked for hardware or thermal slowdown in CSV, and a row says Active."""
+    headings = [hit for hit in case.hits("dcgm-throttle") if _HARD_REASON.search(hit.text)]
+    rows = case.hits("throttle-column")
+    below = [row for row in rows if any(_slowed(head, row) for head in headings)]
+    if below:
+        yield Candidate(
+            "gpu.thermal-power",
+            0.74,
+            "a GPU is slowed down by heat or power",
+            [*below[:6], *headings[:2]],
+            hosts=hosts_of(below),
+        )
+
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
+_SCALE = {
+    "MB/s": 1.0,
+    "MiB/s": 1.05,
+    "GB/s": 1000.0,
+    "GiB/s": 1074.0,
+    "Mbit/s": 0.125,
+    "Gbit/s": 125.0,
+    "MBps": 1.0,
+    "GBps": 1000.0,
+}
+
+
+_TRANSFER = re.compile(
+    r"load|writ|wrote|\bread|\bcop(?:y|ied)|\bsav|checkpoint|\bs3\b|disk|fetch|stag(?:e|ing)|dataset", re.I
+)
+
+
+@diagnosis
+def low_measured_rate(case: Case) -> Iterable[Candidate]:
+    """A benchmark of collectives over several hosts measures less than gigabit Ethernet gives, and nothing failed.
+
+    The rate of an upload, a copy or a file is none of collectives.
+    """
+    rates = [
+        (float(found.group(1)) * _SCALE[found.group(2)], hit)
+        for hit in case.hits("measured-rate")
+        for found in _RATE.finditer(hit.text)
+        if re.search(
+            r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", hit.text, re.IGNORECASE
+        )
+        and not _TRANSFER.search(hit.text)
+    ]
+    told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
+    if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.6,
+            f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link",
+            [hit for _, hit in rates][:8],
+        )
+
+
+_TIMED = re.compile(r"(\d{5,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
+
+
+@diagnosis
+def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
+    """Timed collectives of a megabyte and more run below 50 MB/s, and nothing failed."""
+    slow = []
+    for hit in case.hits("timed-collective"):
+        found = _TIMED.search(hit.text)
+        if found and int(found.group(1)) >= 1_000_000 and float(found.group(2)) > 0:
+            rate = int(found.group(1)) / float(found.group(2)) / 1000  # MB/s
+            if rate < 50:
+                slow.append((rate, hit))
+    if slow and not case.summary.tracebacks:
+        yield Candidate(
+            "net.slow",
+            0.64,
+            f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s",
+            [hit for _, hit in slow][:8],
+        )

@@ -1,0 +1,189 @@
+"""Python's exceptions in one log, each put together by process though their lines come interleaved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from nccl_doctor.explain.model import Hit, Traceback
+from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.summary import KEEP_TRACEBACKS
+
+QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
+FRAME_LIMIT = 400  # lines of one traceback
+FRAMES_KEPT = 12
+FRAMELESS = 60  # lines without a frame: it is no traceback
+MESSAGE_LINES = 6  # further lines of an exception's message
+OPEN_LIMIT = 64  # tracebacks open at the same time
+
+_FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
+_STANDALONE = re.compile(
+    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
+)
+_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
+_REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
+
+
+class _Open(msgspec.Struct):
+    """A traceback whose exception line has not come yet."""
+
+    hit: Hit
+    chained: bool
+    indent: str
+    mixed: bool  # several processes without a prefix: whose frames these are cannot be told
+    ignored: bool
+    frames: list[str] = msgspec.field(default_factory=list)
+    where: str = ""
+    function: str = ""
+    lines: int = 0
+
+
+class Said(msgspec.Struct):
+    """One line with its prefix taken off, and the names of the signatures that recognised it."""
+
+    line: prefix.Line
+    text: str
+    number: int
+    known: list[str]
+
+
+class Tracebacks:
+    """Reads them out of the lines that it is shown, in order. ``found`` grows by each that is complete, or was cut."""
+
+    def __init__(self, found: list[Traceback], hit: Callable[[str, int, prefix.Line, str], Hit]) -> None:
+        self._found = found
+        self._hit = hit
+        self._leads = records.Leads()
+        self._open: dict[str, _Open] = {}  # by process
+        self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
+        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
+        self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
+
+    def reading(self) -> bool:
+        """Whether every line has to be shown, whatever it holds."""
+        return bool(self._open or self._ended)
+
+    def take(self, said: Said) -> None:
+        """Look at one line."""
+        line = said.line
+        key = line.key or (str(line.rank) if line.rank is not None else "")
+        if "exception-ignored" in said.known:
+            self._ignored.add(key)
+        if records.MARK in line.body:
+            self._begin(key, said)
+            return
+        lead, line.body = self._leads.split(line.body)
+        key += lead
+        body = line.body
+        block = self._open.get(key)
+        if block is not None:
+            self._inside(block, key, said)
+            return
+        if key in self._ended:
+            if key in self._told and body[:1] in " \t" and body.strip():
+                self._goes_on(self._told[key], said)
+            elif body.strip():
+                self._ended.discard(key)
+        elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
+            self._ended.add(key)
+        elif any(word in body for word in _STANDALONE_WORDS):
+            self._standalone(said)
+        if not self._open and len(self._ended) > OPEN_LIMIT:
+            self._ended.clear()
+
+    def finish(self) -> None:
+        """End of the log: what is still open was cut."""
+        for key in list(self._open):
+            self._cut(key)
+
+    def _begin(self, process: str, said: Said) -> None:
+        lead, indent = self._leads.learn(said.line.body)
+        key = process + lead
+        chained = key in self._ended
+        self._ended.discard(key)
+        mixed = key in self._open
+        if mixed:
+            self._cut(key)
+        if len(self._open) < OPEN_LIMIT and len(self._found) < KEEP_TRACEBACKS:
+            hit = self._hit("traceback", said.number, said.line, said.text)
+            self._open[key] = _Open(hit, chained, indent, mixed, process in self._ignored)
+            self._ignored.discard(process)
+
+    def _inside(self, block: _Open, key: str, said: Said) -> None:
+        body = said.line.body.removeprefix(block.indent)
+        block.lines += 1
+        frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
+        if frame:
+            place = f"{frame.group(1)}:{frame.group(2)}"
+            block.frames.append(place)
+            if not _LIBRARY.search(frame.group(1)):
+                block.where, block.function = place, frame.group(3) or ""
+            return
+        if block.lines > FRAME_LIMIT:
+            self._cut(key)
+            return
+        if not body.strip() or body[0] in " \t|+~^│╭╰❱":
+            return
+        found = _EXCEPTION.match(body.strip())
+        # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
+        # like an exception ends the block.
+        if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
+            del self._open[key]
+            self._record(block, found.group(1), found.group(2) or "", said)
+            self._told[key] = len(self._found) - 1
+            self._ended.add(key)  # the next line may say that this exception led to another
+        elif block.lines > FRAMELESS and not block.frames:
+            self._cut(key)
+
+    def _cut(self, key: str) -> None:
+        block = self._open.pop(key)
+        if block.frames:
+            frames = tuple(block.frames[-FRAMES_KEPT:])
+            self._found.append(Traceback("", "", block.hit, block.hit.line, block.where, block.function, frames))
+
+    def _goes_on(self, index: int, said: Said) -> None:
+        item = self._found[index]
+        if len(item.more) < MESSAGE_LINES:
+            more = (*item.more, self._hit("exception", said.number, said.line, said.text))
+            self._found[index] = msgspec.structs.replace(item, more=more)
+
+    def _record(self, block: _Open, kind: str, message: str, said: Said) -> None:
+        self._found.append(
+            Traceback(
+                kind,
+                _message(message),
+                self._hit("exception", said.number, said.line, said.text),
+                block.hit.line,
+                "" if block.mixed else block.where,
+                block.function,
+                () if block.mixed else tuple(block.frames[-FRAMES_KEPT:]),
+                block.chained,
+                (*said.known, "exception-ignored") if block.ignored else tuple(said.known),
+            )
+        )
+
+    def _standalone(self, said: Said) -> None:
+        """An exception line without its traceback (cut logs, loggers that print only the last line)."""
+        body = said.line.body.strip()
+        found = _STANDALONE.match(body)
+        if found and len(self._found) < KEEP_TRACEBACKS:
+            hit = self._hit("exception", said.number, said.line, said.text)
+            message = _message(found.group(2) or "")
+            self._found.append(Traceback(body.split(":")[0], message, hit, said.number, known=tuple(said.known)))
+
+
+def _message(text: str) -> str:
+    return _REPEATED.sub("", text[:QUOTE_LIMIT])
+
+
+def _looks_like_exception(name: str, message: str | None) -> bool:
+    last = name.rsplit(".", 1)[-1]
+    if "." in name:
+        return last[:1].isupper() or last in _LOWER_CASE or last.endswith(("Error", "Exception"))
+    return last[:1].isupper() and (message is not None or last.isidentifier()) and len(last) > 3

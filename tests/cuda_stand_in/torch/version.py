@@ -1,0 +1,2 @@
+__version__ = "0.0+stand-in"
+cuda = "0.0"

@@ -1,0 +1,140 @@
+"""The rank program's CUDA and NCCL code from start to end, over made-up GPUs (tests/cuda_stand_in) under the real torch.
+
+They show that the code runs and calls what torch has, not that CUDA and NCCL do what is asked, nor any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.agent.collective import launch
+from nccl_doctor.agent.collective.operations import OPERATIONS
+from nccl_doctor.bench.model import Collector, Results
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+STAND_IN = str(ROOT / "tests" / "cuda_stand_in")
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in *--query-gpu=name*) echo "Stand-in GPU"; echo "Stand-in GPU";; *) exit 1;; esac
+"""
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Any:
+    """The module, not installed: this process's torch stays as it is."""
+    sys.path.append(STAND_IN)
+    try:
+        import stand_in  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(STAND_IN)
+    return stand_in
+
+
+def run(env: dict[str, str], **plan: Any) -> tuple[list[dict[str, Any]], Results]:
+    """Two ranks with a made-up GPU each; the launcher's answer of each, and what rank 0 reported."""
+    collector = Collector(2)
+    data = launch.launch(
+        {
+            "plan": {"backend": "nccl", "iters": 3, "warmup": 1, "limit_s": 30.0, **plan},
+            "world": 2, "first_rank": 0, "local_world": 2, "master_addr": "127.0.0.1",
+            "master_port": launch.free_port(), "python": sys.executable, "limit_s": 90.0,
+            "env": {"PYTHONPATH": STAND_IN, **env},
+        },
+        collector.take,
+    )  # fmt: skip
+    assert all(rank["finished"] for rank in data["ranks"]), [rank["output"][-3000:] for rank in data["ranks"]]
+    return data["ranks"], collector.results()
+
+
+def test_the_command_line_measures_over_two_gpus(tmp_path: Path) -> None:
+    """Backend and ranks chosen by what the host offers; every collective, every way, compute; no proof, no verdict."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(NVIDIA_SMI)
+    smi.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "bench", "all,gemm", "--gemm-edge", "32", "--sizes", "1000,300000", "--both",
+         "--iters", "2", "--warmup", "1", "--format", "json"],
+        capture_output=True, text=True, timeout=120, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{STAND_IN}:{ROOT}", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    found = json.loads(done.stdout)
+    assert (found["world"]["backend"], found["world"]["backend_why"]) == ("nccl", "every host has GPUs")
+    ranks = found["results"]["ranks"]
+    assert [(rank["device"], rank["nccl"]) for rank in ranks] == [("cuda:0", "2.27.5"), ("cuda:1", "2.27.5")]
+    assert len({rank["device_id"] for rank in ranks}) == 2
+    measured = found["results"]["measurements"]
+    assert {item["collective"] for item in measured} == set(OPERATIONS) and len(measured) == 2 * 14
+    assert all(item["wrong"] == 0 for item in measured)
+    assert [item["wrong"] for item in found["results"]["gemm"]] == [0, 0]
+    assert not found["path"]["proved"] and {item["kind"] for item in found["verdicts"]} == {"cannot-judge"}
+
+
+def test_graphs_and_both_lacks_of_memory() -> None:
+    """Replays give right answers; a size that finds no memory, before or inside NCCL, ends alone and on all ranks."""
+    env = {"STAND_IN_BYTES": "1000000", "STAND_IN_NCCL_OOM": "1:200000", "NCCL_HOSTID": "one"}
+    ranks, results = run(
+        env, collectives=["allreduce", "sendrecv"], sizes=[1000, 300_000, 2_000_000, 2000], cuda_graph=True, links=1000
+    )
+    assert [item.asked for item in results.measurements] == [1000, 2000, 1000, 2000]
+    assert all(item.wrong == 0 for item in results.measurements)
+    reasons = [(item.size, item.reason) for item in results.skips]
+    assert [size for size, _ in reasons] == [300_000, 2_000_000] * 2
+    assert "Cuda failure 2 'out of memory'" in reasons[0][1] and "CUDA out of memory" in reasons[1][1]
+    assert all("rank 1 on" in reason for _, reason in reasons[::2])
+    assert not any("Traceback" in rank["output"] for rank in ranks)
+
+
+# ---- what the made-up GPUs refuse ----
+
+
+def test_names_and_calls_that_the_real_one_does_not_know_are_errors(stand_in: Any) -> None:
+    real = types.SimpleNamespace(Event=torch.cuda.Event, synchronize=torch.cuda.synchronize)
+    with pytest.raises(AttributeError):
+        stand_in.replace(real, "synchronise", lambda: None)
+    stand_in.replace(real, "synchronize", lambda: None)
+    real.synchronize(0)
+    with pytest.raises(TypeError):
+        real.synchronize(timeout=3)
+    stand_in.replace_class(real, "Event", stand_in.Event)
+    with pytest.raises(TypeError):
+        real.Event(timing=True)
+    with pytest.raises(AttributeError):
+        real.Event(enable_timing=True).elapsed()
+
+
+def test_times_are_read_after_waiting_only(stand_in: Any) -> None:
+    first, last = stand_in.Event(enable_timing=True), stand_in.Event(enable_timing=True)
+    first.record()
+    with pytest.raises(RuntimeError, match="recorded"):
+        first.elapsed_time(last)
+    last.record()
+    with pytest.raises(RuntimeError, match="not ready"):
+        first.elapsed_time(last)
+    stand_in.synchronize()
+    assert first.elapsed_time(last) >= 0
+
+
+def test_tensors_of_two_devices_do_not_mix(stand_in: Any) -> None:
+    on_gpu = stand_in.OnGpu(torch.ones(3))
+    assert on_gpu.device.type == "cuda" and torch.equal((on_gpu + on_gpu).held, torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="same device"):
+        on_gpu + torch.ones(3)
+
+
+def test_nobody_waits_while_a_graph_is_captured(stand_in: Any) -> None:
+    graph = stand_in.CUDAGraph()
+    graph.capture_begin()
+    try:
+        with pytest.raises(RuntimeError, match="capturing"):
+            stand_in.synchronize()
+    finally:
+        graph.capture_end()
