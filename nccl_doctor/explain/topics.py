@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import records
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -126,7 +127,7 @@ _COUNTED_NONE = re.compile(
 
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
-    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
+    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None and not records.lists_settings(text)
 
 
 @functools.lru_cache(maxsize=1)
@@ -316,7 +317,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
     "sys.shm": ("shm-full",),
     "launch.env-missing": ("rank-by-hand",),
-    "sys.disk-full": ("disk-full-listing",),
+    "sys.disk-full": ("disk-full-listing", "disk-nearly-full"),
     "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
 }
 

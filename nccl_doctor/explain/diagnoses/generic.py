@@ -412,6 +412,16 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def steps_slowed_down(case: Case) -> Iterable[Candidate]:
+    """The steps take far longer at the end of the log than at its beginning, and nothing says why: a GPU, a link or a
+    file may have slowed. Clocks, link counters and the times of each rank would tell."""
+    hits = case.slower_steps
+    for place, cause in enumerate(("gpu.thermal-power", "net.slow", "app.straggler-timeout") if hits else ()):
+        title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
+        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=steps_slowed_down.__doc__ or "")
+
+
+@diagnosis
 def ended_without_words(case: Case) -> Iterable[Candidate]:
     """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
     hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")

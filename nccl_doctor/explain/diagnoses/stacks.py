@@ -11,6 +11,9 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE
 from nccl_doctor.facts.fold import few
 
 _FUNCTION = re.compile(r"(\w+) \(torch/distributed/|line \d+ in (\w+)\s*$")
+_WAITS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|synchronize|\brecv|\bsend\b"
+)
 _PROCESS = re.compile(r"\bProcess (\d+): \S")
 _FRAME = re.compile(r"(?:^|\s)\S+ \([^()]+\.py:\d+\)\s*$")
 # Main threads that wait for no rank, or that may wait for the GPU and with it for a collective: they prove nothing.
@@ -92,3 +95,15 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
             ranks_of(own),
             why=one_is_elsewhere.__doc__ or "",
         )
+
+
+@diagnosis
+def stack_of_one_side(case: Case) -> Iterable[Candidate]:
+    """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
+    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.stands else []
+    for place, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
+        title = (
+            f"a process waits for other ranks ({waiting[0].text.strip()[:80]}); what they do, their stacks would tell"
+        )
+        hits = [*waiting[:6], *case.stands[:2]]
+        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=stack_of_one_side.__doc__ or "")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.signatures import says
+
+# A program that tells what it could not import and says that it does not need it
+_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b")
 
 says(
     "fingerprint-mismatch",
@@ -410,7 +415,9 @@ says(
     strength=0.85,
     title="the program could not be started",
     why="A missing command, script or module: nothing distributed has begun.",
-    where=lambda groups, line: "etcd" not in line and "torch.distributed" not in line,
+    where=lambda groups, line: (
+        "etcd" not in line and "torch.distributed" not in line and not _GOES_WITHOUT.search(line)
+    ),
 )
 
 says(

@@ -194,7 +194,6 @@ says(
     "Errno 28",
     "OSError: Not enough disk space",
     "OutOfDiskError",
-    "% full, available space",
     "DiskPressure",
     "ephemeral-storage",
     "The node was low on resource: ephemeral-storage",
@@ -205,6 +204,11 @@ says(
     where=lambda groups, line: (
         not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
     ),
+)
+says(
+    "disk-nearly-full",
+    "% full, available space",
+    why="Ray warns of a disk that is 95 % full. It spills only when its store is full, too: nothing has failed yet.",
 )
 says(
     "fs-trouble",
@@ -255,7 +259,7 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi", line),
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
 )
 
 # --- containers
