@@ -24,9 +24,10 @@ from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
 from nccl_doctor.transport.ssh_config import ConfigReader
 from tests.lab.machine import soon_s
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
-from loopback_sshd import Sshd, free_port, make_key, why_not
+from loopback_sshd import Sshd, make_key, why_not
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
