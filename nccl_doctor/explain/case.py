@@ -254,9 +254,10 @@ class Case:
     @functools.cached_property
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
-        began = self.has("nccl-init-start", "nccl-init-complete")
+        # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
+        began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
         worked = self.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
-        return began and not worked and (not self.has("nccl-init-complete") or self.interrupted)
+        return self.has(*began) and not worked and (not self.has("nccl-init-complete") or self.interrupted)
 
     @functools.cached_property
     def interrupted(self) -> bool:
@@ -403,6 +404,25 @@ class Case:
         return slower or (bool(rates) and rates[0] > _SLOWED * rates[-1])
 
     @functools.cached_property
+    def slower_steps(self) -> list[Hit]:
+        """A first step and the last ones, of one shape, where all of the last took far longer, and about the same time."""
+        for first in self.hits("progress"):
+            pace, tail = _pace(first.text), self.summary.tails.get(first.file, [])
+            if not pace or not tail or first.line >= tail[0].line:
+                continue
+            last = [hit for hit in tail if _shape(hit.text) == _shape(first.text)]
+            paces = [_pace(hit.text) for hit in last]
+            if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
+                return [first, *last]
+        return []
+
+    @property
+    def stands(self) -> list[Hit]:
+        """Where somebody took the stacks of processes: unless work went on, because they hang."""
+        last = self.last("stack-process")
+        return self.hits("stack-process") if last is not None and not self.outlived(last) else []
+
+    @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
         ends = self.hits("run-ended")
@@ -430,10 +450,11 @@ class Case:
         return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
 
     def follows_failed_task(self, hit: Hit) -> bool:
-        """Whether Slurm cancelled the step because a task had failed or could not start: then the cancelling is no cause."""
+        """Whether Slurm cancelled the step after a task had failed, waited in vain or could not start: it is no cause then."""
         if not re.search(r"CANCELLED AT|Force Terminated", hit.text) or "DUE TO" in hit.text:
             return False
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+        failed += self.hits("watchdog-timeout", "watchdog-down", "monitored-barrier")
         failed += [item for item in self.hits("step-not-launched", "credential-refused") if "srun" in item.text]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
 
@@ -464,7 +485,7 @@ class Case:
         """Whether the log's last lines hold two reports of one shape after this line: a rank went a whole step further."""
         step = self.signatures["progress"]
         shapes = [
-            _NUMBERS.sub("", item.text)
+            _shape(item.text)
             for item in self.summary.tails.get(hit.file, ())
             if item.line > hit.line and step.match(item.text) is not None
         ]
@@ -546,6 +567,7 @@ _CTRL_C = re.compile(r"(?:^|\s)\^C(?:\s|$)")
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
+_STEADY = 6  # so many steps at a log's end were slow
 _NUMBERS = re.compile(r"[\d.,:]+")
 _FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
@@ -592,6 +614,16 @@ _WORK = re.compile(
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
+
+
+def _pace(text: str) -> float:
+    """How long a step took, in the line's own unit; zero where it does not tell. A rate may be a server's load."""
+    time = _STEP_TIME.search(text)
+    return float(time.group()) if time else 0.0
+
+
+def _shape(text: str) -> str:
+    return _NUMBERS.sub("", text)
 
 
 def _group_of(text: str) -> str:

@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import records
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -104,7 +105,7 @@ def subject(message: str) -> str:
 
 
 _NOISE = re.compile(
-    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
@@ -126,7 +127,7 @@ _COUNTED_NONE = re.compile(
 
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
-    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
+    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None and not records.lists_settings(text)
 
 
 @functools.lru_cache(maxsize=1)
@@ -213,6 +214,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "gloo-endpoint",
         "gloo-closed",
         "rdzv-timeout",
+        "open-ports",
     ),
     "net.hostname-resolution": (
         "name-unresolved",
@@ -222,6 +224,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "connect-noroute",
     ),
     "net.master-unreachable": (
+        "master-flag",
         "master-timeout",
         "master-unreachable",
         "master-refused",
@@ -314,7 +317,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
     "sys.shm": ("shm-full",),
     "launch.env-missing": ("rank-by-hand",),
-    "sys.disk-full": ("disk-full-listing",),
+    "sys.disk-full": ("disk-full-listing", "disk-nearly-full"),
     "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
 }
 
@@ -343,6 +346,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "NCCL_MIN_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
     "NCCL_CROSS_NIC": ("ib.qp-connect", "ib.retry-exceeded"),
     "NCCL_SOCKET_FAMILY": ("env.bad-nccl-var", "net.wrong-interface"),
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("env.bad-nccl-var", "app.straggler-timeout"),
     "NCCL_NVLS_ENABLE": ("env.bad-nccl-var", "gpu.fabric-manager"),
     "NCCL_MNNVL_ENABLE": ("env.bad-nccl-var", "gpu.imex"),
     "CUDA_VISIBLE_DEVICES": ("gpu.not-visible", "gpu.duplicate"),

@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
@@ -17,6 +16,7 @@ from nccl_doctor.explain.diagnoses.words import (
     names_rank,
     ranks_named,
     slower,
+    still_at_work,
     still_busy,
 )
 from nccl_doctor.explain.model import Hit
@@ -229,6 +229,9 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
+_GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+
+
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -237,6 +240,8 @@ def _who(ranks: set[int]) -> str:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     who = _who(ranks)
     own = last_words(case, ranks)
+    failed = case.first(*_GAVE_UP_WAITING)
+    after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
     gone = gave_up(case, ranks)
     if gone:
         title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
@@ -272,7 +277,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             "app.straggler-timeout",
             0.8,
             f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
-            [*reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
+            [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
         yield Candidate(
@@ -310,16 +315,41 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
         told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
         yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
-    later_words = _words_after(case, ranks, hits[0])
+    later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
     yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
 
 
-def _words_after(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
-    """The last lines of ranks that were waited for, if they were at work after the others had given up: alive, but late."""
-    spoke = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
-    return [hit for hit in spoke if later(hit, failed) and not topics.says_failure(hit.text)]
+_SHORTEST_DEFAULT = 120  # s, torch 2.2; 600 in 2.3 and 2.4, 480 since 2.5
+
+
+@diagnosis
+def impatient_monitor(case: Case) -> Iterable[Candidate]:
+    """The heartbeat monitor killed a rank after less time than any release's default: the time-out was set too short.
+
+    A watchdog stands still for that long while memory is pinned, modules load or a checkpoint is staged.
+    """
+    hits = [hit for hit in case.hits("heartbeat") if 0 < int(hit.groups.get("seconds") or 0) < _SHORTEST_DEFAULT]
+    if hits:
+        name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+        title = f"{name} is only {hits[0].groups['seconds']} s: the monitor kills ranks that are merely busy"
+        yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
+
+
+@diagnosis
+def jax_barrier(case: Case) -> Iterable[Candidate]:
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
+    hits = case.hits("jax-barrier-count")
+    if not hits:
+        return
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
+    if registration := case.hits("jax-registration"):
+        yield Candidate(
+            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
+        )
+    else:
+        yield Candidate("app.straggler-timeout", 0.5, f"{counted} reached a barrier of JAX's coordinator in time", hits)
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
@@ -332,9 +362,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     Checkpoints, evaluation, downloads, tokenising, compilation or cache building on one rank while the others wait in a
     barrier: the classic straggler. Weaker than a comparison of the ranks' work.
     """
-    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat"):
-        return
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
@@ -344,12 +372,13 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
+    ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
-        [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
-        {busy[-1].rank} if busy[-1].rank is not None else set(),
+        [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        ranks,
     )
 
 
@@ -437,7 +466,7 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a line that says that a worker gave up: the others wait for it in vain."""
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     gone = gave_up(case, None, before=first)

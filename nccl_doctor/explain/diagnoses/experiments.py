@@ -82,13 +82,22 @@ def _well_after(case: Case, hit: Hit) -> list[Hit]:
 
 
 def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
-    """The signs that it went wrong before: a failure, or the thing in use and no work since it was."""
+    """The signs that it went wrong before: a failure, or a run (the thing in use) of which no work came."""
     failed = [line for line in _symptoms(case) if _later(hit, line)]
     used = [line for line in case.hits(*cure.used) if _later(hit, line)]
     if failed and (used or not cure.used):
         return failed
+    used = used if cure.used else _other_run(case, hit)
     worked = [line for line in _lines(case, _WORK) if used and _later(line, used[-1]) and _later(hit, line)]
     return [] if worked else used[-1:]
+
+
+def _other_run(case: Case, hit: Hit) -> list[Hit]:
+    """What NCCL said before a line, if other processes speak after it: none goes on."""
+    said = [line for line in case.hits("nccl-init-start", "network-used", "channel-net", "channel-p2p") if line.pid]
+    after = {(line.host, line.pid) for line in said if _later(line, hit)}
+    before = [line for line in said if _later(hit, line)]
+    return before if after and not any((line.host, line.pid) in after for line in before) else []
 
 
 def _symptoms(case: Case) -> list[Hit]:

@@ -232,6 +232,21 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def image_not_pulled(case: Case) -> Iterable[Candidate]:
+    """Nothing of the job runs before its container's image is there; its peers, if any were started, wait for it.
+
+    Where a job speaks in the same logs, the image may be another pod's.
+    """
+    hits = case.hits("image-not-pulled")
+    if hits:
+        others = case.has("progress") or bool(case.ordinary)
+        title = "the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it"
+        yield Candidate(
+            "unrelated", 0.4 if others else 0.8, title, hits, *speakers(hits), final=not (others or case.distributed)
+        )
+
+
+@diagnosis
 def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     """nccl-tests found wrong values, and all data went from GPU to GPU of one machine: peer-to-peer delivers wrong bytes."""
     wrong = case.hits("nccl-corruption")
@@ -406,6 +421,16 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
         for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
             yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends))
+
+
+@diagnosis
+def steps_slowed_down(case: Case) -> Iterable[Candidate]:
+    """The steps take far longer at the end of the log than at its beginning, and nothing says why: a GPU, a link or a
+    file may have slowed. Clocks, link counters and the times of each rank would tell."""
+    hits = case.slower_steps
+    for place, cause in enumerate(("gpu.thermal-power", "net.slow", "app.straggler-timeout") if hits else ()):
+        title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
+        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=steps_slowed_down.__doc__ or "")
 
 
 @diagnosis

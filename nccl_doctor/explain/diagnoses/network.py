@@ -110,6 +110,15 @@ def connect_target(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def few_ports_open(case: Case) -> Iterable[Candidate]:
+    """A host's firewall was listed and lets in little, and connections to ports that NCCL or Gloo chose are not answered."""
+    rules, hits = case.hits("open-ports"), case.hits(*_UNREACHABLE, "master-timeout", "gloo-connect-failed")
+    if rules and hits and not case.has("nccl-init-complete"):
+        title = "a host's firewall lets in a few ports only, and the ranks listen on others"
+        yield Candidate("net.firewall", 0.82, title, [*hits[:2], *rules[:4]], *speakers(hits))
+
+
+@diagnosis
 def comm_id_address(case: Case) -> Iterable[Candidate]:
     """NCCL_COMM_ID is set, and binding or connecting to its address fails: the variable names the wrong address."""
     hits = case.env.get("NCCL_COMM_ID", [])

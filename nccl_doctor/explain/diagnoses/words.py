@@ -79,7 +79,7 @@ _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
-    r"\.wait\(|\braise |\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
     # the kernel, drivers and daemons: no rank says this
     r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b"
@@ -109,6 +109,17 @@ def last_words(case: Case, ranks: set[int]) -> list[Hit]:
         for hits in case.summary.before.values()
         for hit in hits
         if (hit.rank in ranks or names_rank(hit.text, ranks)) and hit.text.strip()
+    ]
+
+
+def still_at_work(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
+    """What ranks that were waited for said of their work after the others had given up: they were alive, but late."""
+    said = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
+    said += [hit for hit in case.tail if hit.rank in ranks or (names_rank(hit.text, ranks) and _BUSY.search(hit.text))]
+    return [
+        hit
+        for hit in in_order(said)
+        if later(hit, failed) and not topics.says_failure(hit.text) and not _NOT_WORK.search(hit.text)
     ]
 
 

@@ -62,7 +62,7 @@ def find(names: Iterable[str]) -> tuple[list[LogFile], list[InputProblem]]:
             problems.append(InputProblem(name, "no file matches"))
         for match in matches:
             _add(match, match == name, files, problems, os.path.dirname(match) + "/")
-    return list(files.values()), problems
+    return _plausible(list(files.values())), problems
 
 
 def _add(
@@ -135,13 +135,34 @@ _FILE_HOST = re.compile(
 )
 
 
+# What else a number at a name's end counts: with these words before it, it is no rank.
+_NO_RANK = re.compile(
+    r"(?:xid|job|jobid|slurm|pid|port|size|batch|seed|v|version|lr|step|iter|epoch|run|attempt|test)[_.-]?\d{1,6}\.\w+$",
+    re.IGNORECASE,
+)
+_LOOSE = re.compile(r"[-_]t?(\d{1,5})\.(?:log|out|err)(?:\.(?:gz|xz|zst|bz2))?$")
+
+
+def _plausible(files: list[LogFile]) -> list[LogFile]:
+    """The same, without ranks that only a number at a name's end tells, where no files with other numbers stand beside it."""
+    loose = [_LOOSE.search(file.name) if "rank" not in file.name.lower() else None for file in files]
+    series: dict[str, set[int]] = {}
+    for found in filter(None, loose):
+        series.setdefault(found.string[: found.start()], set()).add(int(found.group(1)))
+    alone = {stem for stem, ranks in series.items() if max(ranks) - min(ranks) >= 2 * len(ranks) or len(ranks) == 1}
+    return [
+        msgspec.structs.replace(file, rank=None) if found and file.name[: found.start()] in alone else file
+        for file, found in zip(files, loose, strict=True)
+    ]
+
+
 def identity(name: str) -> tuple[int | None, str]:
     """Rank and host as a file's name says them (``rank17.err``, ``3/stderr.log``, ``job-17.log``, ``gpu03.log``)."""
     bare = re.sub(r"\.(?:gz|xz|zst|bz2)$", "", name)
     rank = None
     for pattern in _FILE_RANK:
         found = pattern.search(bare)
-        if found:
+        if found and not (_LOOSE.search(bare) and _NO_RANK.search(bare)):
             rank = int(found.group(1))
             break
     host = _FILE_HOST.search(bare)

@@ -358,6 +358,8 @@ class Scanner:
     def _look_at(self, text: str, number: int, live: set[bytes], times: int = 1) -> bool:
         trouble = False
         matches = self._plan.searched.matches(live, text)
+        if matches and records.lists_settings(text):
+            matches = [(signature, groups) for signature, groups in matches if not _accuses(signature)]
         if not matches and live.isdisjoint(_GENERIC) and not self._tracebacks.reading():
             self._count_busy(live, trouble)
             return False
@@ -467,6 +469,11 @@ class Scanner:
         if distinct not in seen and not (few and len(group.hits) >= 40):
             seen.add(distinct)
             group.hits.append(hit)
+
+
+def _accuses(signature: Signature) -> bool:
+    """Whether a line of it speaks of trouble."""
+    return signature.role in (Role.CAUSE, Role.SYMPTOM) or signature.name == "error-line"
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.signatures import says
+
+# A program that tells what it could not import and says that it does not need it
+_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b")
 
 says(
     "fingerprint-mismatch",
@@ -226,6 +231,9 @@ says(
     "Please initialize the group first",
     "parallel group is not initialized",
     "parallel group is already initialized",
+    "torch.distributed is already initialized but the torch world size does not match",  # vLLM
+    "world group already initialized with a different world size",
+    "group already initialized, but of unexpected size",
     cause="app.pg-misuse",
     strength=0.9,
     title="a process group is used before it exists, twice, or after its end",
@@ -407,7 +415,9 @@ says(
     strength=0.85,
     title="the program could not be started",
     why="A missing command, script or module: nothing distributed has begun.",
-    where=lambda groups, line: "etcd" not in line and "torch.distributed" not in line,
+    where=lambda groups, line: (
+        "etcd" not in line and "torch.distributed" not in line and not _GOES_WITHOUT.search(line)
+    ),
 )
 
 says(

@@ -192,6 +192,7 @@ says(
     "wandb: ERROR",
     "wandb: WARNING",
     "wandb: Network error",
+    "wandb.sdk.lib.sock_client.SockClientClosedError",
     "Error while calling W&B API",
     "mlflow.{}: retrying",
     "comet_ml{}WARNING",

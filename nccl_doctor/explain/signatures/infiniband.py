@@ -622,6 +622,15 @@ says(
     why="UCX (plugin or MPI transport) failed.",
 )
 says(
+    "ucx-cuda-ipc",
+    "cuda_ipc{}UCX  ERROR {error}",
+    "cuda_ipc{}UCX ERROR {error}",
+    cause="gpu.p2p",
+    strength=0.78,
+    title="UCX cannot share GPU memory between processes (CUDA IPC): {error}",
+    why="UCX's transport between GPUs of one host failed; UCX_TLS without cuda_ipc is the test. An invalid context means that UCX was called before the process, or that thread, had chosen its GPU.",
+)
+says(
     "gdrcopy",
     "Failed to initialize GDRCopy",
     "Failed to open gdr handle",

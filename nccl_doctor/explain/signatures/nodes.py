@@ -133,13 +133,27 @@ says(
     "sandbox-failed",
     "ailed to create pod sandbox",
     "failed to setup network for sandbox",
-    "Failed to pull image",
     "CreateContainerConfigError",
     cause="sys.container",
     strength=0.72,
     title="the container could not be started",
     why="The runtime failed before the program began: image, sandbox or pod network.",
     where=lambda groups, line: not _no_image(line),
+)
+says(
+    "image-not-pulled",
+    "Failed to pull image",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CannotPullContainerError",  # Amazon ECS and Batch
+    "pull access denied for",
+    "manifest unknown",
+    "trying and failing to pull image",
+    "Error response from daemon: manifest for",
+    "/manifests/{tag} returned error code: 4",  # enroot
+    why="A container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it.",
 )
 says(
     "gpus-not-handed-out",

@@ -88,6 +88,8 @@ says(
 )
 
 # --- host memory
+# "Detected 0 oom_kill events", "oom_kill 0" (memory.events), "oom-kill events: 0"
+_NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b", re.IGNORECASE)
 says(
     "oom-killer",
     "Out of memory: Kill",
@@ -132,6 +134,7 @@ says(
             r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)",
             line,
         )
+        and not _NOBODY_KILLED.search(line)
     ),
 )
 says(
@@ -191,7 +194,6 @@ says(
     "Errno 28",
     "OSError: Not enough disk space",
     "OutOfDiskError",
-    "% full, available space",
     "DiskPressure",
     "ephemeral-storage",
     "The node was low on resource: ephemeral-storage",
@@ -202,6 +204,11 @@ says(
     where=lambda groups, line: (
         not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
     ),
+)
+says(
+    "disk-nearly-full",
+    "% full, available space",
+    why="Ray warns of a disk that is 95 % full. It spills only when its store is full, too: nothing has failed yet.",
 )
 says(
     "fs-trouble",
@@ -252,7 +259,7 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi", line),
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
 )
 
 # --- containers
@@ -379,6 +386,7 @@ says(
     why="A scheduler, container runtime or allocator says that host memory ran out.",
     where=lambda groups, line: (
         not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out|potential root causes", line)
+        and not _NOBODY_KILLED.search(line)
     ),
 )
 says(
@@ -430,8 +438,6 @@ says(
     "unshare: Operation not permitted",
     "mount: permission denied",
     "CreateContainerError",
-    "ErrImagePull",
-    "ImagePullBackOff",
     "failed to create shim task",
     "pyxis: ",
     "enroot: ",
