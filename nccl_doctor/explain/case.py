@@ -253,13 +253,18 @@ class Case:
 
     @functools.cached_property
     def unfinished(self) -> bool:
-        """Whether NCCL began to initialise and the logs end before any rank, or any work, got beyond that."""
+        """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
         # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-        return self.has(
-            "nccl-init-start", "channel-net", "channel-p2p", "channel-shm", "network-used"
-        ) and not self.has(
-            "nccl-init-complete", "progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average"
+        began = self.has(
+            "nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used"
         )
+        worked = self.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+        return began and not worked and (not self.has("nccl-init-complete") or self.interrupted)
+
+    @functools.cached_property
+    def interrupted(self) -> bool:
+        """Whether a terminal shows that somebody pressed Ctrl-C at the end."""
+        return any(_CTRL_C.search(hit.text) for hit in self.tail)
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
@@ -560,6 +565,7 @@ class Case:
         return self.signatures[name]
 
 
+_CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")

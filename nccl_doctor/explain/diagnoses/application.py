@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
+    NO_DATA,
     gave_up,
     last_words,
     later,
@@ -120,13 +121,9 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data|"
-    r"nothing (?:left )?to (?:do|process|read)|\bempty (?:batch|shard|partition|split|loader|data)|"
-    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    rf"epoch.{{0,40}}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|{NO_DATA.pattern}",
     re.IGNORECASE,
 )
-
-
 # Why work may take one rank longer than the others.
 _ODD = re.compile(
     r"\bmiss(?:es|ed)?\b|not (?:mounted|found|available|cached)|\bcold\b|fall(?:ing|s)? back|\bslow|degraded", re.I

@@ -257,6 +257,18 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def image_not_there(case: Case) -> Iterable[Candidate]:
+    """The registry does not have the image that the job names, or does not give it out: nothing of the job ever ran.
+
+    That a registry cannot be reached is another matter.
+    """
+    hits = case.hits("image-not-there")
+    if hits:
+        title = "the registry does not have this image, or does not give it to this job"
+        yield Candidate("unrelated", 0.84, title, hits, *speakers(hits), final=True)
+
+
+@diagnosis
 def no_peer_access(case: Case) -> Iterable[Candidate]:
     """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
     without, complaint = case.hits("p2p-not-enabled"), complaints(case)

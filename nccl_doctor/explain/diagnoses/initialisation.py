@@ -52,15 +52,16 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
     Releases that do not say that they begin say which network they chose, and which channels they connect.
     """
     if case.has("nccl-init-complete"):
+        yield from _idle_after(case)
         return
     if not case.has("nccl-init-start"):
         if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
-            yield from _stuck_while_connecting(case, case.hits("bootstrap-using", "network-used")[:2])
+            yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET)
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.unfinished:
-        yield from _stuck_while_connecting(case, case.hits("nccl-init-start")[:2])
+        yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET)
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -79,17 +80,25 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
-def _stuck_while_connecting(case: Case, began: list[Hit]) -> Iterable[Candidate]:
-    over_net = case.has("channel-net") or case.nodes > 1
-    where = "between the hosts" if over_net else "between the GPUs of the host"
-    stacks = case.hits("stack-main-rows", "stack-frame")
-    for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
-        yield Candidate(
-            cause,
-            0.42 - 0.03 * place,
-            f"the ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
-            [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]],
-        )
+_CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"
+_IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
+
+
+def _idle_after(case: Case) -> Iterable[Candidate]:
+    """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
+    if case.unfinished:
+        phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
+        yield from _stuck(case, phrase, _IDLE_NET)
+
+
+def _stuck(case: Case, phrase: str, over_net: tuple[str, ...]) -> Iterable[Candidate]:
+    between_hosts = case.has("channel-net") or case.nodes > 1
+    where = "between the hosts" if between_hosts else "between the GPUs of the host"
+    began = case.hits("nccl-init-start", "nccl-init-complete") or case.hits("bootstrap-using", "network-used")
+    channels = case.hits("channel-net", "channel-p2p", "channel-shm")
+    hits = [*began[:2], *channels[-4:], *case.hits("stack-main-rows", "stack-frame")[:4]]
+    for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
+        yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
 
 
 _VERSIONS_CLASH = (
@@ -117,22 +126,18 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         lines.setdefault(hit.groups["version"].split("+")[0], hit)
     if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
         return
-    hosts = hosts_of(case.hits("nccl-version"))
-    if (
-        len(hosts) > 1
-        or case.has("nccl-mismatch", "bootstrap-truncated")
-        or not _in_turn(case, *list(lines.values())[:2])
-    ):
+    (bad, one), (good, other) = list(lines.items())[:2]
+    apart = one.host and other.host and one.host != other.host
+    if apart or case.has("nccl-mismatch", "bootstrap-truncated") or not _in_turn(case, one, other):
         yield Candidate(
             "sw.nccl-version-mismatch",
             0.84,
             f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
             [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
-            hosts=hosts,
+            hosts=hosts_of(case.hits("nccl-version")),
             final=True,
         )
         return
-    (bad, one), (good, other) = list(lines.items())[:2]
     failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
     on = [last for name in _RAN if (last := case.last(name)) is not None and later(last, other)]
     if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):

@@ -59,6 +59,8 @@ _WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
 _LAST_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D{0,24}$")
+_IN_WORDS = re.compile(r"below|slow|poor|fail|degraded|\blow|under", re.IGNORECASE)
+_MET = 1.25  # times slower than expected: as good as met
 _FAR = 2.0  # times slower than it ought to be: what no noise and no other machine of its kind makes
 
 
@@ -79,12 +81,15 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
 
 def complaints(case: Case) -> list[Hit]:
     """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be."""
-    compared = {(hit.file, hit.line): _times_too_slow(case, hit) for hit in case.hits("expectation")}
     last = case.last("expectation")
     far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
-    told = [hit for hit in case.hits("slow-complaint") if (compared.get((hit.file, hit.line)) or _FAR) >= _FAR]
-    shown = [hit for hit in case.hits("expectation") if far and (compared[hit.file, hit.line] or 0.0) >= _FAR]
-    return [*told, *(hit for hit in shown if hit not in told)]
+    shown = [hit for hit in case.hits("expectation") if far and (_times_too_slow(case, hit) or 0.0) >= _FAR]
+    told = [
+        hit
+        for hit in case.hits("slow-complaint")
+        if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
+    ]
+    return list({(hit.file, hit.line): hit for hit in (*told, *shown)}.values())
 
 
 @diagnosis

@@ -65,6 +65,13 @@ _BUSY = re.compile(
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
+# A rank that got no data, or has no more: whatever else these lines speak of, it is not at work.
+NO_DATA = re.compile(
+    r"exhausted|no more data|StopIteration|out of data|nothing (?:left )?to (?:do|process|read)|"
+    r"\bempty (?:batch|shard|partition|split|loader|data)|"
+    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    re.IGNORECASE,
+)
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
@@ -88,7 +95,7 @@ def still_busy(hits: Iterable[Hit]) -> list[Hit]:
         text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
         if _STEP.search(text) and not _WORK_BAR.search(text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
-        elif _BUSY.search(text) and not _NOT_WORK.search(text):
+        elif _BUSY.search(text) and not _NOT_WORK.search(text) and not NO_DATA.search(text):
             busy.append(hit)
     return busy
 

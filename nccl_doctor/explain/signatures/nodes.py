@@ -125,10 +125,8 @@ says(
     "unable to pull image",
     "manifest unknown",
     "pull access denied",
-    cause="unrelated",
-    strength=0.84,
-    title="the registry does not have this image, or does not give it to this job",
-    why="The job names a tag that is not there, or may not read it: nothing of it ran. That a registry cannot be reached is another matter.",
+    "returned error code: 404",  # enroot
+    why="A registry answers that it does not have an image, or does not give it to this job.",
     where=lambda groups, line: _no_image(line),
 )
 says(
