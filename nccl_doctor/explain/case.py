@@ -255,11 +255,9 @@ class Case:
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
         # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-        began = self.has(
-            "nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used"
-        )
+        began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
         worked = self.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
-        return began and not worked and (not self.has("nccl-init-complete") or self.interrupted)
+        return self.has(*began) and not worked and (not self.has("nccl-init-complete") or self.interrupted)
 
     @functools.cached_property
     def interrupted(self) -> bool:

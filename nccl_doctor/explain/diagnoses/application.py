@@ -382,6 +382,18 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     )
 
 
+@diagnosis
+def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    before = case.summary.before.get(first.file, []) if first else []
+    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
+    if first and hits and len(ranks) == 1 and case.world != 1:
+        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
+
+
 _BATCHES = re.compile(
     r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(?:batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations)\b[^\d\n]{0,12}(\d[\d,]*)"
     r"|(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(\d[\d,]*)\s+(?:rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches)\b"

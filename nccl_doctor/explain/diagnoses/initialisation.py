@@ -56,12 +56,12 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         return
     if not case.has("nccl-init-start"):
         if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
-            yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET)
+            yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.unfinished:
-        yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET)
+        yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("nccl-init-start")[:2])
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -88,15 +88,14 @@ def _idle_after(case: Case) -> Iterable[Candidate]:
     """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
     if case.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
-        yield from _stuck(case, phrase, _IDLE_NET)
+        yield from _stuck(case, phrase, _IDLE_NET, case.hits("nccl-init-start", "nccl-init-complete")[:2])
 
 
-def _stuck(case: Case, phrase: str, over_net: tuple[str, ...]) -> Iterable[Candidate]:
+def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit]) -> Iterable[Candidate]:
     between_hosts = case.has("channel-net") or case.nodes > 1
     where = "between the hosts" if between_hosts else "between the GPUs of the host"
-    began = case.hits("nccl-init-start", "nccl-init-complete") or case.hits("bootstrap-using", "network-used")
-    channels = case.hits("channel-net", "channel-p2p", "channel-shm")
-    hits = [*began[:2], *channels[-4:], *case.hits("stack-main-rows", "stack-frame")[:4]]
+    stacks = case.hits("stack-main-rows", "stack-frame")
+    hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
     for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
         yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
 

@@ -67,7 +67,9 @@ _BUSY = re.compile(
 )
 # A rank that got no data, or has no more: whatever else these lines speak of, it is not at work.
 NO_DATA = re.compile(
-    r"exhausted|no more data|StopIteration|out of data|nothing (?:left )?to (?:do|process|read)|"
+    r"(?:data\w*|iterator|loader|stream|source|shards?|samples?|files)\W{0,3}(?:is |was |are |were )?exhausted|"
+    r"exhausted (?:the |its |all |my )*(?:data|iterator|loader|stream|shards|samples|files)|"
+    r"no more (?:data|batches|samples|shards|files)|StopIteration|out of data|nothing (?:left )?to (?:do|process|read)|"
     r"\bempty (?:batch|shard|partition|split|loader|data)|"
     r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
     re.IGNORECASE,
