@@ -349,7 +349,9 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
     else:
-        yield Candidate("app.straggler-timeout", 0.5, f"{counted} reached a barrier of JAX's coordinator in time", hits)
+        yield Candidate(
+            "app.straggler-timeout", 0.46, f"{counted} reached a barrier of JAX's coordinator in time", hits
+        )
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end

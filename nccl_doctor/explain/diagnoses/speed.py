@@ -58,7 +58,10 @@ _PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:e
 _WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
-_LAST_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D{0,24}$")
+# Said of something ("busbw 181, "), or with a unit: no number of a collector's prefix.
+_LAST_NUMBER = re.compile(
+    rf"(?:(?<=[A-Za-z)][ =:])|(?<=[A-Za-z)][=:] )|(?=[\d.]{{1,12}}\s?{_PER}\b))(\d+(?:\.\d+)?)\D{{0,24}}$", re.I
+)
 _IN_WORDS = re.compile(r"below|slow|poor|fail|degraded|\blow|under", re.IGNORECASE)
 _MET = 1.25  # times slower than expected: as good as met
 _FAR = 2.0  # times slower than it ought to be: what no noise and no other machine of its kind makes
