@@ -391,7 +391,7 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     before = case.summary.before.get(first.file, []) if first else []
     hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
-    if first and hits and len(ranks) == 1 and case.world != 1:
+    if first and hits and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
         title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
