@@ -563,7 +563,7 @@ class Case:
         return self.signatures[name]
 
 
-_CTRL_C = re.compile(r"(?:^|\s)\^C(?:\s|$)")
+_CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
