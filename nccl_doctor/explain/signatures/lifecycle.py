@@ -33,6 +33,12 @@ _OF_THE_JOB = re.compile(
 _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
 
 
+def _most_trials_ended_well(line: str) -> bool:
+    """Whether none of a search's trials is still to run, and fewer failed than came to their end."""
+    states = {state: int(count) for count, state in re.findall(r"(\d+) ([A-Z]+)\b", line)}
+    return not states.keys() & {"RUNNING", "PENDING", "PAUSED"} and states.get("ERROR", 0) < states["TERMINATED"]
+
+
 def _minutes(groups: dict[str, str], line: str) -> bool:
     """Five minutes or more, and seconds: not "after 704 steps"."""
     unit = re.search(re.escape(groups["seconds"]) + r"(?:\s?s(?:ec\w*)?\b|(?!\s?[A-Za-z\d]))", line)
@@ -180,9 +186,17 @@ says(
     " passed in ",
     " passed, {others} in ",
     "run_stop{}status{}success",  # MLPerf's log
+    "Number of trials: {done}TERMINATED)",  # Ray Tune: every trial has ended
+    "PASSED  ] {tests:int} test",  # googletest; of failed ones the next line tells
+    "ob {id:word} SUCCEEDED",
+    "ob {id:word} succeeded",
     role=Role.END,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line) and not _PREPARED.search(line),
+    where=lambda groups, line: (
+        not _BADLY.search(line)
+        and not _PREPARED.search(line)
+        and ("trials: " not in line or _most_trials_ended_well(line))
+    ),
 )
 says(
     "exit-zero",
