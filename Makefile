@@ -9,27 +9,33 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where it is set, each of the thousand programs that the tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: check test lint unit lab-tests lab search test-gpu clean
+.PHONY: check test packages lint unit lab-tests lab search test-gpu clean
 
 check: $(VENV)/.installed
 	$(BIN)/nccl-doctor check
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "nccl-doctor needs Python 3.10 or newer; this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
+	touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.made
 	$(PIP) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) $(TORCH) numpy
-	$(PIP) --editable . --group dev
-	touch $@
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
+	$(PIP) $(TORCH) numpy --editable . --group dev
+	touch $(VENV)/.installed $@
 
 # As root this installs what the lab needs (sshd, nftables, ...); otherwise it says what could not be run and why.
-test: $(VENV)/.installed-dev
+packages:
 	@sh tests/system-packages.sh
-	$(MAKE) --no-print-directory lint unit lab-tests
+
+# Both kinds of packages at a time: they wait for networks and disks.
+test:
+	$(MAKE) --no-print-directory -j 2 packages $(VENV)/.installed-dev
+	$(BIN)/python -m tests.leftovers $(MAKE) --no-print-directory lint unit lab-tests
 
 lint:
 	$(BIN)/ruff check .
@@ -46,8 +52,7 @@ lab-tests:
 	$(BIN)/pytest -q -n 3 --dist worksteal -m "lab and not alone" tests/lab
 	$(BIN)/pytest -q -m "lab and alone" tests/lab
 
-lab: $(VENV)/.installed-dev
-	@sh tests/system-packages.sh
+lab: packages $(VENV)/.installed-dev
 	$(BIN)/python -m tests.lab up
 
 # Generated examples, drawn anew: what it finds becomes a test of its own.

@@ -35,6 +35,7 @@ BOUND = 0.03
 # The way both have: torch reduces in place, and gathers out of place.
 MODES = {"allreduce": "in", "allgather": "out", "reducescatter": "out"}
 TIME_COLUMN = {"out": 5, "in": 9}  # of nccl-tests' 13: the time of its two blocks
+ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # NCCL 2.30 and newer want to be told that it is meant
 # Their ranks' NCCL_HOSTID, by whichever launcher it is.
 EACH_ITS_HOST = 'NCCL_HOSTID=rank${PMI_RANK:-$OMPI_COMM_WORLD_RANK} exec "$@"'
 
@@ -57,7 +58,7 @@ def theirs(options: argparse.Namespace, collective: str, size: int) -> float:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(library), env.get("LD_LIBRARY_PATH", "")]))
     if options.ranks > 1:
         if options.same_gpu:
-            env["NCCL_TESTS_DEVICE"] = "0"
+            env.update(ON_ONE_GPU, NCCL_TESTS_DEVICE="0")
             command = ["sh", "-c", EACH_ITS_HOST, "rank", *command]
         command = [*shlex.split(options.mpiexec), "-n", str(options.ranks), *command]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=options.limit)
@@ -79,6 +80,7 @@ def ours(options: argparse.Namespace, collective: str, sizes: list[int]) -> dict
         {
             "plan": plan, "world": options.ranks, "first_rank": 0, "local_world": options.ranks,
             "master_addr": "127.0.0.1", "master_port": launch.free_port(), "limit_s": options.limit,
+            "env": ON_ONE_GPU if options.same_gpu else {},
             "env_per_rank": {"NCCL_HOSTID": "rank{rank}"} if options.same_gpu else {},
         },
         collector.take,

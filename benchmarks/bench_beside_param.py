@@ -27,8 +27,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import paired  # noqa: E402
 
 from nccl_doctor.agent.collective import launch, operations  # noqa: E402
+from nccl_doctor.agent.collective.board import Board  # noqa: E402
 from nccl_doctor.agent.collective.ranks import Identity  # noqa: E402
-from nccl_doctor.agent.collective.worker import Board, Worker  # noqa: E402
+from nccl_doctor.agent.collective.worker import Worker  # noqa: E402
 from nccl_doctor.bench.sizes import format_size, parse_sizes  # noqa: E402
 
 BOUND = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -240,7 +240,24 @@ def _environment(pairs: list[str]) -> dict[str, str]:
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
             _hosts.stop(f"--env {pair!r}: expected NAME=VALUE")
         found[name] = value
+    for doubt in _doubts(found) if found else ():
+        typer.echo(f"nccl-doctor: --env: {doubt}", err=True)
     return found
+
+
+def _doubts(env: dict[str, str]) -> Iterator[str]:
+    """What of it changes nothing or ends the job, and what hides the path. It is run all the same: it was asked for."""
+    from nccl_doctor.env.assignments import Assignment, How
+    from nccl_doctor.env.lint import lint
+    from nccl_doctor.findings.model import Severity
+
+    found = lint([Assignment(name, value, how=How.PROCESS) for name, value in env.items()])
+    yield from (item.title for item in found if item.severity is Severity.FAIL)
+    level = env.get("NCCL_DEBUG", "INFO")
+    hides = [] if level.upper() in ("INFO", "TRACE") else [f"NCCL_DEBUG={level}"]
+    hides += [name for name in ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS") if name in env]
+    if hides:
+        yield f"with {', '.join(hides)} the path cannot be proved, which is read from NCCL's whole log (INFO)"
 
 
 def _baseline(path: Path | None) -> Outcome | None:

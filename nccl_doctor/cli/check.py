@@ -47,7 +47,8 @@ def check(
         typer.Option(
             metavar="STAGE",
             autocompletion=_stage_names,
-            help="Only this stage (several: repeat, or commas; which there are: nccl-doctor docs rules).",
+            help="Only this stage (several: repeat, or commas): connectivity, ports, interfaces, system, software, gpu, "
+            "topology, infiniband, collectives.",
         ),
     ] = None,
     skip: Annotated[

@@ -110,6 +110,8 @@ def _failure_seen(case: Case) -> bool:
         return True  # an exception, or a traceback that was cut before it
     if case.slower_steps or case.stands or any("baseline" not in hit.text for hit in complaints(case)):
         return True
+    if any(not case.outlived(hit) for hit in case.hits("stack-process")):
+        return True  # somebody looked at what a process was doing, and it did nothing afterwards
     seen = [signature for name, signature in case.signatures.items() if case.has(name)]
     outlived = [signature for signature in seen if case.overcome(signature.name)]
     symptoms = [signature for signature in seen if signature.role is Role.SYMPTOM and signature not in outlived]

@@ -253,10 +253,16 @@ class Case:
 
     @functools.cached_property
     def unfinished(self) -> bool:
-        """Whether NCCL began to initialise and the logs end before any rank, or any work, got beyond that."""
-        return self.has("nccl-init-start") and not self.has(
-            "nccl-init-complete", "progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average"
-        )
+        """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
+        # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
+        began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
+        worked = self.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+        return self.has(*began) and not worked and (not self.has("nccl-init-complete") or self.interrupted)
+
+    @functools.cached_property
+    def interrupted(self) -> bool:
+        """Whether a terminal shows that somebody pressed Ctrl-C at the end."""
+        return any(hit.text.lstrip().startswith("^C") for hit in self.tail)
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
@@ -459,10 +465,11 @@ class Case:
         return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
 
     def follows_failed_task(self, hit: Hit) -> bool:
-        """Whether Slurm cancelled the step because a task had failed or could not start: then the cancelling is no cause."""
+        """Whether Slurm cancelled the step after a task had failed, waited in vain or could not start: it is no cause then."""
         if not re.search(r"CANCELLED AT|Force Terminated", hit.text) or "DUE TO" in hit.text:
             return False
         failed = [item for item in self.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+        failed += self.hits("watchdog-timeout", "watchdog-down", "monitored-barrier")
         failed += [item for item in self.hits("step-not-launched", "credential-refused") if "srun" in item.text]
         return any(item.file == hit.file and item.line < hit.line for item in failed)
 

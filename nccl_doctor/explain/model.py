@@ -67,7 +67,7 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     frames: tuple[str, ...] = ()
     chained: bool = False
     known: tuple[str, ...] = ()
-    more: tuple[Hit, ...] = ()  # the message's further lines
+    more: tuple[Hit, ...] = ()  # the message's further lines; without a message the line of code that raised
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def collect(case: Case) -> list[Candidate]:
             Candidate(
                 signature.cause,
                 min(signature.strength, _BESIDE) if all(map(case.beside_the_job, hits)) else signature.strength,
-                _title(signature.title, hits[0]),
+                _title(signature.title, hits),
                 [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
                 *speakers(hits),
                 signature.why,
@@ -138,11 +138,14 @@ def _last_resort(case: Case) -> list[Candidate]:
     return found
 
 
-def _title(template: str, hit: Hit) -> str:
-    title = template
-    for name, value in hit.groups.items():
-        title = title.replace("{" + name + "}", value[:80])
-    return title
+_HOLE = re.compile(r"\{(\w+)\}")
+
+
+def _title(template: str, hits: list[Hit]) -> str:
+    """The title with the words of the first hit that has them all; not every wording of a message says everything."""
+    names = set(_HOLE.findall(template))
+    groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
+    return _HOLE.sub(lambda hole: groups.get(hole.group(1), "?")[:80], template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

@@ -105,7 +105,7 @@ def subject(message: str) -> str:
 
 
 _NOISE = re.compile(
-    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|^\s*File \"|OMP_NUM_THREADS|no error|0 errors|without error|"
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
@@ -216,6 +216,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "gloo-endpoint",
         "gloo-closed",
         "rdzv-timeout",
+        "open-ports",
     ),
     "net.hostname-resolution": (
         "name-unresolved",
@@ -225,6 +226,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "connect-noroute",
     ),
     "net.master-unreachable": (
+        "master-flag",
         "master-timeout",
         "master-unreachable",
         "master-refused",
@@ -346,6 +348,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "NCCL_MIN_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
     "NCCL_CROSS_NIC": ("ib.qp-connect", "ib.retry-exceeded"),
     "NCCL_SOCKET_FAMILY": ("env.bad-nccl-var", "net.wrong-interface"),
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("env.bad-nccl-var", "app.straggler-timeout"),
     "NCCL_NVLS_ENABLE": ("env.bad-nccl-var", "gpu.fabric-manager"),
     "NCCL_MNNVL_ENABLE": ("env.bad-nccl-var", "gpu.imex"),
     "CUDA_VISIBLE_DEVICES": ("gpu.not-visible", "gpu.duplicate"),

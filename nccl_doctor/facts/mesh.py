@@ -84,6 +84,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
     connect_ms: float | None = None
+    attempts: int = 1  # how many connects it took, one each half second
     rtt_min_ms: float | None = None  # older bundles lack it
     rtt_p50_ms: float | None = None
     rtt_p99_ms: float | None = None

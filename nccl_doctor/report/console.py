@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_again, print_hanging
+from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report
 
@@ -21,11 +21,6 @@ TITLES_SHOWN = 3
 FIXES_SHOWN = 4
 GAPS_SHOWN = 20
 _STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}
-
-
-def confidence_word(confidence: float) -> str:
-    """``certain``, ``likely`` or ``possible``: what a reader needs; the number is in the JSON."""
-    return "certain" if confidence >= 0.99 else "likely" if confidence >= 0.75 else "possible"
 
 
 def render(report: Report, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
@@ -202,13 +197,13 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     """Label, its style, and what there is to say: what passed, what to set, what is not known."""
     passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn")]
     if passed:
-        yield "passed", "green", Text(", ".join(passed))
+        yield "passed", "green", Text(_of_reached(report) + ", ".join(passed))
     skipped: dict[str, list[str]] = {}
     for stage in report.stages:
         if stage.state == "skipped":
             skipped.setdefault(_shortest(stage.reason), []).append(stage.name)
     for reason, names in skipped.items():
-        yield "skipped", "dim", Text(f"{', '.join(names)} ({visible(reason)})", "dim")
+        yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
     if not verbose:
@@ -232,6 +227,12 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
         yield "not checked", "yellow", Text(more, "yellow")
 
 
+def _of_reached(report: Report) -> str:
+    """How many hosts it holds for, where not all were reached: nothing is said of the others."""
+    some = 0 < len(report.reached) < len(report.hosts)
+    return f"{len(report.reached)} of {len(report.hosts)} hosts: " if some else ""
+
+
 def _shortest(reasons: str) -> str:
     """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     parts = reasons.split("; ")
@@ -246,7 +247,7 @@ def no_setting(report: Report) -> str:
         return "no setting is known to help against the network's faults"
     if report.reached and states.get("interfaces") not in (None, "unknown"):
         names = ", ".join(item.split(":")[0] for item in report.env_unknown)
-        return (
+        return _of_reached(report) + (
             f"nothing known to need setting; not decided: {names} (env recommend says why)"
             if names
             else "nothing needs setting"

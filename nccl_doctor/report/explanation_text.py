@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_again, print_hanging
+from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 
 QUOTES = 4  # evidence lines shown; --format json has them all
 QUOTE_WIDTH = 300
@@ -97,7 +97,7 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     for widths in ((26, 34), (0, 0)):  # in columns where they fit
         head = Text("  ").append(f"{cause.id:<{widths[0]}}", "bold")
         head.append(f"  {visible(', '.join(where)):<{widths[1]}}" if where or widths[1] else "")
-        head.append(f"  {cause.confidence:.2f}")
+        head.append(f"  {cause.confidence:.2f}, {confidence_word(cause.confidence)}")
         if head.cell_len <= console.width:
             break
     console.print(head)

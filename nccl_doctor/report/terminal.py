@@ -29,6 +29,11 @@ class _Trimmed:
         return getattr(self._stream, name)
 
 
+def confidence_word(confidence: float) -> str:
+    """``certain``, ``likely`` or ``possible``: what a reader needs; the number is in the JSON."""
+    return "certain" if confidence >= 0.99 else "likely" if confidence >= 0.75 else "possible"
+
+
 def stdout_console(plain: bool = False) -> Console:
     """The console for results.
 

@@ -597,11 +597,12 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
                 ),
             )
             continue
+        best = rate(max(rates.get((a, b), rates.get((b, a), 0.0)) for a, b in pairs))
         others = f"{rate(_median(sorted(good)))} between the other hosts (median)"
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
-            f"every exchange with {culprit.hosts[0]} is slow: {others}",
+            f"every exchange with {culprit.hosts[0]} is slow: {best} at best, and {others}",
             quoted,
             hosts=culprit.hosts,
             confidence=0.9,

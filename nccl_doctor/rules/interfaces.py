@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
 
 import msgspec
 
@@ -28,6 +29,7 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.localise import Blame, Pair, blame
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
@@ -586,12 +588,14 @@ def unused_duplicates(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
-@fleet_rule("interfaces", "net.wrong-interface.unreachable")
+@fleet_rule("interfaces", "net.wrong-interface.unreachable", "net.wrong-interface.missing")
 def unreachable(fleet: Fleet) -> Iterator[Finding]:
     """Peers reach every address that NCCL hands out, measured by connecting.
 
     An address is blamed here where peers reach the same host at another address, or the host was examined through
-    another one. Where peers reach it at no address at all, that is the connectivity or ports stage's finding.
+    another one. Where peers reach it at no address at all, that is the connectivity or ports stage's finding. A host
+    that reaches none of those who reach each other in a network is cut off from it itself: its interface there is
+    missing, down, without an address or plugged into something else.
     """
     _several(fleet)
     seen = views(fleet)
@@ -603,12 +607,27 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     for attempt in tried:
         if attempt.source != attempt.peer:
             by_peer.setdefault(attempt.peer, []).append(attempt)
+    told: set[tuple[str, str]] = set()
+    for network, culprit in _cut_off(seen, tried, shared, reach):
+        (host,) = culprit.hosts
+        lost = [
+            attempt for attempt in tried if not attempt.ok and (attempt.source, attempt.peer) in culprit.pairs
+            and _lies_in(attempt.address, network)
+        ]  # fmt: skip
+        told |= {(attempt.source, attempt.address) for attempt in lost}
+        yield _without_network(seen, host, network, lost, env)
     for host, item in seen.items():
         towards = by_peer.get(host, [])
         for address in item.used:
             if address.address in shared:
                 continue  # duplicate_addresses names it
-            failed = [attempt for attempt in towards if attempt.address == address.address and not attempt.ok]
+            failed = [
+                attempt
+                for attempt in towards
+                if attempt.address == address.address
+                and not attempt.ok
+                and (attempt.source, attempt.address) not in told
+            ]
             elsewhere = [attempt for attempt in towards if attempt.address != address.address and attempt.ok]
             if not failed or not (elsewhere or reach[host] not in ("", address.address)):
                 continue
@@ -629,6 +648,70 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
                 env=env(),
                 explains=("collectives",),
             )
+
+
+def _lies_in(address: str, network: str) -> bool:
+    return ip_address(address) in ip_network(network)
+
+
+def _cut_off(
+    seen: Mapping[str, View], tried: Iterable[Attempt], shared: Mapping[str, object], reach: Mapping[str, str]
+) -> Iterator[tuple[str, Blame]]:
+    """Network -> a host that reaches none of its peers' addresses there, though it reaches them elsewhere."""
+    networks = {
+        address.address: str(address.network)
+        for item in seen.values()
+        for address in item.used
+        if address.address not in shared and not address.loopback
+    }
+    measured: dict[str, dict[Pair, bool]] = {}
+    other_way: set[Pair] = set()
+    for attempt in tried:
+        pair = (attempt.source, attempt.peer)
+        if attempt.ok or reach.get(attempt.peer) not in ("", attempt.address):
+            other_way.add(pair)
+        if attempt.address in networks and attempt.source != attempt.peer:
+            links = measured.setdefault(networks[attempt.address], {})
+            links[pair] = links.get(pair, False) or not attempt.ok
+    for network, links in sorted(measured.items()):
+        for culprit in blame(links) if not all(links.values()) else ():
+            if culprit.direction in ("out", "both") and other_way.intersection(culprit.pairs):
+                yield network, culprit
+
+
+def _without_network(seen: Mapping[str, View], host: str, network: str, lost: list[Attempt], env: Advice) -> Finding:
+    item = seen[host]
+    peers = sorted({name for attempt in lost for name in (attempt.source, attempt.peer)} - {host})
+    named = sorted({one.name for peer in peers for one in seen[peer].used if str(one.network) == network})
+    here = next((one for one in item.facts.addresses if str(one.network) == network), None)
+    name = here.name if here else next((one for one in named if item.facts.device(one)), "")
+    if here is not None:
+        what = f"{host} reaches nobody in {network} through {here.name}" + ("" if here.running else ", which is down")
+    elif name:
+        what = f"{host} has no address in {network}, as its {name} is down or has none"
+    else:
+        what = f"{host} has no interface in {network}"
+    return finding(
+        "net.wrong-interface.unreachable" if here is not None else "net.wrong-interface.missing",
+        Severity.FAIL,
+        f"{what}; NCCL would hand out addresses there on {few(peers)} ({few(named)})",
+        (
+            _interface_list(item),
+            *(Evidence(attempt.detail, f"from {attempt.source}", host=attempt.source) for attempt in lost[:3]),
+            *_peer_networks(seen, host)[:1],
+        ),
+        places=(Place(host, nic=name) if name else Place(host),),
+        confidence=0.97,
+        fixes=(
+            Fix(
+                "look at link, address, and the switch port's VLAN; compare with a good host",
+                f"ip -br link show {name}; ip -br address show {name}" if name else "ip -br link; ip -br address",
+                host,
+            ),
+        ),
+        env=env(),
+        explains=("collectives",),
+    )
 
 
 @fleet_rule("interfaces", "net.wrong-interface.different-subnet", "net.wrong-interface.extra")
@@ -743,23 +826,32 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     now; the total is judged per day of uptime, as it is never reset: a bad day long ago is a warning, not a fault.
     """
     facts, here = host.need(Interfaces), host.once(view, plan)
-    names = {address.name for address in (*here.used, *(here.gloo.addresses if here.gloo else ()))}
-    links = {device.name: device for name in sorted(names) for device in facts.standing_on(name)}
-    counted = {name: device.losses for name, device in links.items() if device.losses is not None}
-    if not counted:
+    # A flapping link may have been down when the interfaces were read: it is used whenever it is up.
+    up = tuple(msgspec.structs.replace(address, running=True) for address in facts.addresses)
+    all_up = Station(msgspec.structs.replace(facts, addresses=up), here.version, here.settings, here.rdma)
+    gloo = here.gloo.addresses if here.gloo else ()
+    carries: dict[str, list[str]] = {}  # device -> the interfaces that stand on it, or are it
+    for name in sorted({address.name for address in (*all_up.handed_out().addresses, *gloo)}):
+        for device in facts.standing_on(name):
+            carries.setdefault(device.name, []).append(name)
+    counted = {device.name: device.losses for device in facts.devices if device.name in carries}
+    if all(losses is None for losses in counted.values()):
         raise SkipRule("the kernel does not count how often links go down")
     again = host.need(Carriers)
     seconds = again.read_at_s - facts.read_at_s
     days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
+    running = {address.name for address in facts.addresses if address.running}
     for name, before in counted.items():
-        total = again.losses.get(name, before)
-        link = f"the link of {name}" + ("" if name in names else f", which {few(sorted(names))} stands on,")
+        if before is None:
+            continue
+        total, above = again.losses.get(name, before), carries[name]
+        link = f"the link of {name}" + ("" if name in above else f", which {few(above)} stands on,")
         if total > before:
             now = f"{before} -> {total} in {seconds:.1f} s"
             yield _flapping(host.name, name, Severity.FAIL, f"{link} goes down and up right now", now)
-        elif total / days >= value("net.link-losses.total"):
-            up = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
-            yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{up}", f"{total}{up}")
+        elif total / days >= value("net.link-losses.total") and running.intersection(above):
+            since = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
+            yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{since}", f"{total}{since}")
 
 
 def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:
@@ -784,7 +876,10 @@ def _flapping(host: str, name: str, severity: Severity, title: str, count: str) 
             "net.latency",
             "net.firewall",
             "net.master-unreachable",
-            "net.wrong-interface.down",
+            *(
+                f"net.wrong-interface.{what}"
+                for what in ("down", "none", "loopback", "local", "unreachable", "missing")
+            ),
             "collectives",
         )
         if now

@@ -261,3 +261,61 @@ def _master_blocked(master: dict[Pair, list[Link]], explained: set[Pair], fleet:
             ],
             explains=("collectives",),
         )
+
+
+# Connects that were not answered at once, of one host: with fewer, a single burst of loss could be meant.
+LATE_COUNT = 3
+
+
+@fleet_rule("ports", "net.connect-delayed")
+def connects_at_once(fleet: Fleet) -> Iterator[Finding]:
+    """A new connection is answered at its first packet, where packets of open connections are not lost.
+
+    If only the second or third try is answered, something limits new connections: a rate limit in a packet filter, or a
+    queue of half-open connections without room (tcp_max_syn_backlog with SYN cookies off). A job opens thousands.
+    """
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
+    late: dict[Pair, list[Link]] = {}
+    lossy: set[Pair] = set()
+    for host, fact in fleet.every(Links).items():
+        for link in fact.links:
+            if link.outcome == "ok":
+                late.setdefault((host, link.peer), []).extend([link] if link.attempts > 1 else ())
+                if link.lost_forward or link.lost_back:
+                    lossy |= {(host, link.peer), (link.peer, host)}
+    for culprit in plausible({pair: bool(links) for pair, links in late.items() if pair not in lossy}):
+        slow = [(pair[0], link) for pair in culprit.pairs for link in late[pair]]
+        if len(slow) < LATE_COUNT:
+            continue
+        names = " and ".join(culprit.hosts)
+        where = {
+            "in": f"to {names}",
+            "out": f"from {names}",
+            "both": f"to and from {names}",
+            "pair": f"between {names}",
+        }
+        yield finding(
+            "net.connect-delayed",
+            Severity.WARN,
+            f"{len(slow)} new TCP connections {where[culprit.direction]} were not answered at the first try, although "
+            "open ones lose no packet: something limits new ones",
+            [
+                Evidence(
+                    f"{host} -> {link.peer}: answered at attempt {link.attempts}, after {link.connect_ms or 0:.0f} ms",
+                    f"connect {link.address}:{link.port}",
+                    host=host,
+                )
+                for host, link in slow
+            ],
+            places=[Place(host=host) for host in culprit.hosts],
+            confidence=0.9,
+            fixes=[
+                Fix(
+                    "look for a limit on new connections, and for dropped ones",
+                    "sudo nft list ruleset | grep -E 'limit|meter'; nstat -az TcpExtListenDrops TcpExtTCPReqQFullDrop; "
+                    "sysctl net.ipv4.tcp_max_syn_backlog net.ipv4.tcp_syncookies net.core.somaxconn",
+                    culprit.hosts[0] if len(culprit.hosts) == 1 else "",
+                )
+            ],
+        )

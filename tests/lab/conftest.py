@@ -52,9 +52,7 @@ def clean_run(whole_lab: Lab) -> CleanRun:
     """One run for all tests that look at a clean lab: every rank of its collectives starts torch."""
 
     def files() -> dict[str, str]:
-        # /var/tmp is this machine's own: another lab may keep its Slurm there.
-        places = "/etc /tmp /dev/shm /var/tmp $HOME -xdev -path '/var/tmp/nccl-doctor-slurm-*' -prune"
-        show = f"find {places} -o ! -path /var/tmp -printf '%p %s %T@\\n' | sort"
+        show = "find /etc /tmp /dev/shm /var/tmp $HOME -xdev -printf '%p %s %T@\\n' | sort"
         return {name: whole_lab.on(name, ["sh", "-c", show], check=True).stdout for name in whole_lab.hostnames}
 
     before = files()

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,10 @@ from . import machine
 from .host import SYSTEM_PATH, Host, is_root_owned
 from .machine import NETNS, LabError, Process, missing_requirements
 
-__all__ = ["Lab", "LabError", "Process", "missing_requirements", "standing"]
+__all__ = ["Lab", "LabError", "Process", "abandoned", "missing_requirements", "standing"]
 
 PROJECT = Path(__file__).resolve().parents[2]
+PLACE = Path("/tmp")  # whatever TMPDIR says: all labs of a machine have to know of each other
 AUTOMATIC_PREFIXES = [f"ndl{number}" for number in range(64)]
 
 
@@ -66,6 +66,11 @@ class Lab:
     def directory(self) -> Path:
         """Everything the lab writes lies here (mode 0700)."""
         return _directory(self.prefix)
+
+    @property
+    def shared(self) -> Path:
+        """A directory that every host sees at this same path, as over NFS."""
+        return self.directory / "shared"
 
     @property
     def hostnames(self) -> list[str]:
@@ -145,9 +150,7 @@ class Lab:
 
     def _claim(self, owner: int) -> None:
         """Take the prefix (or a free one), clearing away what a dead lab of that name left."""
-        lock = os.open(
-            Path(tempfile.gettempdir()) / "nccl-doctor-lab.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600
-        )
+        lock = os.open(PLACE / "nccl-doctor-lab.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.prefix = self.prefix or next((name for name in AUTOMATIC_PREFIXES if not _in_use(name)), "")
@@ -184,17 +187,19 @@ class Lab:
         machine.command(["ip", "-netns", self.switch, "-batch", "-"], stdin=bridge)
         hosts_file = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
         hosts_file += "".join(f"{host.address} {host.name}\n" for host in self._everyone())
+        self.shared.mkdir()
         for host in self._everyone():
             host.directory.mkdir(mode=0o700)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda host: self._build_host(host, hosts_file), self._everyone()))
         self._write_controller()
+        (self.controller.directory / "tmp").mkdir()
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Host.start_sshd, map(self.host, self.hostnames)))
 
     def _build_host(self, host: Host, hosts_file: str) -> None:
         is_controller = host.name == "controller"
-        places = [self.directory / host.name, PROJECT, Path(self.python).parents[1], Path(sys.base_prefix)]
+        places = [self.directory / host.name, self.shared, PROJECT, Path(self.python).parents[1], Path(sys.base_prefix)]
         host.build(
             switch=self.switch,
             prefix_length=self.prefix_length,
@@ -240,6 +245,7 @@ class Lab:
         environment = self.controller.environment()
         environment["PATH"] = f"{self.controller.bin}:{Path(sys.executable).parent}:{SYSTEM_PATH}"
         environment["PYTHONPATH"] = str(PROJECT)
+        environment["TMPDIR"] = str(self.controller.directory / "tmp")  # it shares the machine's /tmp, and is killed
         return environment
 
     def down(self) -> None:
@@ -379,12 +385,19 @@ class Lab:
 
 def standing() -> list[str]:
     """The prefixes of all labs that stand or have left something behind."""
-    found = Path(tempfile.gettempdir()).glob("nccl-doctor-lab-*")
+    found = PLACE.glob("nccl-doctor-lab-*")
     return sorted(path.name.removeprefix("nccl-doctor-lab-") for path in found if is_root_owned(path))
 
 
+def abandoned() -> list[str]:
+    """The prefixes of labs whose owner is gone and of which something is left, were it one namespace."""
+    kinds = ("*-switch", "*-controller", "*-gpu*")
+    found = {path.name.rpartition("-")[0] for kind in kinds for path in NETNS.glob(kind)}
+    return sorted(prefix for prefix in found.union(standing()) if not _in_use(prefix))
+
+
 def _directory(prefix: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"nccl-doctor-lab-{prefix}"
+    return PLACE / f"nccl-doctor-lab-{prefix}"
 
 
 def _in_use(prefix: str) -> bool:

@@ -382,6 +382,12 @@ def test_slow_link(lab: Lab) -> None:
     assert lab.on("gpu02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout.startswith("qdisc noqueue")
 
 
+def test_connect_limit(lab: Lab) -> None:
+    with lab.fault("connect-limit", per_second=1):
+        answers = [connect(lab, "gpu01", "gpu02", 9, 0.1) for _ in range(12)]
+    assert {"timeout", "ECONNREFUSED"} == set(answers)
+
+
 def test_wrong_neighbour_and_route(lab: Lab) -> None:
     for name, parameters in (("wrong-neighbour", {}), ("wrong-route", {}), ("wrong-route", {"kind": "gateway"})):
         with lab.fault(name, **parameters):

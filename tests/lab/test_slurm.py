@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +56,8 @@ def slurm(lab: Lab) -> Iterator[dict[str, str]]:
     missing = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
     if missing:
         pytest.skip(f"Slurm is not installed (slurm-wlm, munge): no {', '.join(missing)}")
-    directory = Path(tempfile.mkdtemp(prefix="nccl-doctor-slurm-", dir="/var/tmp"))
+    directory = lab.shared / "slurm"
+    directory.mkdir()
     pids: list[int] = []
     try:
         pids = start(lab, directory)
@@ -65,8 +65,9 @@ def slurm(lab: Lab) -> Iterator[dict[str, str]]:
     finally:
         machine.end(pids)
         for name in (*lab.hostnames, "controller"):
-            machine.end(process.pid for process in lab.processes(name))
-        shutil.rmtree(directory, ignore_errors=True)
+            while left := lab.processes(name):  # a job's step may be about to start another
+                machine.end(process.pid for process in left)
+        shutil.rmtree(directory)
 
 
 def start(lab: Lab, directory: Path) -> list[int]:

@@ -14,9 +14,10 @@ import pytest
 
 from nccl_doctor.agent.collective import worker as module
 from nccl_doctor.agent.collective.channel import Progress
+from nccl_doctor.agent.collective.errors import is_lack_of_memory, is_refusal, words_of_lack
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.collective.ranks import Identity
-from nccl_doctor.agent.collective.worker import PlannedError, Worker, _lack, _out_of_memory, _unsupported
+from nccl_doctor.agent.collective.worker import PlannedError, Worker
 
 
 class Device:
@@ -269,17 +270,17 @@ Cuda failure 2 'out of memory'"""
     ],
 )
 def test_lack_of_memory_in_its_own_words(error: Exception, words: str) -> None:
-    assert _out_of_memory(error) and _lack(error).startswith(words)
+    assert is_lack_of_memory(error) and words_of_lack(error).startswith(words)
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    assert not _out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_lack_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     locked = "NCCL error in: ...\nLast error:\nCall to ibv_create_cq failed with error Cannot allocate memory"
-    assert not _out_of_memory(RuntimeError(locked))  # the limit on locked memory
+    assert not is_lack_of_memory(RuntimeError(locked))  # the limit on locked memory
 
 
 def test_what_torch_refuses_is_told_from_what_fails() -> None:
-    assert _unsupported(ValueError("AVG requires NCCL 2.10+. The current version is 2.8"))
-    assert _unsupported(TypeError("Input tensor data type is not supported for NCCL process group: ComplexFloat"))
+    assert is_refusal(ValueError("AVG requires NCCL 2.10+. The current version is 2.8"))
+    assert is_refusal(TypeError("Input tensor data type is not supported for NCCL process group: ComplexFloat"))
     failure = NCCL_OOM.replace("2 'out of memory'", "801 'operation not supported'")
-    assert not _unsupported(RuntimeError(failure)) and not _unsupported(RuntimeError("CUDA error: not supported"))
+    assert not is_refusal(RuntimeError(failure)) and not is_refusal(RuntimeError("CUDA error: not supported"))

@@ -188,6 +188,13 @@ def test_never_good_without_a_proved_path() -> None:
     assert judge(measured(10.0), path=unproved, min_busbw=100.0).kind == "slow"
 
 
+def test_a_size_that_was_left_out_is_not_called_slow() -> None:
+    found = msgspec.structs.replace(results(measured(10.0)), skips=(Skip("allreduce", 64 << 30, "no memory"),))
+    ground = Ground(found, ONE_HOST, PROVED, None, {}, 100.0)
+    (verdict,) = verdicts(ground, ("allreduce",))
+    assert verdict.kind == "cannot-judge" and "64G was not measured" in verdict.text
+
+
 def test_wrong_results_outrank_everything() -> None:
     assert judge(measured(470.0, wrong=3), min_busbw=1.0).kind == "wrong"
 

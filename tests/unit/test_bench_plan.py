@@ -107,3 +107,13 @@ def test_a_change_beyond_the_noise_is_decided_and_within_it_is_not() -> None:
     noisy = compare(series(112.0, 0.9), series(100.0, 0.3))
     assert not noisy.decided and noisy.noise == pytest.approx(0.9)
     assert not compare(series(200.0, 0.01, n=2), series(100.0, 0.01, n=2)).decided
+
+
+def test_variables_that_change_nothing_or_hide_the_path_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from nccl_doctor.cli.bench import _environment
+
+    assert _environment(["NCCL_IB_HCA=mlx5", "NCCL_DEBUG=info"]) == {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "info"}
+    assert not capsys.readouterr().err
+    _environment(["NCCL_IBHCA=mlx5", "NCCL_DEBUG=WARN"])
+    told = capsys.readouterr().err.splitlines()
+    assert "did you mean NCCL_IB_HCA?" in told[0] and "NCCL_DEBUG=WARN the path cannot be proved" in told[1]

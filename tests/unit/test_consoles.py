@@ -22,7 +22,7 @@ from nccl_doctor.bench import verdict
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
-from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
@@ -204,6 +204,18 @@ def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:
     assert "clock, path-mtu, throughput on gpu03: " in line
 
 
+def test_of_hosts_that_were_not_reached_nothing_is_said() -> None:
+    whole = Builder().bundle()
+    lost = msgspec.structs.replace(whole.hosts[0], reach=Reach(ReachOutcome.TIMED_OUT), probes={})
+    bundle_ = msgspec.structs.replace(whole, hosts=(lost, *whole.hosts[1:]))
+    told = {}
+    for name, one in (("all", whole), ("some", bundle_)):
+        consoles.render(judge(one), console := screen(160))
+        told[name] = shown(console)
+    assert "  passed       " in told["all"] and "4 hosts: " not in told["all"]
+    assert "  passed       3 of 4 hosts: " in told["some"] and "every stage on " in told["some"]
+
+
 def test_long_lists_of_changes_are_cut_and_say_so() -> None:
     found = compare.bundles(Builder().bundle(), Builder().bundle())
     items = tuple(f"GPU {number}" for number in range(6))
@@ -337,7 +349,7 @@ FOUND_SHOWN = """\
 
 ✗ rank 1 raised KeyError
 
-  app.rank-exception          rank 1, a, b, c, d and 1 more       0.87
+  app.rank-exception          rank 1, a, b, c, d and 1 more       0.87, likely
      console.log:15  KeyError: 'dgo'
      console.log:15  KeyError: 'dgo'
      console.log:15  KeyError: 'dgo'

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from nccl_doctor import cli
 from nccl_doctor.findings import playbooks
 from nccl_doctor.report.playbook import text
+from nccl_doctor.rules.engine import STAGES
 
 cli._load_commands()
 TOP = Path(__file__).resolve().parents[2]
@@ -219,3 +220,8 @@ def test_a_shell_completes_names(words: str, known: str) -> None:
     }
     done = CliRunner(env=environment).invoke(cli.app, [], prog_name="nccl-doctor")
     assert done.output.split() == [known]
+
+
+def test_help_names_every_stage() -> None:
+    told = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["check", "--help"]).output.split())
+    assert f"(several: repeat, or commas): {', '.join(STAGES)}." in told

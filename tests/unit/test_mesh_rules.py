@@ -355,6 +355,23 @@ def test_a_port_range_that_is_closed_between_two_hosts_alone_is_told_of_their_co
     assert "from gpu01 to gpu03" in found.title and "1 of 2 ports" in found.title
 
 
+@pytest.mark.parametrize(("lost", "found"), [(0, ["net.connect-delayed"]), (1, [])])
+def test_a_limit_on_new_connections_is_told_from_lost_packets(lost: int, found: list[str]) -> None:
+    builder = Builder()
+    for host in NAMES:
+        for link in builder.links(host, "gpu02") if host != "gpu02" else ():
+            link.update(attempts=2, connect_ms=501.0, lost_forward=lost if link["messages"] else 0)
+    causes = judge(builder.bundle()).causes
+    assert [item.id for item in causes] == found and all(item.hosts == ("gpu02",) for item in causes)
+
+
+def test_one_late_answer_is_no_limit() -> None:
+    builder = Builder()
+    for link in builder.links("gpu01", "gpu02"):
+        link.update(attempts=2, connect_ms=501.0)
+    assert not judge(builder.bundle()).findings
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: int) -> None:
     """3 % at gpu02, to which nobody can connect, so that each pair exchanged 100 packets: on many, less than 3 are lost."""

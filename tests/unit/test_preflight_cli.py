@@ -110,7 +110,8 @@ def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
         script,
     ]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=directory, text=True, start_new_session=True, **pipes) as process:
+    environment = {**os.environ, "TMPDIR": str(directory)}  # killed, it cannot remove its files
+    with subprocess.Popen(words, cwd=directory, env=environment, text=True, start_new_session=True, **pipes) as process:
         try:
             until = time.monotonic() + 30
             while not (directory / "pid").exists() or not (directory / "pid").read_text():

@@ -398,6 +398,42 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     assert run("interfaces.unreachable", hosts).unknown
 
 
+TWO_NETWORKS = {name: (f"data0/10.9.0.{i}/24", f"eth0/10.0.0.{i}/24") for i, name in enumerate("abcd", 1)}
+
+
+def without_network(*own: str, reached: bool, **more: Any) -> engine.RuleResult:
+    """a, b, c and d use data0 and eth0; "b" has only ``own``. All reach each other on eth0, and on data0 but for b."""
+    hosts = {name: interfaces(*(own if name == "b" else both)) for name, both in TWO_NETWORKS.items()}
+    if more:
+        hosts["b"] = msgspec.structs.replace(hosts["b"], **more)
+    told = fleet(hosts)
+    for source in hosts:
+        attempts = []
+        for number, peer in enumerate("abcd", 1):
+            if source != peer:
+                cut = "b" in (source, peer) and not reached
+                attempts.append((peer, f"10.0.0.{number}", "ok"))
+                if peer != "b" or any(address.name == "data0" for address in hosts["b"].addresses):
+                    attempts.append((peer, f"10.9.0.{number}", "timed-out" if cut else "ok"))
+        told[source]["links"] = links(*attempts)
+    return run("interfaces.unreachable", told)
+
+
+def test_a_host_without_the_others_network_is_the_one_to_blame() -> None:
+    found = only(without_network("eth0/10.0.0.2/24", reached=False))
+    assert (found.id, found.hosts) == ("net.wrong-interface.missing", ("b",))
+    assert "b has no interface in 10.9.0.0/24" in found.title and "a, c, d (data0)" in found.title
+    bare = only(without_network("eth0/10.0.0.2/24", reached=False, devices=(Device("data0"), Device("eth0"))))
+    assert "its data0 is down or has none" in bare.title and bare.places[0].nic == "data0"
+
+
+def test_a_host_plugged_into_another_network_is_the_one_to_blame() -> None:
+    found = only(without_network("data0/10.9.0.2/24", "eth0/10.0.0.2/24", reached=False))
+    assert (found.id, found.hosts) == ("net.wrong-interface.unreachable", ("b",))
+    assert "b reaches nobody in 10.9.0.0/24 through data0" in found.title
+    assert not without_network("data0/10.9.0.2/24", "eth0/10.0.0.2/24", reached=True).findings
+
+
 def flaps(losses: dict[str, int], later: dict[str, int], **more: Any) -> engine.RuleResult:
     """bond0 over eth0 and eth1 carries the job; eth7 does not."""
     ports = ("eth0", "eth1")
@@ -424,8 +460,13 @@ def test_link_losses_of_the_past_are_judged_per_day_of_uptime() -> None:
 
 
 def test_links_that_the_job_does_not_use_may_flap() -> None:
-    result = flaps({"eth7": 400}, {"eth7": 900})
+    result = flaps({"eth7": 400}, {"eth7": 900}, environment={"NCCL_SOCKET_IFNAME": "=bond0"})
     assert not result.findings and result.passed == ("a",)
+
+
+def test_a_link_that_was_down_when_the_interfaces_were_read_is_used_whenever_it_is_up() -> None:
+    assert only(flaps({"eth7": 4}, {"eth7": 5})).places[0].nic == "eth7"
+    assert not flaps({"eth7": 400}, {"eth7": 400}).findings, "down all the time, and not used"
 
 
 def test_a_link_made_anew_between_the_readings_has_not_flapped() -> None:

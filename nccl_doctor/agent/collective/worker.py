@@ -8,9 +8,7 @@ import base64
 import contextlib
 import datetime
 import gc
-import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -20,7 +18,9 @@ from array import array
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import operations, sockets
+from .board import Board, SizeEnded, is_set
 from .channel import Progress, Sink
+from .errors import amount, available_memory, is_lack_of_memory, is_refusal, words_of_lack
 from .operations import OPERATIONS, Me, Operation
 from .ranks import Identity
 
@@ -68,74 +68,6 @@ class PlannedError(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
-
-
-class SizeEnded(Exception):
-    """A rank had no memory for this size: it ends on all ranks, and the run goes on. The text says which rank."""
-
-
-class Board:
-    """Agreement between ranks over the TCPStore: publish, read, gather. Every wait has the step's limit.
-
-    A rank that must give a size up publishes that in place of its parts in the agreements to come: then the agreement
-    raises ``SizeEnded`` on every rank.
-    """
-
-    def __init__(self, store: Any, me: Identity, limit_s: float) -> None:
-        self.store, self.me = store, me
-        self.limit(limit_s)
-
-    def limit(self, limit_s: float) -> None:
-        """How long every wait may take from now on, in seconds."""
-        self.store.set_timeout(datetime.timedelta(seconds=limit_s))
-
-    def publish(self, key: str, value: Any) -> None:
-        """Set a key for all."""
-        self.store.set(key, json.dumps(value))
-
-    def read(self, key: str) -> Any:
-        """Wait for a key and read it."""
-        return json.loads(self.store.get(key))
-
-    def gather(self, key: str, value: Any) -> List[Any]:
-        """Give this rank's value; rank 0 gets all ranks' values in order, the others an empty list."""
-        self.publish("%s/%d" % (key, self.me.rank), value)
-        if self.me.rank:
-            return []
-        return [self.read("%s/%d" % (key, rank)) for rank in range(self.me.world)]
-
-    def decide(self, key: str, value: Any, choose: Callable[[List[Any]], Any]) -> Any:
-        """Gather on rank 0, let it choose, and return its choice on every rank."""
-        values = self.gather(key, value)
-        if not self.me.rank:
-            self.publish(key + "/decision", next(filter(_ended, values), None) or choose(values))
-        decision = self.read(key + "/decision")
-        if _ended(decision):
-            raise SizeEnded(decision["ended"])
-        return decision
-
-    def give_up(self, keys: List[str], reason: str) -> None:
-        """Take no further part in these agreements."""
-        own = ["%s/%d" % (key, self.me.rank) for key in keys]
-        for key in own + ([] if self.me.rank else [key + "/decision" for key in keys]):
-            if not is_set(self.store, key):
-                self.publish(key, {"ended": reason})
-
-    def missing(self, key: str) -> List[int]:
-        """Ranks that have not set their part of a key."""
-        return [rank for rank in range(self.me.world) if not is_set(self.store, "%s/%d" % (key, rank))]
-
-
-def is_set(store: Any, key: str) -> bool:
-    """Whether a key is there, without waiting for it: Python got ``Store.check`` with torch 2.3 only.
-
-    Of a key that is not there, a comparison gives back what was expected of it.
-    """
-    return bool(store.compare_set(key, "?", "?") != b"?")
-
-
-def _ended(value: Any) -> bool:
-    return isinstance(value, dict) and "ended" in value
 
 
 class Worker:
@@ -512,9 +444,9 @@ class Worker:
     def _no_memory(self, key: str, error: Exception) -> str:
         """Which rank had no memory, where that is what this error comes from; else empty."""
         reason = str(error) if isinstance(error, SizeEnded) else ""
-        if _out_of_memory(error):
+        if is_lack_of_memory(error):
             host = socket.gethostname()
-            reason = "rank %d on %s: %s" % (self.me.rank, host, _lack(error, "while it ran"))
+            reason = "rank %d on %s: %s" % (self.me.rank, host, words_of_lack(error, "while it ran"))
             self.board.publish("ended/%d" % self.generation, reason)
         elif not reason:
             # A connection that broke: it does so after the reason was published.
@@ -555,9 +487,9 @@ class Worker:
                     buffers.send.zero_()
                 self._wait()
             except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-                if not _out_of_memory(error):
+                if not is_lack_of_memory(error):
                     raise
-                trouble = _lack(error)
+                trouble = words_of_lack(error)
         host = socket.gethostname()
         verdict = self.board.decide(
             key + "/memory",
@@ -575,11 +507,12 @@ class Worker:
             free = int(self.torch.cuda.mem_get_info(self.device)[0])
             room, what = free - (256 << 20), "GPU memory"
         else:
-            room = int(available_memory() * 0.8 / max(1, self.identity.local_world))
-            what = "memory (80 %% of what is free, for %d ranks here)" % self.identity.local_world
+            ranks = max(1, self.identity.local_world)
+            room = int(available_memory() * 0.8 / ranks)
+            what = "memory (80 %% of what is free, for %d rank%s here)" % (ranks, "" if ranks == 1 else "s")
         if needed <= room:
             return ""
-        return "needs %s, and %s of %s is available" % (_amount(needed), _amount(max(0, room)), what)
+        return "needs %s, and %s of %s is available" % (amount(needed), amount(max(0, room)), what)
 
     def _first_call(
         self, key: str, call: Callable[[], None], checker: Any, buffers: Any, count: int
@@ -590,7 +523,7 @@ class Worker:
             call()
             self._wait()
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            if _out_of_memory(error) or not _unsupported(error):
+            if is_lack_of_memory(error) or not is_refusal(error):
                 raise
             refused = "%s does not do this: %s" % (self.plan["backend"], str(error).splitlines()[0][:300])
         if checker is not None and not refused:
@@ -862,57 +795,6 @@ def _processors() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less."""
-    found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
-        for line in stream:
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    )
-    for limit, usage in pairs:
-        with contextlib.suppress(OSError, ValueError), open(limit) as one, open(usage) as two:
-            found.append(int(one.read()) - int(two.read()))
-    return min(found) if found else 1 << 62
-
-
-def _out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    if "ibv_" in text:
-        return False  # "Call to ibv_create_cq failed with error Cannot allocate memory": the limit on locked memory
-    words = ("out of memory", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
-    return isinstance(error, MemoryError) or any(word in text for word in words)
-
-
-def _lack(error: Exception, when: str = "") -> str:
-    """``out of memory while it ran: ...`` with the first line of what the allocator said."""
-    lines = str(error).splitlines() or [""]
-    line = next((line for line in lines if "memory" in line), lines[0])  # NCCL's first line names a source file
-    said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", line.strip())[:300]
-    return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
-
-
-def _amount(size: float) -> str:
-    """``1.5 GiB``: bytes in the largest binary unit of which there is one."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return "%.3g %s" % (size, unit)
-        size /= 1024.0
-    return "%.3g TiB" % size if size < 1024 else "%.0f TiB" % size
-
-
-def _unsupported(error: Exception) -> bool:
-    text = str(error).lower()
-    if "nccl error" in text or "cuda error" in text:
-        return False  # "Cuda failure 'operation not supported'" is a failure of this machine, not torch's refusal
-    words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use",
-             "can't be cast", "requires nccl")  # fmt: skip
-    return isinstance(error, (NotImplementedError, TypeError)) or any(word in text for word in words)
 
 
 def die_with_parent() -> None:

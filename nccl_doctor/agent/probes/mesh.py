@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from nccl_doctor.agent.probing import ProbeTrouble, probe, read_text
 from nccl_doctor.agent.redaction import redact_argv
@@ -401,11 +401,12 @@ def _outcome(error: OSError) -> str:
     return _CONNECT_ERRORS.get(error.errno or 0, "failed")
 
 
-def _dial(address: str, port: int, timeout: float) -> socket.socket:
+def _dial(address: str, port: int, timeout: float) -> Tuple[socket.socket, int]:
     """Connect, by a further connection each half second until one is answered: loss is not a firewall.
 
     The kernel itself sends a lost SYN again after a whole second only; a link that loses 15 % of the round trips would
-    look closed on one port in fifty. ``OSError`` as ``socket.create_connection`` raises it.
+    look closed on one port in fifty. The connection, and how many were tried. ``OSError`` as
+    ``socket.create_connection`` raises it.
     """
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM)[0]
     deadline = time.monotonic() + timeout
@@ -421,22 +422,32 @@ def _dial(address: str, port: int, timeout: float) -> socket.socket:
                 if error not in (0, errno.EINPROGRESS):
                     raise OSError(error, os.strerror(error))
             if answered:
+                tried = len(waiting)
                 waiting.remove(answered[0])
                 answered[0].settimeout(timeout)
-                return answered[0]
+                return answered[0], tried
         raise socket.timeout("no answer to %d connects within %.1f s" % (len(waiting), timeout))
     finally:
         for one in waiting:
             one.close()
 
 
-def _open(target: Dict[str, Any], token: str, mode: str, timeout: float) -> Tuple[socket.socket, str, float]:
-    """Connect and say hello: the socket, the name that answered, the connect time in ms. ``OSError`` on any failure.
+class Opened(NamedTuple):
+    """A connection to a peer's listener: who answered there, after how many ms, and at which attempt to connect."""
+
+    connection: socket.socket
+    name: str
+    connect_ms: float
+    attempts: int
+
+
+def _open(target: Dict[str, Any], token: str, mode: str, timeout: float) -> Opened:
+    """Connect and say hello. ``OSError`` on any failure.
 
     A peer that is connected and answers late is busy: that is no firewall, and no outcome that looks like one.
     """
     started = time.monotonic()
-    connection = _dial(target["address"], int(target["port"]), timeout)
+    connection, attempts = _dial(target["address"], int(target["port"]), timeout)
     try:
         elapsed = (time.monotonic() - started) * 1e3
         connection.settimeout(ANSWER_S)
@@ -451,20 +462,22 @@ def _open(target: Dict[str, Any], token: str, mode: str, timeout: float) -> Tupl
         if isinstance(error, OSError):
             raise
         raise OSError(errno.EPROTO, "something else answers on this port") from error
-    return connection, name, elapsed
+    return Opened(connection, name, elapsed, attempts)
 
 
 def _connect(target: Dict[str, Any], token: str, timeout: float, messages: int) -> Dict[str, Any]:
     link = {key: target[key] for key in ("peer", "address", "port", "purpose")}  # type: Dict[str, Any]
     try:
-        connection, name, elapsed = _open(target, token, "echo", timeout)
+        opened = _open(target, token, "echo", timeout)
     except OSError as error:
         link.update(outcome=_outcome(error), detail=str(error) or "timed out after %.1f s" % timeout)
         return link
+    connection = opened.connection
     with connection:
-        link.update(outcome="ok", connect_ms=elapsed, source=connection.getsockname()[0])
-        if name != target["peer"]:
-            link.update(outcome="wrong-peer", detail="%s answered" % (name or "a program without the token"))
+        link.update(outcome="ok", connect_ms=opened.connect_ms, source=connection.getsockname()[0])
+        link["attempts"] = opened.attempts
+        if opened.name != target["peer"]:
+            link.update(outcome="wrong-peer", detail="%s answered" % (opened.name or "a program without the token"))
         elif messages:
             try:
                 link.update(_pace(connection, messages))
@@ -693,7 +706,7 @@ def path_mtu(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def _transfer(target: Dict[str, Any], token: str, seconds: float, limit: int) -> Dict[str, Any]:
     flow = {"peer": target["peer"], "address": target["address"]}  # type: Dict[str, Any]
     try:
-        connection, _, _ = _open(target, token, "sink", 5.0)
+        connection = _open(target, token, "sink", 5.0).connection
     except OSError as error:
         flow.update(outcome=_outcome(error), detail=str(error))
         return flow

@@ -6,9 +6,19 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
-from nccl_doctor.explain.diagnoses.words import NEAR, gave_up, last_words, later, names_rank, slower, still_busy
+from nccl_doctor.explain.diagnoses.words import (
+    NEAR,
+    NO_DATA,
+    gave_up,
+    last_words,
+    later,
+    names_rank,
+    ranks_named,
+    slower,
+    still_at_work,
+    still_busy,
+)
 from nccl_doctor.explain.model import Hit
 
 
@@ -111,13 +121,9 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
 
 
 _EPOCH_DONE = re.compile(
-    r"epoch.{0,40}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|exhausted|no more data|StopIteration|out of data|"
-    r"nothing (?:left )?to (?:do|process|read)|\bempty (?:batch|shard|partition|split|loader|data)|"
-    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    rf"epoch.{{0,40}}(?:done|end|finish|complete)|(?:done|end|finish|complete)\w* epoch|{NO_DATA.pattern}",
     re.IGNORECASE,
 )
-
-
 # Why work may take one rank longer than the others.
 _ODD = re.compile(
     r"\bmiss(?:es|ed)?\b|not (?:mounted|found|available|cached)|\bcold\b|fall(?:ing|s)? back|\bslow|degraded", re.I
@@ -223,6 +229,9 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
+_GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+
+
 def _who(ranks: set[int]) -> str:
     listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
@@ -231,6 +240,8 @@ def _who(ranks: set[int]) -> str:
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
     who = _who(ranks)
     own = last_words(case, ranks)
+    failed = case.first(*_GAVE_UP_WAITING)
+    after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
     gone = gave_up(case, ranks)
     if gone:
         title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
@@ -266,7 +277,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             "app.straggler-timeout",
             0.8,
             f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
-            [*reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
+            [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
         yield Candidate(
@@ -304,16 +315,41 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
         told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
         yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
-    later_words = _words_after(case, ranks, hits[0])
+    later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
     yield Candidate("app.straggler-timeout", strength, title, [*later_words, *hits, *own], ranks)
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
 
 
-def _words_after(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
-    """The last lines of ranks that were waited for, if they were at work after the others had given up: alive, but late."""
-    spoke = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
-    return [hit for hit in spoke if later(hit, failed) and not topics.says_failure(hit.text)]
+_SHORTEST_DEFAULT = 120  # s, torch 2.2; 600 in 2.3 and 2.4, 480 since 2.5
+
+
+@diagnosis
+def impatient_monitor(case: Case) -> Iterable[Candidate]:
+    """The heartbeat monitor killed a rank after less time than any release's default: the time-out was set too short.
+
+    A watchdog stands still for that long while memory is pinned, modules load or a checkpoint is staged.
+    """
+    hits = [hit for hit in case.hits("heartbeat") if 0 < int(hit.groups.get("seconds") or 0) < _SHORTEST_DEFAULT]
+    if hits:
+        name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+        title = f"{name} is only {hits[0].groups['seconds']} s: the monitor kills ranks that are merely busy"
+        yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
+
+
+@diagnosis
+def jax_barrier(case: Case) -> Iterable[Candidate]:
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
+    hits = case.hits("jax-barrier-count")
+    if not hits:
+        return
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
+    if registration := case.hits("jax-registration"):
+        yield Candidate(
+            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
+        )
+    else:
+        yield Candidate("app.straggler-timeout", 0.5, f"{counted} reached a barrier of JAX's coordinator in time", hits)
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
@@ -326,9 +362,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     Checkpoints, evaluation, downloads, tokenising, compilation or cache building on one rank while the others wait in a
     barrier: the classic straggler. Weaker than a comparison of the ranks' work.
     """
-    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat"):
-        return
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
@@ -338,13 +372,26 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
     if not busy:
         return
+    ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,
         f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
-        [*reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
-        {busy[-1].rank} if busy[-1].rank is not None else set(),
+        [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        ranks,
     )
+
+
+@diagnosis
+def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
+    """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
+    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    before = case.summary.before.get(first.file, []) if first else []
+    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
+    if first and hits and len(ranks) == 1 and case.world != 1:
+        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
 _BATCHES = re.compile(
@@ -419,7 +466,7 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a line that says that a worker gave up: the others wait for it in vain."""
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     if first is None:
         return
     gone = gave_up(case, None, before=first)

@@ -17,6 +17,7 @@ class _Cure(msgspec.Struct, frozen=True):
     value: str
     cause: str
     used: tuple[str, ...] = ()
+    or_else: tuple[str, ...] = ()  # the other causes that the setting does without: then it does not decide
 
 
 _ANY = r"\S+"
@@ -28,6 +29,7 @@ _CURES = {
     "NCCL_MNNVL_ENABLE": _Cure("0", "gpu.imex"),
     "NCCL_CUMEM_ENABLE": _Cure("0", "sys.container"),
     "NCCL_NET_GDR_LEVEL": _Cure("LOC|0", "ib.gdr", ("channel-gdr",)),
+    "NCCL_IB_DISABLE": _Cure("1", "ib.qp-connect", ("channel-net", "net-ib-using"), ("ib.gdr", "ib.gid-index")),
     "NCCL_IB_GID_INDEX": _Cure(_ANY, "ib.gid-index"),
     "NCCL_SOCKET_IFNAME": _Cure(_ANY, "net.wrong-interface"),
     "GLOO_SOCKET_IFNAME": _Cure(_ANY, "net.wrong-interface"),
@@ -45,39 +47,57 @@ def cured_by_a_setting(case: Case) -> Iterable[Candidate]:
     The later good end is no excuse for what went before: it is the proof of what was wrong there.
     """
     for name, cure in _CURES.items():
-        for hit in _first_set(case, name, cure):
-            if not re.fullmatch(cure.value, hit.groups.get("value", "").strip(" .,;:)'\"")):
-                continue
-            before = _failed_before(case, cure, hit)
-            after = [line for line in _lines(case, _WORK) if _later(line, hit)]
-            if before and after and not any(_later(line, hit) for line in _symptoms(case)):
+        for hit in _set_by_hand(case, name, cure):
+            value = hit.groups["value"].strip(" .,;:)'\"")
+            before = _failed_before(case, cure, hit) if re.fullmatch(cure.value, value) else []
+            after = _well_after(case, hit) if before else []
+            for place, cause in enumerate((cure.cause, *cure.or_else) if after else ()):
                 yield Candidate(
-                    cure.cause,
-                    0.8,
-                    f"it went well once {name}={hit.groups['value'].strip()} was set",
+                    cause,
+                    0.55 - 0.02 * place if cure.or_else else 0.8,
+                    f"it went well once {name}={value} was set",
                     [hit, *before[:3], after[0]],
                     cured=True,
                 )
-            break
+            if after:
+                break
 
 
-def _first_set(case: Case, name: str, cure: _Cure) -> list[Hit]:
-    """The line in which a variable is first set: by hand, or in the echo of a process that never used the thing."""
+def _set_by_hand(case: Case, name: str, cure: _Cure) -> list[Hit]:
+    """Where a variable first gets each of its values: by hand, or in the echo of a process that never used the thing."""
     users = {(hit.host, hit.pid) for hit in case.hits(*cure.used)}
-    hits = [
-        hit for hit in case.env.get(name, ()) if hit.signature != "env-echo" or users - {(hit.host, hit.pid)} == users
-    ]
-    return [hit for hit in hits if hit.signature != "env-echo" or users][:1]
+    values: dict[str, Hit] = {}
+    for hit in case.env.get(name, ()):
+        if hit.signature != "env-echo" or (users and (hit.host, hit.pid) not in users):
+            values.setdefault(hit.groups.get("value", ""), hit)
+    return list(values.values())
+
+
+def _well_after(case: Case, hit: Hit) -> list[Hit]:
+    """The signs that it went well after this line, or this line itself if it says so; none if something failed again."""
+    if any(_later(line, hit) for line in _symptoms(case)):
+        return []
+    said = [hit] if _GOOD.search(hit.text) and not _NOT_GOOD.search(hit.text) else []
+    return [*said, *(line for line in _lines(case, _WORK) if _later(line, hit))]
 
 
 def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
-    """The signs that it went wrong before: a failure, or the thing in use and no work since it was."""
+    """The signs that it went wrong before: a failure, or a run (the thing in use) of which no work came."""
     failed = [line for line in _symptoms(case) if _later(hit, line)]
     used = [line for line in case.hits(*cure.used) if _later(hit, line)]
     if failed and (used or not cure.used):
         return failed
+    used = used if cure.used else _other_run(case, hit)
     worked = [line for line in _lines(case, _WORK) if used and _later(line, used[-1]) and _later(hit, line)]
     return [] if worked else used[-1:]
+
+
+def _other_run(case: Case, hit: Hit) -> list[Hit]:
+    """What NCCL said before a line, if other processes speak after it: none goes on."""
+    said = [line for line in case.hits("nccl-init-start", "network-used", "channel-net", "channel-p2p") if line.pid]
+    after = {(line.host, line.pid) for line in said if _later(line, hit)}
+    before = [line for line in said if _later(hit, line)]
+    return before if after and not any((line.host, line.pid) in after for line in before) else []
 
 
 def _symptoms(case: Case) -> list[Hit]:

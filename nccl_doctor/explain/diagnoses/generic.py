@@ -234,6 +234,21 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def image_not_pulled(case: Case) -> Iterable[Candidate]:
+    """Nothing of the job runs before its container's image is there; its peers, if any were started, wait for it.
+
+    Where a job speaks in the same logs, the image may be another pod's.
+    """
+    hits = case.hits("image-not-pulled")
+    if hits:
+        others = case.has("progress") or bool(case.ordinary)
+        title = "the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it"
+        yield Candidate(
+            "unrelated", 0.4 if others else 0.8, title, hits, *speakers(hits), final=not (others or case.distributed)
+        )
+
+
+@diagnosis
 def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     """nccl-tests found wrong values, and all data went from GPU to GPU of one machine: peer-to-peer delivers wrong bytes."""
     wrong = case.hits("nccl-corruption")
@@ -241,6 +256,18 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     if wrong and direct and not case.has("channel-net"):
         title = "data that goes from GPU to GPU directly arrives wrong"
         yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]])
+
+
+@diagnosis
+def image_not_there(case: Case) -> Iterable[Candidate]:
+    """The registry does not have the image that the job names, or does not give it out: nothing of the job ever ran.
+
+    That a registry cannot be reached is another matter.
+    """
+    hits = case.hits("image-not-there")
+    if hits:
+        title = "the registry does not have this image, or does not give it to this job"
+        yield Candidate("unrelated", 0.84, title, hits, *speakers(hits), final=True)
 
 
 @diagnosis

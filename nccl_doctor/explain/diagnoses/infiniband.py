@@ -111,7 +111,8 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
     Alone, 'No device found' and a missing libibverbs are harmless: a single node, or a cluster without RDMA.
     """
-    none = case.hits("no-ib-device", "no-verbs-library")
+    several = case.nodes > 1 or case.has("channel-net")
+    none = case.hits("no-ib-device", *(("no-verbs-library",) if several else ()))
     if not none:
         return
     without = hosts_of(none)
@@ -151,7 +152,7 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
         title = "memory cannot be registered with the adapter" + (
             ", and the locked-memory limit is small" * bool(values)
         )
-        yield Candidate("ib.memlock", 0.88 if values else 0.55, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
+        yield Candidate("ib.memlock", 0.88 if values else 0.58, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
         yield Candidate(
             "ib.memlock",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.diagnoses.words import later
 from nccl_doctor.explain.model import Hit
 
 
@@ -46,21 +47,21 @@ _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 
 @diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
-    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here."""
-    if not case.has("nccl-init-start") or case.has("nccl-init-complete"):
+    """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here.
+
+    Releases that do not say that they begin say which network they chose, and which channels they connect.
+    """
+    if case.has("nccl-init-complete"):
+        yield from _idle_after(case)
+        return
+    if not case.has("nccl-init-start"):
+        if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
+            yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.unfinished:
-        over_net = case.has("channel-net") or case.nodes > 1
-        where = "between the hosts" if over_net else "between the GPUs of the host"
-        for place, cause in enumerate(_INIT_STUCK_NET if over_net else _INIT_STUCK_LOCAL):
-            yield Candidate(
-                cause,
-                0.42 - 0.03 * place,
-                f"all ranks began to initialise NCCL and none ended it: they hang while they connect {where}",
-                [*case.hits("nccl-init-start")[:2], *case.hits("channel-net", "channel-p2p")[-4:]],
-            )
+        yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("nccl-init-start")[:2])
     if len(started) < size and case.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -79,34 +80,77 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+_CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"
+_IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
+
+
+def _idle_after(case: Case) -> Iterable[Candidate]:
+    """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
+    if case.unfinished:
+        phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
+        yield from _stuck(case, phrase, _IDLE_NET, case.hits("nccl-init-start", "nccl-init-complete")[:2])
+
+
+def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit]) -> Iterable[Candidate]:
+    between_hosts = case.has("channel-net") or case.nodes > 1
+    where = "between the hosts" if between_hosts else "between the GPUs of the host"
+    stacks = case.hits("stack-main-rows", "stack-frame")
+    hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
+    for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
+        yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
+
+
+_VERSIONS_CLASH = (
+    "bootstrap-truncated",
+    "nccl-error-text",
+    "watchdog-timeout",
+    "nccl-mismatch",
+    "peer-closed",
+    "socket-timeout",
+    "nccl-internal",
+    "segfault",
+)
+_RAN = ("progress", "nccl-init-complete", "busbw-row", "ended-well", "nccl-tests-ok")
+
+
 @diagnosis
 def different_nccl_versions(case: Case) -> Iterable[Candidate]:
-    """The hosts of one job print different NCCL versions, and initialisation fails."""
-    by_host: dict[str, set[str]] = {}
+    """The hosts of one job print different NCCL versions, and initialisation fails.
+
+    Where one host prints them one after the other, with work or a failure in between, these are runs of their own: a run
+    that fails with one release and goes on with another is a trial, and speaks for a bug of the first.
+    """
     lines: dict[str, Hit] = {}
     for hit in case.hits("nccl-version"):
-        host = hit.host or (f"rank {hit.rank}" if hit.rank is not None else "")
-        version = hit.groups["version"].split("+")[0]
-        by_host.setdefault(host, set()).add(version)
-        lines.setdefault(version, hit)
-    if len(lines) > 1 and case.has(
-        "bootstrap-truncated",
-        "nccl-error-text",
-        "watchdog-timeout",
-        "nccl-mismatch",
-        "peer-closed",
-        "socket-timeout",
-        "nccl-internal",
-        "segfault",
+        lines.setdefault(hit.groups["version"].split("+")[0], hit)
+    if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
+        return
+    hosts = hosts_of(case.hits("nccl-version"))
+    if (
+        len(hosts) > 1
+        or case.has("nccl-mismatch", "bootstrap-truncated")
+        or not _in_turn(case, *list(lines.values())[:2])
     ):
         yield Candidate(
             "sw.nccl-version-mismatch",
             0.84,
             f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
             [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
-            hosts={host for host in by_host if host and not host.startswith("rank")},
+            hosts=hosts,
             final=True,
         )
+        return
+    (bad, one), (good, other) = list(lines.items())[:2]
+    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
+    on = [last for name in _RAN if (last := case.last(name)) is not None and later(last, other)]
+    if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
+        title = f"fails with NCCL {bad}, and goes on with {good}"
+        yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
+
+
+def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
+    """Whether something was done, or failed, before the second of two versions was printed: they belong to two runs."""
+    return later(other, one) and any(later(other, hit) for hit in case.hits(*_RAN, *_VERSIONS_CLASH))
 
 
 @diagnosis

@@ -75,12 +75,15 @@ def _inside_a_host(interface: str, address: str) -> bool:
     return bool(_VIRTUAL.match(interface)) or is_unroutable(address)
 
 
+_BEYOND_BOOTSTRAP = re.compile(r"cliqueSize|\btransport/(?:p2p|shm|nvls)\.cc:|\bmnnvl\.cc:")
+
+
 def _joined_across_hosts(case: Case) -> bool:
     """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
 
     That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
     """
-    compared = any("cliqueSize" in hit.text for hit in case.hits("imex"))
+    compared = any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
     return (
         compared
         or len(case.hosts_of("nccl-init-complete")) > 1
@@ -104,6 +107,15 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
         )
+
+
+@diagnosis
+def few_ports_open(case: Case) -> Iterable[Candidate]:
+    """A host's firewall was listed and lets in little, and connections to ports that NCCL or Gloo chose are not answered."""
+    rules, hits = case.hits("open-ports"), case.hits(*_UNREACHABLE, "master-timeout", "gloo-connect-failed")
+    if rules and hits and not case.has("nccl-init-complete"):
+        title = "a host's firewall lets in a few ports only, and the ranks listen on others"
+        yield Candidate("net.firewall", 0.82, title, [*hits[:2], *rules[:4]], *speakers(hits))
 
 
 @diagnosis

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
-from nccl_doctor.explain.diagnoses.addresses import is_loopback, several_hosts
+from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 
 
 @diagnosis
@@ -27,7 +27,10 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def master_is_loopback(case: Case) -> Iterable[Candidate]:
-    """Nodes other than the first look for the master on loopback: MASTER_ADDR is localhost (or resolves to it)."""
+    """Nodes other than the first look for the master on themselves: MASTER_ADDR is localhost, or a bridge's address.
+
+    Docker's and libvirt's bridges have the same address on every host that has them.
+    """
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
         named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
@@ -40,12 +43,12 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
-        if is_loopback(host) and (case.nodes > 1 or several_hosts(case)):
+        if (is_loopback(host) or is_local_only(host)) and (case.nodes > 1 or several_hosts(case)):
             yield Candidate(
                 "net.master-unreachable",
                 0.86,
                 f"MASTER_ADDR is {host}: every node looks for the master on itself",
-                [hit],
+                [hit, *case.hits("master-flag")[:2], *case.env.get("MASTER_ADDR", [])[:2]],
             )
             return
 

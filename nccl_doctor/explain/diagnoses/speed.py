@@ -59,6 +59,8 @@ _WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
 _LAST_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D{0,24}$")
+_IN_WORDS = re.compile(r"below|slow|poor|fail|degraded|\blow|under", re.IGNORECASE)
+_MET = 1.25  # times slower than expected: as good as met
 _FAR = 2.0  # times slower than it ought to be: what no noise and no other machine of its kind makes
 
 
@@ -79,12 +81,15 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
 
 def complaints(case: Case) -> list[Hit]:
     """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be."""
-    compared = {(hit.file, hit.line): _times_too_slow(case, hit) for hit in case.hits("expectation")}
     last = case.last("expectation")
     far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
-    told = [hit for hit in case.hits("slow-complaint") if (compared.get((hit.file, hit.line)) or _FAR) >= _FAR]
-    shown = [hit for hit in case.hits("expectation") if far and (compared[hit.file, hit.line] or 0.0) >= _FAR]
-    return [*told, *(hit for hit in shown if hit not in told)]
+    shown = [hit for hit in case.hits("expectation") if far and (_times_too_slow(case, hit) or 0.0) >= _FAR]
+    told = [
+        hit
+        for hit in case.hits("slow-complaint")
+        if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
+    ]
+    return list({(hit.file, hit.line): hit for hit in (*told, *shown)}.values())
 
 
 @diagnosis
@@ -136,6 +141,45 @@ def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidat
         elif complaint:
             title = "the nodes talk over TCP sockets, and it is far slower than it ought to be"
         yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(case.sockets))
+
+
+_GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of it
+
+
+@diagnosis
+def slow_interface(case: Case) -> Iterable[Candidate]:
+    """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that an interface has no more than gigabit Ethernet."""
+    told = case.hits("link-speed")
+    speeds = [hit for hit in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
+    if any("gigabits" in hit.groups or float(hit.groups.get("speed") or 0) > _GIGABIT for hit in told):
+        return  # which of them the job uses is not told
+    sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
+    if speeds and (sockets or case.has("gloo-connected", "net-socket-using")):
+        title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
+        proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
+        yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
+
+
+_PART = re.compile(r"\b([a-z][a-z_-]*): ?(\d+(?:\.\d+)?)")
+_EXCHANGE = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|grads-sync", re.IGNORECASE)
+_MOST = 0.7  # of a step: no computation hides so much of it
+_SECONDS = 5000.0  # ms: even large models exchange their gradients in less over any network made for it
+
+
+@diagnosis
+def step_of_waiting(case: Case) -> Iterable[Candidate]:
+    """A framework's own timers say that nearly all of a step, seconds of it, is exchange of gradients between hosts."""
+    slow = []
+    for hit in case.hits("step-timers"):
+        parts = {name: float(time) for name, time in _PART.findall(hit.text)}
+        exchange = max((time for name, time in parts.items() if _EXCHANGE.search(name)), default=0.0)
+        whole = max((time for name, time in parts.items() if not _EXCHANGE.search(name)), default=0.0)
+        if exchange > max(_SECONDS, _MOST * whole) and whole:
+            slow.append((exchange, hit))
+    if slow and (case.nodes > 1 or case.has("channel-net")) and not case.summary.tracebacks:
+        worst, hit = max(slow, key=lambda pair: pair[0])
+        title = f"the exchange of gradients takes {worst / 1000:.0f} s of each step"
+        yield Candidate("net.slow", 0.58, title, [hit, *(hit for _, hit in slow[:3])], *speakers([hit]))
 
 
 def _server_gpus(case: Case) -> bool:
@@ -258,7 +302,8 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
         and not _TRANSFER.search(hit.text)
     ]
     told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
-    if told >= 2 and max(rate for rate, _ in rates) < 130 and not case.summary.tracebacks:
+    failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")
+    if told >= 2 and max(rate for rate, _ in rates) < 130 and not failed:
         yield Candidate(
             "net.slow",
             0.6,

@@ -15,10 +15,11 @@ _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|synchronize|\brecv|\bsend\b"
 )
 _PROCESS = re.compile(r"\bProcess (\d+): \S")
-_FRAME = re.compile(r"(?:^|\s)\S+ \([^()]+\.py:\d+\)\s*$")
+_FRAME = re.compile(r"\S \([^()]+\)\s*$")
+_PYTHON_FRAME = re.compile(r"\.py:\d+\)\s*$")
 # Main threads that wait for no rank, or that may wait for the GPU and with it for a collective: they prove nothing.
 _ELSEWHERE = re.compile(
-    r"_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
+    r"\(lib(?:cuda|nccl|torch)|_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
 )
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
@@ -28,7 +29,7 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
     """Stacks of hanging processes (py-spy, faulthandler): one waits in another collective than the others.
 
     Each process's innermost call of torch.distributed counts. Different calls at the same time mean that the ranks went
-    different ways through the code; one and the same call proves nothing.
+    different ways through the code. One and the same call proves only that somebody looked at a job that stood still.
     """
     calls: dict[tuple[str, str], tuple[str, Hit]] = {}
     process = ""
@@ -52,6 +53,10 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             hits,
             ranks_of(hits),
         )
+    elif names and not case.outlived(hit := next(iter(calls.values()))[1]):
+        title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
+        for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
+            yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], ranks_of([hit]), vague=True)
 
 
 @diagnosis
@@ -71,13 +76,15 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
             stacks[-1][1].append(hit)
         else:
             main = hit.text.endswith('"MainThread"')
-    if len(lines) >= KEEP_PER_FILE:
+    if stacks and len(lines) >= KEEP_PER_FILE:
         stacks.pop()  # its frames may be cut
     waiting = [frames for _, frames in stacks if any("distributed_c10d.py:" in hit.text for hit in frames)]
     away = [
-        (pid, next((hit for hit in frames if "/" not in hit.text), frames[0]))  # a line of the user's own code
+        (pid, next((hit for hit in python if "/" not in hit.text), python[0]))  # a line of the user's own code
         for pid, frames in stacks
-        if frames and frames not in waiting and not any(_ELSEWHERE.search(hit.text) for hit in frames)
+        if (python := [hit for hit in frames if _PYTHON_FRAME.search(hit.text)])
+        and frames not in waiting
+        and not any(_ELSEWHERE.search(hit.text) for hit in frames)
     ]
     if 0 < len(away) <= len(waiting):
         many, own = len(waiting) > 1, [hit for _, hit in away]

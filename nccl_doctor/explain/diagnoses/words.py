@@ -65,12 +65,21 @@ _BUSY = re.compile(
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
+# A rank that got no data, or has no more: whatever else these lines speak of, it is not at work.
+NO_DATA = re.compile(
+    r"(?:data\w*|iterator|loader|stream|source|shards?|samples?|files)\W{0,3}(?:is |was |are |were )?exhausted|"
+    r"exhausted (?:the |its |all |my )*(?:data|iterator|loader|stream|shards|samples|files)|"
+    r"no more (?:data|batches|samples|shards|files)|StopIteration|out of data|nothing (?:left )?to (?:do|process|read)|"
+    r"\bempty (?:batch|shard|partition|split|loader|data)|"
+    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    re.IGNORECASE,
+)
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
-    r"\.wait\(|\braise |\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
+    r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
     # the kernel, drivers and daemons: no rank says this
     r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b"
@@ -88,7 +97,7 @@ def still_busy(hits: Iterable[Hit]) -> list[Hit]:
         text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
         if _STEP.search(text) and not _WORK_BAR.search(text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
-        elif _BUSY.search(text) and not _NOT_WORK.search(text):
+        elif _BUSY.search(text) and not _NOT_WORK.search(text) and not NO_DATA.search(text):
             busy.append(hit)
     return busy
 
@@ -100,6 +109,17 @@ def last_words(case: Case, ranks: set[int]) -> list[Hit]:
         for hits in case.summary.before.values()
         for hit in hits
         if (hit.rank in ranks or names_rank(hit.text, ranks)) and hit.text.strip()
+    ]
+
+
+def still_at_work(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
+    """What ranks that were waited for said of their work after the others had given up: they were alive, but late."""
+    said = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
+    said += [hit for hit in case.tail if hit.rank in ranks or (names_rank(hit.text, ranks) and _BUSY.search(hit.text))]
+    return [
+        hit
+        for hit in in_order(said)
+        if later(hit, failed) and not topics.says_failure(hit.text) and not _NOT_WORK.search(hit.text)
     ]
 
 

@@ -30,6 +30,15 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<strin
 _REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
 
 
+class Said(msgspec.Struct):
+    """One line with its prefix taken off, and the names of the signatures that recognised it."""
+
+    line: prefix.Line
+    text: str
+    number: int
+    known: list[str]
+
+
 class _Open(msgspec.Struct):
     """A traceback whose exception line has not come yet."""
 
@@ -39,18 +48,10 @@ class _Open(msgspec.Struct):
     mixed: bool  # several processes without a prefix: whose frames these are cannot be told
     ignored: bool
     frames: list[str] = msgspec.field(default_factory=list)
+    code: Said | None = None  # the line of code in the deepest frame
     where: str = ""
     function: str = ""
     lines: int = 0
-
-
-class Said(msgspec.Struct):
-    """One line with its prefix taken off, and the names of the signatures that recognised it."""
-
-    line: prefix.Line
-    text: str
-    number: int
-    known: list[str]
 
 
 class Tracebacks:
@@ -122,6 +123,7 @@ class Tracebacks:
         if frame:
             place = f"{frame.group(1)}:{frame.group(2)}"
             block.frames.append(place)
+            block.code = None
             if not _LIBRARY.search(frame.group(1)):
                 block.where, block.function = place, frame.group(3) or ""
             return
@@ -129,6 +131,8 @@ class Tracebacks:
             self._cut(key)
             return
         if not body.strip() or body[0] in " \t|+~^│╭╰❱":
+            if block.code is None and body.strip() and (body[0] in " \t" or "❱" in body):
+                block.code = said
             return
         found = _EXCEPTION.match(body.strip())
         # A line of another process that carries no prefix can stand between: only a dotted name or a name that looks
@@ -154,6 +158,8 @@ class Tracebacks:
             self._found[index] = msgspec.structs.replace(item, more=more)
 
     def _record(self, block: _Open, kind: str, message: str, said: Said) -> None:
+        # An assertion without a message says nothing but the line that made it.
+        silent = block.code if not message.strip() and not block.mixed else None
         self._found.append(
             Traceback(
                 kind,
@@ -165,6 +171,7 @@ class Tracebacks:
                 () if block.mixed else tuple(block.frames[-FRAMES_KEPT:]),
                 block.chained,
                 (*said.known, "exception-ignored") if block.ignored else tuple(said.known),
+                () if silent is None else (self._hit("exception", silent.number, silent.line, silent.text),),
             )
         )
 

@@ -231,6 +231,9 @@ says(
     "Please initialize the group first",
     "parallel group is not initialized",
     "parallel group is already initialized",
+    "torch.distributed is already initialized but the torch world size does not match",  # vLLM
+    "world group already initialized with a different world size",
+    "group already initialized, but of unexpected size",
     cause="app.pg-misuse",
     strength=0.9,
     title="a process group is used before it exists, twice, or after its end",

@@ -11,6 +11,10 @@ BUSBW_ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
+# A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.
+_MAY_BE = re.compile(
+    r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow"
+)
 
 says(
     "nccl-init-start",
@@ -192,11 +196,24 @@ says(
             "NCCL_IB_TC",
             "NCCL_IB_SL",
             "TORCH_NCCL_BLOCKING_WAIT",
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
             "NCCL_NTHREADS",
             "NCCL_OOB_NET_IFNAME",
         )
     ),
     why="A variable set on a command line or in a printed environment; the name is what stands before the sign.",
+)
+says(
+    "master-flag",
+    "--master_addr={address:word}",
+    "--master_addr {address:word}",
+    "--master-addr={address:word}",
+    "--master-addr {address:word}",
+    "--rdzv_endpoint={address:word}",
+    "--rdzv_endpoint {address:word}",
+    "--rdzv-endpoint={address:word}",
+    "--rdzv-endpoint {address:word}",
+    why="The master's address on a launcher's command line.",
 )
 says(
     "env-dump",
@@ -454,7 +471,9 @@ says(
     "baseline",
     sampled=True,
     why="A program or a person says that the bandwidth is too low.",
-    where=lambda groups, line: any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")),
+    where=lambda groups, line: (
+        any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")) and not _MAY_BE.search(line)
+    ),
 )
 
 says(
@@ -478,6 +497,12 @@ says(
     *(f"{who}{{told}}{unit}" for who in ("GPU ", "gpu ", "cuda:", "device ") for unit in ("FLOP", "GB/s", " MHz")),
     sampled=True,
     why="What one GPU reached, by a program that measures each.",
+)
+says(
+    "step-timers",
+    "time (ms) | ",
+    why="DeepSpeed's wall_clock_breakdown: what the parts of a step took.",
+    where=lambda groups, line: "allreduce" in line or "reduce" in line,
 )
 says(
     "uptime",

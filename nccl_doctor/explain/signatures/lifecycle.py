@@ -50,6 +50,8 @@ _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no pr
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
+    if "StopIteration" in line:  # an exception
+        return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     return not trouble and not probe and not _FRAME.search(line) and bool(_NUMBER_NEAR.search(line))
 

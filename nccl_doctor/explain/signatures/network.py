@@ -357,6 +357,20 @@ says(
     why="The log shows a dropping rule or a dropped packet.",
 )
 says(
+    "open-ports",
+    "  ports: {ports}",
+    "  services: {services}",
+    "reject-with icmp-host-prohibited",
+    "Default: deny (incoming)",
+    "policy DROP",
+    why="firewall-cmd, iptables, nft or ufw: what a host's firewall lets in; the rest is rejected.",
+    where=lambda groups, line: (
+        re.search(r"ports: (?:[\d-]+/(?:tcp|udp)[ ,]?)*$", line.rstrip()) is not None
+        if "ports" in groups
+        else "services" not in groups or " ssh" in line
+    ),
+)
+says(
     "connection-table-full",
     "table full, dropping packet",
     cause="net.firewall",
@@ -377,15 +391,32 @@ says(
     "nc-blocked",
     "nc: connect to {address} port {port:int} (tcp) timed out",
     "nc: connect to {address} port {port:int} (tcp) failed: {error}",
-    "telnet: Unable to connect to remote host: {error}",
-    "curl: (28)",
-    "Ncat: {error}",
     cause="net.firewall",
     strength=0.7,
     title="port {port} of {address} is blocked",
     why="A hand-made connection test to the port failed.",
 )
-says("link-speed", "Speed: {speed:int}Mb/s", "Could not get speed {}Defaulting to 10 Gbps", why="An interface's speed.")
+says(
+    "connect-test-failed",
+    "telnet: Unable to connect to remote host: {error}",
+    "curl: (28) {error}",
+    "Ncat: {error}",
+    cause="net.firewall",
+    strength=0.7,
+    title="a connection test by hand failed: {error}",
+    why="telnet, curl or ncat did not reach the port.",
+    where=lambda groups, line: re.search(r"timed? ?out|[Rr]efused|[Nn]o route|unreachable|\(28\)", line) is not None,
+)
+says(
+    "link-speed",
+    "Speed: {speed:int}Mb/s",
+    "Could not get speed {}Defaulting to 10 Gbps",
+    "Bytes {speed:num} Mbits/sec",  # iperf
+    "Bytes  {speed:num} Mbits/sec",
+    "Bytes {gigabits:num} Gbits/sec",
+    "Bytes  {gigabits:num} Gbits/sec",
+    why="An interface's speed, looked up or measured.",
+)
 
 says(
     "net-types-differ",

@@ -125,23 +125,35 @@ says(
     "unable to pull image",
     "manifest unknown",
     "pull access denied",
-    cause="unrelated",
-    strength=0.84,
-    title="the registry does not have this image, or does not give it to this job",
-    why="The job names a tag that is not there, or may not read it: nothing of it ran. That a registry cannot be reached is another matter.",
+    "returned error code: 404",  # enroot
+    why="A registry answers that it does not have an image, or does not give it to this job.",
     where=lambda groups, line: _no_image(line),
 )
 says(
     "sandbox-failed",
     "ailed to create pod sandbox",
     "failed to setup network for sandbox",
-    "Failed to pull image",
     "CreateContainerConfigError",
     cause="sys.container",
     strength=0.72,
     title="the container could not be started",
     why="The runtime failed before the program began: image, sandbox or pod network.",
     where=lambda groups, line: not _no_image(line),
+)
+says(
+    "image-not-pulled",
+    "Failed to pull image",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CannotPullContainerError",  # Amazon ECS and Batch
+    "pull access denied for",
+    "manifest unknown",
+    "trying and failing to pull image",
+    "Error response from daemon: manifest for",
+    "/manifests/{tag} returned error code: 4",  # enroot
+    why="A container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it.",
 )
 says(
     "gpus-not-handed-out",

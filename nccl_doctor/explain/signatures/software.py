@@ -102,6 +102,15 @@ says(
     why="An extension is compiled with, or was built for, another CUDA than torch's.",
 )
 says(
+    "cudnn-mismatch",
+    "Loaded runtime CuDNN library: {loaded} but source was compiled with: {wanted}",  # XLA: JAX and TensorFlow
+    "cuDNN version incompatibility",  # torch
+    cause="sw.library-conflict",
+    strength=0.9,
+    title="the cuDNN that was loaded is not the one that the program was built for",
+    why="Another package, or LD_LIBRARY_PATH, put an older or newer cuDNN in its place.",
+)
+says(
     "no-nccl",
     "Distributed package doesn't have NCCL built in",
     "doesn't have NCCL built in",

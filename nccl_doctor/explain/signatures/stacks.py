@@ -24,6 +24,6 @@ says(
 says(
     "stack-main",
     'hread {id} ({state}): "MainThread"',
-    rows=16,
+    rows=24,
     why="py-spy: what the main thread of this process does, innermost frame first.",
 )

@@ -53,6 +53,7 @@ says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",
+    "watchdog got stuck for {seconds:int} seconds",
     "watchdog got stuck for",
     "watchdog hang",
     role=S,
@@ -356,6 +357,17 @@ says(
     role=S,
     fold="monitoredBarrier: innocent ranks",
     why="This rank arrived; rank 0's lines name the missing one.",
+)
+says(
+    "jax-registration",
+    "cluster registration failed",
+    "Wait_for_all_tasks_to_register",
+    why="JAX's tasks had to register with the coordinator, and some did not.",
+)
+says(
+    "jax-barrier-count",
+    "# of tasks that reached the barrier: {joined:int}/{world:int}",
+    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out.",
 )
 says(
     "coordination-service",

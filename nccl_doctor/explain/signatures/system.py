@@ -88,6 +88,8 @@ says(
 )
 
 # --- host memory
+# "Detected 0 oom_kill events", "oom_kill 0" (memory.events), "oom-kill events: 0"
+_NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b", re.IGNORECASE)
 says(
     "oom-killer",
     "Out of memory: Kill",
@@ -132,6 +134,7 @@ says(
             r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)",
             line,
         )
+        and not _NOBODY_KILLED.search(line)
     ),
 )
 says(
@@ -383,6 +386,7 @@ says(
     why="A scheduler, container runtime or allocator says that host memory ran out.",
     where=lambda groups, line: (
         not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out|potential root causes", line)
+        and not _NOBODY_KILLED.search(line)
     ),
 )
 says(
@@ -434,8 +438,6 @@ says(
     "unshare: Operation not permitted",
     "mount: permission denied",
     "CreateContainerError",
-    "ErrImagePull",
-    "ImagePullBackOff",
     "failed to create shim task",
     "pyxis: ",
     "enroot: ",

@@ -18,10 +18,11 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
-from nccl_doctor.report.console import alike, confidence_word, headline, merged_fixes, no_setting, setting_reason
+from nccl_doctor.report.console import alike, headline, merged_fixes, no_setting, setting_reason
 from nccl_doctor.report.formats._text import quote
 from nccl_doctor.report.html import measured
 from nccl_doctor.report.safe_text import moment, visible
+from nccl_doctor.report.terminal import confidence_word
 from nccl_doctor.rules.gate import Gate, decide_hosts
 from nccl_doctor.rules.judge import Report
 

@@ -91,6 +91,17 @@ class PortTaken(Fault):
 
 
 @dataclass
+class ConnectLimit(Fault):
+    """The host's packet filter drops new TCP connections beyond ``per_second``, on every port but 22."""
+
+    name = "connect-limit"
+    per_second: int = 3
+
+    def apply(self) -> None:
+        self.filter("input", [f"iifname != lo {NEW_TCP} tcp dport != 22 limit rate over {self.per_second}/second drop"])
+
+
+@dataclass
 class WrongNeighbour(Fault):
     """The host has a static ARP entry for ``peer`` with a hardware address that nobody has."""
 

@@ -71,6 +71,22 @@ def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
     assert explain_text(_DESYNC).verdict is Verdict.UNDECIDED  # "finished" is no end of the run
 
 
+def test_paths_in_a_traceback_are_no_subject_behind_a_loggers_prefix_either() -> None:
+    prefix = "(Core pid=71) ERROR 09-01 11:00:02 [core.py:700] "
+    log = (
+        f'{prefix}  File "/opt/v/distributed/device_communicators/base.py", line 88, in __init__\n'
+        f'{prefix}  File "/opt/v/distributed/device_communicators/wrapper.py", line 271, in check\n'
+        f"{prefix}RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+    )
+    assert explain_text(log).causes[0].id.startswith("gpu.")
+
+
+def test_a_title_shows_no_holes() -> None:
+    log = "Ncat: Connected to 10.40.0.1:29400.\n$ curl m:29500\ncurl: (28) Failed to connect\nNo active IB port\n"
+    titles = [cause.title for cause in explain_text(log).causes]
+    assert titles and not any("{" in title for title in titles), titles
+
+
 def test_every_cause_has_a_playbook() -> None:
     causes = {signature.cause for signature in all_signatures().values() if signature.cause} | set(TOPICS) | set(LATE)
     for other in EXPLAINS.items():

@@ -1,0 +1,57 @@
+"""What an error of a collective means: no memory, no such operation, or a failure; and how much memory there is."""
+
+import contextlib
+import re
+
+
+def available_memory() -> int:
+    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less."""
+    found = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    )
+    for limit, usage in pairs:
+        with contextlib.suppress(OSError, ValueError), open(limit) as one, open(usage) as two:
+            found.append(int(one.read()) - int(two.read()))
+    return min(found) if found else 1 << 62
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether this is torch's, NCCL's or Python's word for no memory."""
+    text = str(error)
+    if "ibv_" in text:
+        return False  # "Call to ibv_create_cq failed with error Cannot allocate memory": the limit on locked memory
+    words = ("out of memory", "can't allocate memory", "bad_alloc", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
+
+
+def words_of_lack(error: Exception, when: str = "") -> str:
+    """``out of memory while it ran: ...`` with the first line of what the allocator said."""
+    lines = str(error).splitlines() or [""]
+    line = next((line for line in lines if "memory" in line), lines[0])  # NCCL's first line names a source file
+    said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", line.strip())[:300]
+    return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
+
+
+def amount(size: float) -> str:
+    """``1.5 GiB``: bytes in the largest binary unit of which there is one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return "%.3g %s" % (size, unit)
+        size /= 1024.0
+    return "%.3g TiB" % size if size < 1024 else "%.0f TiB" % size
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether torch or the backend says that it has no such operation, for this type of data or at all."""
+    text = str(error).lower()
+    if "nccl error" in text or "cuda error" in text:
+        return False  # "Cuda failure 'operation not supported'" is a failure of this machine, not torch's refusal
+    words = ("invalid scalar type", "not support", "unsupported", "not implemented", "invalid data type", "cannot use",
+             "can't be cast", "requires nccl")  # fmt: skip
+    return isinstance(error, (NotImplementedError, TypeError)) or any(word in text for word in words)
