@@ -201,6 +201,7 @@ says(
     "wandb: WARNING",
     "wandb: Network error",
     "wandb.sdk.lib.sock_client.SockClientClosedError",
+    "wandb.sdk.interface.router.MessageRouterClosedError",
     "Error while calling W&B API",
     "mlflow.{}: retrying",
     "comet_ml{}WARNING",
