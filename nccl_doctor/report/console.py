@@ -14,7 +14,7 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
-from nccl_doctor.rules.judge import Report
+from nccl_doctor.rules.judge import Report, StageResult
 
 EVIDENCE_SHOWN = 4
 TITLES_SHOWN = 3
@@ -195,7 +195,7 @@ def _close(report: Report, console: Console, saved: str, exit_code: int, verbose
 
 def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     """Label, its style, and what there is to say: what passed, what to set, what is not known."""
-    passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn")]
+    passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn") or _on_all_reached(stage, report)]
     if passed:
         yield "passed", "green", Text(_of_reached(report) + ", ".join(passed))
     skipped: dict[str, list[str]] = {}
@@ -233,6 +233,11 @@ def _of_reached(report: Report) -> str:
     return f"{len(report.reached)} of {len(report.hosts)} hosts: " if some else ""
 
 
+def _on_all_reached(stage: StageResult, report: Report) -> bool:
+    """Whether all that keeps a stage from passing is that some hosts were not reached."""
+    return stage.state == "unknown" and bool(report.reached) and stage.passed == len(report.reached)
+
+
 def _shortest(reasons: str) -> str:
     """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     parts = reasons.split("; ")
@@ -241,17 +246,17 @@ def _shortest(reasons: str) -> str:
 
 def no_setting(report: Report) -> str:
     """What to say without advice: "nothing needs setting" only where the interfaces, which decide it, were looked at."""
-    states = {stage.name: stage.state for stage in report.stages}
+    interfaces = next((stage for stage in report.stages if stage.name == "interfaces"), None)
     broken = [item for item in report.causes if item.severity is Severity.FAIL and item.id.startswith("net.")]
     if report.reached and broken:
         return "no setting is known to help against the network's faults"
-    if report.reached and states.get("interfaces") not in (None, "unknown"):
+    if report.reached and interfaces and (interfaces.state != "unknown" or _on_all_reached(interfaces, report)):
         names = ", ".join(item.split(":")[0] for item in report.env_unknown)
         return _of_reached(report) + (
             f"nothing known to need setting; not decided: {names} (env recommend says why)"
             if names
             else "nothing needs setting"
         )
-    why = "left out" if states.get("interfaces") is None else "not measured on every host"
+    why = "left out" if interfaces is None else "not measured on every host"
     why = f"the interfaces stage was {why}" if report.reached else "no host was reached"
     return f"not known: {why}"

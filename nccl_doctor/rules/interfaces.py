@@ -509,7 +509,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
             env=env(),
-            explains=("net.wrong-interface.unreachable", "collectives"),
+            explains=("net.wrong-interface.unreachable", "net.wrong-neighbour", "collectives"),
         )
 
 
@@ -557,6 +557,7 @@ def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
                 explains=(
                     "net.wrong-interface.unreachable",
                     "net.hostname-resolution.wrong-address",
+                    "net.wrong-neighbour",
                     "net.firewall",
                     "net.master-unreachable",
                     "net.packet-loss",

@@ -262,6 +262,8 @@ def _stage(
         state, reason = "unknown", _few(sorted({gap.what for gap in unknown if name in gap.stages}))
     elif all(set(item) == set(hosts) for item in skipped):
         state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
+    elif len(hosts) < len(bundle.hosts):
+        state, reason = "unknown", f"{len(bundle.hosts) - len(hosts)} of {len(bundle.hosts)} hosts not reached"
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces, Route
 from nccl_doctor.facts.mesh import Link, Links
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 
+_FAILED = ("timed-out", "unreachable")
 _EXPLAINS = (
     "net.firewall",
     "net.master-unreachable",
@@ -23,18 +26,18 @@ _EXPLAINS = (
 
 @fleet_rule("ports", "net.wrong-route", "net.wrong-neighbour")
 def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
-    """Where a host cannot connect to a peer, its own routes and neighbour entries lead to that peer.
+    """A host's own routes and, where it cannot connect, its neighbour entries lead to its peers.
 
     A route of its own that rejects the peer's address, or sends what is for its own network to a gateway, and a hardware
     address that is not the peer's (a stale or static entry, or another host that answers for the address) look like a
-    firewall from outside.
+    firewall from outside. Where the gateway does pass it on, it is a detour, and a warning.
     """
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
     tried = fleet.every(Links)
     facts = {host.name: found for host in fleet.hosts if (found := host.want(Interfaces)) is not None}
-    owners = {
-        address.address: (name, device.mac)
+    macs = {
+        (name, address.address): device.mac.lower()
         for name, found in sorted(facts.items())
         for address in found.addresses
         if not address.loopback and (device := found.device(address.name)) is not None
@@ -42,61 +45,90 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     for host, links in sorted(tried.items()):
         if host not in facts:
             continue  # the connection's own finding stands
-        failed = {link.address: link for link in links.links if link.outcome in ("timed-out", "unreachable")}
-        for link in failed.values():
-            yield from _route(host, facts[host], link)
-            yield from _neighbour(host, links, link, owners)
+        yield from _routes(host, facts[host], links)
+        for link in {link.address: link for link in links.links if link.outcome in _FAILED}.values():
+            yield from _neighbour(host, links, link, macs)
 
 
-def _route(host: str, facts: Interfaces, link: Link) -> Iterator[Finding]:
-    route = _taken(facts, link.address)
-    if route is None:
-        return
-    target = ip_address(link.address)
-    near = [one.network for one in facts.addresses if one.running and not one.loopback and target in one.network]
-    if route.reject or route.interface == "*":
-        what = "rejects it"
-    elif route.gateway and near:
-        what = f"sends it to {route.gateway}, though {near[0]} is {host}'s own network"
-    else:
-        return
-    way = f"{route.destination}/{route.prefix}"
-    yield finding(
-        "net.wrong-route",
-        Severity.FAIL,
-        f"{host} cannot connect to {link.peer} ({link.address}): its own route {way} {what}",
-        (
-            Evidence(
-                f"{way} {f'via {route.gateway} ' if route.gateway else ''}dev {route.interface}"
-                + (" reject" if route.reject else ""),
-                "/proc/net/route" if route.family == "inet" else "/proc/net/ipv6_route",
-                host=host,
+def _routes(host: str, facts: Interfaces, links: Links) -> Iterator[Finding]:
+    """One finding for each route that leads astray, with all peers beyond it."""
+    astray: dict[Route, list[Link]] = {}
+    # Kubernetes hosts have hundreds of routes, and none of them leads to a peer: they are looked at where one might.
+    detours = any(route.gateway and route.prefix and _own_network(facts, route.destination) for route in facts.routes)
+    asked = links.links if detours else [link for link in links.links if link.outcome in _FAILED]
+    for link in {(link.address, link.outcome): link for link in asked}.values():
+        route = _taken(facts, link.address)
+        if route is not None and (
+            link.outcome in _FAILED if _rejects(route) else route.gateway and _own_network(facts, link.address)
+        ):
+            astray.setdefault(route, []).append(link)
+    for route, led in astray.items():
+        failed = [link for link in led if link.outcome in _FAILED]
+        peers = few(sorted({link.peer for link in failed or led}))
+        way = f"{route.destination}/{route.prefix}"
+        network = _own_network(facts, led[0].address)
+        what = (
+            "rejects it"
+            if _rejects(route)
+            else f"sends it to {route.gateway}, though {network} is {host}'s own network"
+        )
+        yield finding(
+            "net.wrong-route",
+            Severity.FAIL if failed else Severity.WARN,
+            f"{host} {'cannot connect to' if failed else 'takes a detour to'} {peers} ({(failed or led)[0].address}): "
+            f"its own route {way} {what}",
+            (
+                Evidence(
+                    f"{way} {f'via {route.gateway} ' if route.gateway else ''}dev {route.interface}"
+                    + (" reject" if route.reject else ""),
+                    "/proc/net/route" if route.family == "inet" else "/proc/net/ipv6_route",
+                    host=host,
+                ),
+                *(_tried(host, link) for link in (failed or led)[:3]),
             ),
-            _tried(host, link),
-        ),
-        places=(Place(host, peer=link.peer),),
-        fixes=(
-            Fix("see where it comes from", f"ip route get {link.address}; ip route show table all {way}", host),
-            Fix("take it away, if nobody wants it", f"sudo ip route del {way}", host, risky=True),
-        ),
-        confidence=0.95,
-        explains=_EXPLAINS,
-    )
+            places=[Place(host, peer=peer) for peer in sorted({link.peer for link in failed or led})],
+            fixes=(
+                Fix("see where it comes from", f"ip route get {led[0].address}; ip route show table all {way}", host),
+                Fix("take it away, if nobody wants it", f"sudo ip route del {way}", host, risky=True),
+            ),
+            confidence=0.95,
+            explains=_EXPLAINS if failed else (),
+        )
+
+
+def _rejects(route: Route) -> bool:
+    return route.reject or route.interface == "*"
+
+
+def _own_network(facts: Interfaces, address: str) -> str:
+    """The network of one of the host's own addresses in which this one lies; empty if there is none."""
+    target = _ip(address)
+    return next((str(o.network) for o in facts.addresses if o.running and not o.loopback and target in o.network), "")
+
+
+@functools.lru_cache(65536)  # parsing is slow, and the hosts of a fleet have the same routes
+def _ip(text: str) -> IPv4Address | IPv6Address:
+    return ip_address(text)
+
+
+@functools.lru_cache(65536)
+def _network(destination: str, prefix: int) -> IPv4Network | IPv6Network:
+    return ip_network(f"{destination}/{prefix}", strict=False)
 
 
 def _taken(facts: Interfaces, address: str) -> Route | None:
     """The route of the main table that the kernel takes to this address: the longest prefix, then the lowest metric."""
-    target = ip_address(address)
-    fitting = [route for route in facts.routes if target in ip_network(f"{route.destination}/{route.prefix}", False)]
+    target = _ip(address)
+    fitting = [route for route in facts.routes if target in _network(route.destination, route.prefix)]
     return min(fitting, key=lambda route: (-route.prefix, route.metric), default=None)
 
 
-def _neighbour(host: str, links: Links, link: Link, owners: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
-    owner, mac = owners.get(link.address, ("", ""))
+def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
+    owner, mac = link.peer, macs.get((link.peer, link.address))
     for entry in links.neighbours:
-        if entry.address != link.address or not mac or entry.mac.lower() == mac.lower():
+        if entry.address != link.address or not mac or entry.mac.lower() == mac:
             continue
-        other = next((name for name, theirs in owners.values() if theirs.lower() == entry.mac.lower()), "")
+        other = next((name for (name, _), theirs in macs.items() if theirs == entry.mac.lower()), "")
         yield finding(
             "net.wrong-neighbour",
             Severity.FAIL,
@@ -130,6 +162,5 @@ def _neighbour(host: str, links: Links, link: Link, owners: Mapping[str, tuple[s
 
 
 def _tried(host: str, link: Link) -> Evidence:
-    return Evidence(
-        f"{host} -> {link.peer}: {link.outcome}: {link.detail}", f"connect {link.address}:{link.port}", host=host
-    )
+    told = f"{host} -> {link.peer}: {link.outcome}" + (f": {link.detail}" if link.detail else "")
+    return Evidence(told, f"connect {link.address}:{link.port}", host=host)

@@ -9,6 +9,7 @@ import pytest
 from fleets import interfaces, only, run
 
 from nccl_doctor.facts.interfaces import Device, Route
+from nccl_doctor.findings.model import Severity
 
 MACS = {"a": "02:00:00:00:00:0a", "b": "02:00:00:00:00:0b", "c": "02:00:00:00:00:0c"}
 NETWORK = Route("inet", "eth0", "10.0.0.0", 24)
@@ -54,5 +55,21 @@ def test_a_wrong_hardware_address_is_told_with_whose_it_is(mac: str, whose: str)
     assert (found.id, found.hosts) == ("net.wrong-neighbour", ("a",)) and whose in found.title
 
 
-def test_where_the_connection_works_the_way_is_not_judged() -> None:
+def test_a_gateway_that_passes_on_what_is_for_the_own_network_is_a_detour() -> None:
+    route = Route("inet", "eth0", "10.0.0.2", 32, "10.0.0.254")
+    found = only(run("way.way_to_peers", fleet(route, outcome="ok")))
+    assert (found.severity, found.hosts) == (Severity.WARN, ("a",)) and "takes a detour to b" in found.title
+
+
+def test_where_the_connection_works_what_would_reject_it_did_not() -> None:
     assert not run("way.way_to_peers", fleet(Route("inet", "*", "10.0.0.2", 32), mac="x", outcome="ok")).findings
+
+
+def test_an_address_that_two_hosts_have_is_sought_at_the_peer() -> None:
+    hosts = fleet(mac=MACS["c"])
+    hosts["c"]["interfaces"]["addresses"] = [
+        *hosts["c"]["interfaces"]["addresses"],
+        *hosts["b"]["interfaces"]["addresses"],
+    ]
+    found = only(run("way.way_to_peers", hosts))
+    assert "what is for b (10.0.0.2)" in found.title and "which is c's" in found.title
