@@ -195,7 +195,9 @@ def _close(report: Report, console: Console, saved: str, exit_code: int, verbose
 
 def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     """Label, its style, and what there is to say: what passed, what to set, what is not known."""
-    passed = [stage.name for stage in report.stages if stage.state in ("pass", "warn") or _on_all_reached(stage, report)]
+    passed = [
+        stage.name for stage in report.stages if stage.state in ("pass", "warn") or _on_all_reached(stage, report)
+    ]
     if passed:
         yield "passed", "green", Text(_of_reached(report) + ", ".join(passed))
     skipped: dict[str, list[str]] = {}
