@@ -319,14 +319,15 @@ class Scanner:
         """Rows that count up to a goal ("round 7/25 ..."), in any language: steps of work, too, if nothing in them accuses."""
         rows: dict[tuple[bytes, str], list[tuple[int, int, str]]] = {}
         for at, raw in enumerate(lines, number):
-            text = _decode(raw[:LINE_LIMIT])
+            text = _decode(raw[:LINE_LIMIT]) if b"/" in raw else ""
             found = _OF_MANY.search(text)
-            if found and not _NO_WORK.search(text) and self._plan.error_line.match(text) is None:
+            if found and not _NO_WORK.search(text):
                 shape = raw.translate(None, _DIGIT_BYTES + b" .")
                 rows.setdefault((shape, found.group(2)), []).append((int(found.group(1)), at, text))
         for counted in rows.values():
             counts = [count for count, _, _ in counted]
-            if len(counts) >= SAME_SHAPE and counts == sorted(set(counts)):
+            rising = len(counts) >= SAME_SHAPE and counts == sorted(set(counts))
+            if rising and self._plan.error_line.match(counted[0][2]) is None:
                 for _, at, text in (counted[0], counted[-1]):
                     self._add(self._plan.progress, {}, at, prefix.parse(text), text)
 
