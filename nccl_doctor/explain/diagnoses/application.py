@@ -349,7 +349,9 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
     else:
-        yield Candidate("app.straggler-timeout", 0.5, f"{counted} reached a barrier of JAX's coordinator in time", hits)
+        yield Candidate(
+            "app.straggler-timeout", 0.46, f"{counted} reached a barrier of JAX's coordinator in time", hits
+        )
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
@@ -389,7 +391,7 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     before = case.summary.before.get(first.file, []) if first else []
     hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
-    if first and hits and len(ranks) == 1 and case.world != 1:
+    if first and hits and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
         title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 

@@ -46,6 +46,19 @@ _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 
 
 @diagnosis
+def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
+    """The last that a serving engine says is which NCCL it uses: its workers hang in their first collective.
+
+    Between the GPUs of a host that is peer-to-peer or shared memory, usually; NCCL's own lines would tell.
+    """
+    hits = case.hits("engine-names-its-nccl")
+    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
+        for place, cause in enumerate(_INIT_STUCK_LOCAL):
+            title = "the engine says nothing after it named its NCCL: its workers hang in the first collective"
+            yield Candidate(cause, 0.4 - 0.03 * place, title, hits[-4:], ranks_of(hits))
+
+
+@diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
     """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here.
 
@@ -125,22 +138,18 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         lines.setdefault(hit.groups["version"].split("+")[0], hit)
     if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
         return
-    hosts = hosts_of(case.hits("nccl-version"))
-    if (
-        len(hosts) > 1
-        or case.has("nccl-mismatch", "bootstrap-truncated")
-        or not _in_turn(case, *list(lines.values())[:2])
-    ):
+    (bad, one), (good, other) = list(lines.items())[:2]
+    apart = one.host and other.host and one.host != other.host
+    if apart or case.has("nccl-mismatch", "bootstrap-truncated") or not _in_turn(case, one, other):
         yield Candidate(
             "sw.nccl-version-mismatch",
             0.84,
             f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
             [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
-            hosts=hosts,
+            hosts=hosts_of(case.hits("nccl-version")),
             final=True,
         )
         return
-    (bad, one), (good, other) = list(lines.items())[:2]
     failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
     on = [last for name in _RAN if (last := case.last(name)) is not None and later(last, other)]
     if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):

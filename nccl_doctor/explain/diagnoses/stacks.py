@@ -53,10 +53,10 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             hits,
             ranks_of(hits),
         )
-    elif names and not case.outlived(hit := next(iter(calls.values()))[1]):
+    elif names and case.stands:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
         for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
-            yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], ranks_of([hit]), vague=True)
+            yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], vague=True)
 
 
 @diagnosis
