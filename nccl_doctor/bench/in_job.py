@@ -29,7 +29,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 REQUIRED = "NCCL_DOCTOR_IN_JOB"
 _KEPT: list[Any] = []  # files that must stay open
 TOLD_TO_END_S = 10.0  # a rank that left before rank 0 has told would be a failure to tell of
-LINGER_S = 3.0  # launchers end all ranks when the first one fails: rank 0, who tells the result, must be that one
+LINGER_S = 10.0  # launchers end all ranks when the first one fails: rank 0, who tells the result, must be that one
 
 
 def identity_or_stop(stop: Callable[[str], NoReturn]) -> ranks.Identity | None:
