@@ -29,7 +29,7 @@ def main(command: list[str]) -> int:
     """The command's exit status; 1 where it succeeded and left something behind."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     labs = set(abandoned())
-    directory = Path(tempfile.mkdtemp(prefix="nccl-doctor-tests-"))
+    directory = Path(tempfile.mkdtemp(prefix="tests-"))  # short: sockets lie in it, whose names may have 107 bytes
     status = run(command, directory)
     left = [f"process {pid}: {words}" for pid, words in remaining().items()]
     left += [f"lab: {name}" for name in sorted(set(abandoned()) - labs)]

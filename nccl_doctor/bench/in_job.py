@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from nccl_doctor.agent.collective import ranks
+from nccl_doctor.agent.collective import launch, ranks
 from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
 from nccl_doctor.bench.outcome import INTERRUPTED, Outcome, conclude
 from nccl_doctor.bench.run import Prepared, Share, World
@@ -101,7 +101,7 @@ def run(
         plan = msgspec.structs.replace(plan, gemm=8192 if backend == "nccl" else 1024)
     log = _log_file()
     os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log or "/dev/stderr"})
-    os.environ.pop("NCCL_DEBUG_SUBSYS", None)
+    os.environ["NCCL_DEBUG_SUBSYS"] = launch.SUBSYSTEMS
     watch = _Watch(identity)
 
     def outcome(*notes: str) -> Outcome:

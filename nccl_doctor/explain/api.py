@@ -22,7 +22,7 @@ from nccl_doctor.explain.model import (
     Verdict,
 )
 from nccl_doctor.explain.readers.scan import scan
-from nccl_doctor.explain.summary import Summary
+from nccl_doctor.explain.summary import LAST_LINES, Summary
 from nccl_doctor.facts import redaction
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
@@ -125,8 +125,8 @@ def _failure_seen(case: Case) -> bool:
     ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
     return any(
         topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.outlived(hit)
-        for hit in case.tail[-12:]
-        if (hit.file, hit.line) not in calm | case.caught
+        for hit in case.tail[-LAST_LINES:]
+        if (hit.file, hit.line) not in calm | case.caught | case.rows
         and hit.file not in ended
         and not any(signature.match(hit.text) is not None for signature in outlived)
     )

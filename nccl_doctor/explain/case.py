@@ -11,7 +11,7 @@ import msgspec
 from nccl_doctor.explain import diagnoses
 from nccl_doctor.explain.model import Hit, Role, Traceback
 from nccl_doctor.explain.signatures import Signature, all_signatures
-from nccl_doctor.explain.summary import Summary
+from nccl_doctor.explain.summary import LAST_LINES, Summary
 
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
@@ -386,6 +386,9 @@ class Case:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         ends = {hit.file: hit.line for hit in (*self.hits("run-ended"), self.last("run-ended")) if hit is not None}
+        file, worked = self._last_step_before("exit-zero")
+        if worked and all(hit.line + _LINES_AFTER <= worked for hit in self.troubles if hit.file == file):
+            ends[file] = worked  # the job exited with 0, and had worked on after all that went wrong
         ends = {file: line for file, line in ends.items() if file not in self.failed_files}
         return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
 
@@ -415,6 +418,18 @@ class Case:
             if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
                 return [first, *last]
         return []
+
+    @functools.cached_property
+    def rows(self) -> set[tuple[str, int]]:
+        """File and line of the last lines that report a step as several of their neighbours do, in the same words."""
+        steps = self.signatures["progress"]
+        alike: dict[str, list[Hit]] = {}
+        for hit in self.tail[-LAST_LINES:]:
+            alike.setdefault(_shape(hit.text), []).append(hit)
+        several = [
+            hits for hits in alike.values() if len(hits) > _LINES_AFTER and steps.match(hits[0].text) is not None
+        ]
+        return {(hit.file, hit.line) for hits in several for hit in hits}
 
     @property
     def stands(self) -> list[Hit]:
@@ -482,14 +497,22 @@ class Case:
         )
 
     def _stepped_on(self, hit: Hit) -> bool:
-        """Whether the log's last lines hold two reports of one shape after this line: a rank went a whole step further."""
-        step = self.signatures["progress"]
+        """Whether a rank went a whole step further: after this line two reports of one shape, or a step and a good end."""
+        steps = self.signatures["progress"]
         shapes = [
             _shape(item.text)
             for item in self.summary.tails.get(hit.file, ())
-            if item.line > hit.line and step.match(item.text) is not None
+            if item.line > hit.line and steps.match(item.text) is not None
         ]
-        return len(set(shapes)) < len(shapes)
+        file, worked = self._last_step_before("ended-well")
+        return len(set(shapes)) < len(shapes) or (hit.file == file and hit.line < worked)
+
+    @functools.cache  # noqa: B019 - a case lives as long as its explanation
+    def _last_step_before(self, end: str) -> tuple[str, int]:
+        """File and line of the last step, if this kind of end follows it there."""
+        last, step = self.last(end), self.last("progress")
+        told = last is not None and step is not None and last.file == step.file and last.line > step.line
+        return (step.file, step.line) if told and step is not None else ("", 0)
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""

@@ -204,7 +204,8 @@ _NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))
 def _slows(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
-    return item.id in _SLOWNESS and not item.vague and missed and not _finite_again(case, item)
+    samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over
+    return item.id in _SLOWNESS and not (item.vague or samples) and missed and not _finite_again(case, item)
 
 
 def _survived(case: Case, item: Candidate) -> bool:

@@ -120,6 +120,8 @@ _FAILURE_WORDS = re.compile(
     r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
 )
 _COUNTED_NONE = re.compile(
+    r"\b(?:nothing|none|no \w{3,12}) (?:has |have )?failed\b|\b0 (?:failed|failures|errors?|killed|aborted|timed out)\b|"
+    r"\b(?:failed|errors?)\b[ \w]{0,12}: ?(?:none\b|null\b|\[\])|"
     r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*| )0(?:\.0+)?\b",
     re.IGNORECASE,
 )

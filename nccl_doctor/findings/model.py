@@ -108,6 +108,9 @@ def beneath(id: str, parent: str) -> bool:
     return id == parent or id.startswith(parent + ".")
 
 
+DENIED = ("not-permitted", "not permitted")  # how the reason of a gap begins that only rights would close
+
+
 class Unknown(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that was not measured: what, on which hosts, why, and the command that would measure it."""
 

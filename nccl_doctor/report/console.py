@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nccl_doctor.facts.fold import fold
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity
+from nccl_doctor.findings.model import DENIED, EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
@@ -81,7 +81,7 @@ def headline(report: Report) -> tuple[str, str]:
         first = failing[0][0].id + (f" on {where}" if where else "")
         return "FAULTY", f"{problems} on {len(guilty)} of {hosts} would break this job. First to fix: {first}."
     if report.verdict == "incomplete":
-        rights = all(gap.why.startswith(("not-permitted", "not permitted")) for gap in report.unknown)
+        rights = all(gap.why.startswith(DENIED) for gap in report.unknown)
         why = "this user may not read everything" if report.unknown and rights else "not everything could be measured"
         return "INCOMPLETE", f"nothing wrong was found, but {why} (see below)."
     return "HEALTHY", f"{hosts} passed every check that was asked for."

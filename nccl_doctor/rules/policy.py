@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence, Finding, Severity, beneath, finding
+from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
 from nccl_doctor.rules import engine, reach, thresholds
 from nccl_doctor.rules.judge import Report, folded_and_sorted, verdict_of
 
@@ -43,6 +43,15 @@ class Ignore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: str = ""
 
 
+class NotPermitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the user who runs this may not read, accepted as unmeasured until a day: ``what`` as told under "not checked"."""
+
+    what: str
+    reason: str
+    until: datetime.date
+    hosts: str = ""
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """What a policy file says. Command-line options win over it."""
 
@@ -53,6 +62,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
     strict: bool = False
     severity: dict[str, Severity] = {}
     ignore: tuple[Ignore, ...] = ()
+    not_permitted: tuple[NotPermitted, ...] = ()
     thresholds: dict[str, float] = {}
 
 
@@ -126,11 +136,12 @@ def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
             raise PolicyError(
                 f"{path}:{_line(id, text)}: severity of {id!r} is {word!r}; expected one of {known_words}"
             )
-    inner = {field.encode_name for field in msgspec.structs.fields(Ignore)}
-    for entry in raw.get("ignore", ()) if isinstance(raw.get("ignore"), list) else ():
-        for key in entry if isinstance(entry, dict) else ():
-            if key not in inner:
-                raise PolicyError(_unknown(key, inner, "key", text, path))
+    for table, kind in (("ignore", Ignore), ("not-permitted", NotPermitted)):
+        inner = {field.encode_name for field in msgspec.structs.fields(kind)}
+        for entry in raw.get(table, ()) if isinstance(raw.get(table), list) else ():
+            for key in entry if isinstance(entry, dict) else ():
+                if key not in inner:
+                    raise PolicyError(_unknown(key, inner, "key", text, path))
 
 
 def _placed(message: str, text: str, path: Path) -> str:
@@ -143,22 +154,47 @@ def _placed(message: str, text: str, path: Path) -> str:
 def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     """The report as the policy sees it: severities replaced, ignored findings taken to INFO and marked as such.
 
-    An ignore that has expired ignores nothing, and is a warning of its own.
+    What may not be read and is accepted is no gap any more, but a note. An entry that has expired does nothing, and is a
+    warning of its own.
     """
     changed = tuple(_judged(item, policy, today) for item in report.findings)
+    entries = [(rule.id, rule.until, rule.reason) for rule in policy.ignore]
+    entries += [(rule.what, rule.until, rule.reason) for rule in policy.not_permitted]
     expired = tuple(
         finding(
             "policy.ignore-expired",
             Severity.WARN,
-            f"the ignore of {rule.id} expired on {rule.until}: it no longer applies",
-            Evidence(f"id = {rule.id!r}, until = {rule.until}, reason = {rule.reason!r}", source="policy"),
+            f"the policy's entry on {what} expired on {until}: it no longer applies",
+            Evidence(f"{what!r}, until = {until}, reason = {reason!r}", source="policy"),
         )
-        for rule in policy.ignore
-        if rule.until < today
+        for what, until, reason in entries
+        if until < today
+    )
+    accepted = {gap: rule for gap in report.unknown if (rule := _accepted(gap, policy, today))}
+    notes = tuple(
+        finding(
+            "policy.not-permitted",
+            Severity.INFO,
+            f"{gap.what} was not measured (accepted until {rule.until}: {rule.reason})",
+            Evidence(f"{gap.what}: {gap.why}", source="policy"),
+            hosts=gap.hosts,
+        )
+        for gap, rule in accepted.items()
     )
     # A cause that is no longer of severity fail explains nothing away: what it caused stands by itself again.
-    findings = folded_and_sorted((*changed, *expired))
-    return msgspec.structs.replace(report, findings=findings, verdict=verdict_of(findings, report.unknown))
+    findings = folded_and_sorted((*changed, *expired, *notes))
+    unknown = tuple(gap for gap in report.unknown if gap not in accepted)
+    return msgspec.structs.replace(
+        report, findings=findings, unknown=unknown, verdict=verdict_of(findings, unknown, measured=bool(report.reached))
+    )
+
+
+def _accepted(gap: Unknown, policy: Policy, today: datetime.date) -> NotPermitted | None:
+    """The entry that covers a gap. Lack of rights is all that can be accepted: what timed out may be the fault itself."""
+    if not gap.why.startswith(DENIED):
+        return None
+    covering = (rule for rule in policy.not_permitted if rule.what == gap.what and _on(gap, rule.hosts))
+    return next((rule for rule in covering if rule.until >= today), None)
 
 
 def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
@@ -172,8 +208,8 @@ def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
     return item
 
 
-def _on(item: Finding, hosts: str) -> bool:
-    """Whether all hosts of a finding are among those of the ignore: one host more, and it is not covered."""
+def _on(item: Finding | Unknown, hosts: str) -> bool:
+    """Whether all hosts of a finding or gap are among those of the entry: one host more, and it is not covered."""
     from ClusterShell.NodeSet import NodeSet
 
     return not hosts or set(item.hosts) <= set(NodeSet(hosts))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.incidents.catalogue import Incident
+from tests.ports import free_port
 
 WORKER = Path(__file__).with_name("worker.py")
 LIMIT = 150.0  # seconds for one incident; all end within 25 on an idle machine
@@ -68,7 +69,7 @@ class _Place:
         for path in (self.work, self.log_directory, self.checkpoints):
             path.mkdir(parents=True)
         shutil.copy(WORKER, self.work / "train.py")
-        self.port = _free_port()
+        self.port = free_port()
         self.arguments = ["train.py", "--incident", incident.worker or incident.name]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("MASTER_", "RANK", "WORLD_"))}
         self.environment = {
@@ -130,12 +131,6 @@ class _Place:
         ]
         script = f"{setup} || exit 97; {' & '.join(programs)} & wait"
         return [(["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", script], {})]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

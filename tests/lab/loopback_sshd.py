@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
 import socket
 import subprocess
 import time
 from pathlib import Path
+
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
@@ -29,15 +29,6 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return path.with_name(path.name + ".pub").read_text().strip()
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody has, below those that the kernel gives to outgoing connections: it stays free for a while."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((address, port))
-            return port
 
 
 class Sshd:

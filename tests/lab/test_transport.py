@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
 from nccl_doctor.transport.ssh_config import ConfigReader
-from tests.lab.machine import soon_s
+from tests.lab.machine import soon_s, wait_for
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
-from loopback_sshd import Sshd, free_port, make_key, why_not
+from loopback_sshd import Sshd, make_key, why_not
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
@@ -311,17 +313,18 @@ def test_promise_3_nothing_is_forwarded(client: Client, start, monkeypatch: pyte
 
 @contextlib.contextmanager
 def agent(client: Client) -> Iterator[str]:
-    path = str(client.place / "agent.sock")
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 5
-        while not os.path.exists(path) and time.monotonic() < end:
-            time.sleep(0.01)
-        subprocess.run(["ssh-add", "-q", client.place / "id"], env={**os.environ, "SSH_AUTH_SOCK": path}, check=True)
-        yield path
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory() as short:  # a socket's name has at most 107 bytes
+        path = f"{short}/agent"
+        process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: os.path.exists(path), "ssh-agent", 30)
+            subprocess.run(
+                ["ssh-add", "-q", client.place / "id"], env={**os.environ, "SSH_AUTH_SOCK": path}, check=True
+            )
+            yield path
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_keys_come_from_an_agent_and_a_locked_key_is_explained(client: Client, start) -> None:

@@ -18,6 +18,7 @@ import pytest
 from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.bench.model import Collector, Results
+from tests.ports import free_port
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def run(env: dict[str, str], **plan: Any) -> tuple[list[dict[str, Any]], Results
         {
             "plan": {"backend": "nccl", "iters": 3, "warmup": 1, "limit_s": 30.0, **plan},
             "world": 2, "first_rank": 0, "local_world": 2, "master_addr": "127.0.0.1",
-            "master_port": launch.free_port(), "python": sys.executable, "limit_s": 90.0,
+            "master_port": free_port(), "python": sys.executable, "limit_s": 90.0,
             "env": {"PYTHONPATH": STAND_IN, **env},
         },
         collector.take,
@@ -59,11 +60,12 @@ def test_the_command_line_measures_over_two_gpus(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(NVIDIA_SMI)
     smi.chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"  # this python3 has torch
     done = subprocess.run(
         [sys.executable, "-m", "nccl_doctor", "bench", "all,gemm", "--gemm-edge", "32", "--sizes", "1000,300000", "--both",
          "--iters", "2", "--warmup", "1", "--format", "json"],
         capture_output=True, text=True, timeout=120, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{STAND_IN}:{ROOT}", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env={**os.environ, "PYTHONPATH": f"{STAND_IN}:{ROOT}", "PATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     found = json.loads(done.stdout)

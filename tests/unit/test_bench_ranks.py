@@ -86,3 +86,19 @@ def test_slurm_lists() -> None:
     assert first_host("n[1]-ib") == "n1-ib"
     assert local_size_of_slurm({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}) == 1
     assert local_size_of_slurm({"SLURM_STEP_TASKS_PER_NODE": "?", "SLURM_NODEID": "3"}) == 0
+
+
+def test_a_ranks_environment_has_one_launcher_and_the_whole_log_of_nccl() -> None:
+    from nccl_doctor.agent.collective.launch import rank_environment
+
+    theirs = {
+        "RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_SUBSYS": "COLL",
+        "PATH": "/bin",
+    }
+    found = rank_environment(theirs, {"NCCL_IB_HCA": "mlx5"})
+    assert not {"RANK", "OMPI_COMM_WORLD_SIZE"} & set(found)
+    assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,BOOTSTRAP,ENV")
+    assert (found["PATH"], found["NCCL_IB_HCA"]) == ("/bin", "mlx5")

@@ -24,6 +24,7 @@ from nccl_doctor.agent.collective.operations import OPERATIONS, Checker, Me, all
 from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.rules.collectives import failures
+from tests.ports import free_port
 
 # Times and processes are watched: these run one after the other, not beside other tests.
 pytestmark = pytest.mark.alone
@@ -50,7 +51,7 @@ def run(ranks: int, on_event: Events = lambda event: None, **plan: Any) -> tuple
         "first_rank": 0,
         "local_world": ranks,
         "master_addr": "127.0.0.1",
-        "master_port": own.get("master_port") or launch.free_port(),
+        "master_port": own.get("master_port") or free_port(),
         "python": own.get("python", sys.executable),
         "env": own.get("env", {}),
         "env_per_rank": own.get("env_per_rank", {}),
@@ -296,7 +297,7 @@ def test_nothing_survives_the_launcher() -> None:
         "import sys; from nccl_doctor.agent.collective import launch\n"
         "launch.launch({'plan': {'collectives': ['allreduce'], 'sizes': [1024], 'iters': 1000000, 'limit_s': 100},"
         "'world': 2, 'first_rank': 0, 'local_world': 2, 'master_addr': '127.0.0.1',"
-        "'master_port': launch.free_port()},"
+        f"'master_port': {free_port()}}},"
         "lambda e: e['event'] == 'world' and print(*[r['pid'] for r in e['ranks']], flush=True))"
     )
     parent = subprocess.Popen(
@@ -389,7 +390,7 @@ def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:
     )
     env = {
         **os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(launch.free_port()), "TMPDIR": str(tmp_path),
+        "MASTER_PORT": str(free_port()), "TMPDIR": str(tmp_path),
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -403,7 +404,7 @@ def test_a_job_told_to_end_tells_and_keeps_what_was_measured(tmp_path: Path) -> 
     command = [sys.executable, "-m", "nccl_doctor.bench", "allreduce", "--sizes", "4K,64M", "--iters", "900"]
     env = {
         **os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(launch.free_port()), "TMPDIR": str(tmp_path),
+        "MASTER_PORT": str(free_port()), "TMPDIR": str(tmp_path),
     }  # fmt: skip
     other = subprocess.Popen(command, env={**env, "RANK": "1"}, stderr=subprocess.DEVNULL)
     try:

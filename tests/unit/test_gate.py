@@ -12,7 +12,7 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
@@ -114,6 +114,29 @@ def test_policy_severity_ignore_and_expiry(tmp_path: Path) -> None:
     assert found["policy.ignore-expired"].severity.value == "warn"
 
 
+@pytest.mark.parametrize(
+    ("entry", "outcome", "verdict"),
+    [
+        ("what = 'kernel log'\nuntil = 2026-12-31", "not-permitted", "healthy"),
+        ("what = 'kernel log'\nuntil = 2026-12-31", "timed-out", "incomplete"),
+        ("what = 'kernel log'\nuntil = 2026-12-31\nhosts = 'gpu02'", "not-permitted", "incomplete"),
+        ("what = 'kernel log'\nuntil = 2026-01-01", "not-permitted", "incomplete"),
+        ("what = 'ACS'\nuntil = 2026-12-31", "not-permitted", "incomplete"),
+    ],
+)
+def test_only_what_may_not_be_read_is_accepted(entry: str, outcome: str, verdict: str, tmp_path: Path) -> None:
+    rules = policy.load(write(tmp_path, f"[[not-permitted]]\n{entry}\nreason = 'the CI user is no root'\n"))
+    report = judge(Builder().bundle())
+    gap = Unknown("kernel log", ("gpu01",), f"{outcome}: dmesg: read kernel buffer failed", stages=("gpu",))
+    report = msgspec.structs.replace(report, unknown=(gap,), verdict="incomplete")
+    seen = policy.apply(report, rules, TODAY)
+    assert seen.verdict == verdict
+    notes = [item.title for item in seen.findings if item.id == "policy.not-permitted"]
+    assert bool(notes) == (verdict == "healthy") == (seen.unknown == ())
+    assert all("the CI user is no root" in title for title in notes)
+    assert [item.host for item in decide(seen).decisions if item.state == "unknown"] == ["gpu01"] * bool(seen.unknown)
+
+
 def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
     rules = policy.load(write(tmp_path, '[[ignore]]\nid = "host"\nhosts = "gpu01"\nuntil = 2026-12-31\nreason = "x"\n'))
     builder = Builder()
@@ -144,6 +167,7 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
             r":4: unknown key 'untill'; did you mean 'until'",
         ),
         ("[[ignore]]\nid = 'x'\nuntil = 2026-12-31\n", r"missing required field `reason`"),
+        ("[[not-permitted]]\nwhat = 'x'\nid = 'y'\n", r":3: unknown key 'id'"),
         (
             "[thresholds]\n'disk.free.fial' = 3\n",
             r":2: unknown threshold 'disk.free.fial'; did you mean 'disk.free.fail'",

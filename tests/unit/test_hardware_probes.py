@@ -31,22 +31,22 @@ def test_isolated_hang_is_killed_and_keeps_what_was_told(tmp_path: Path) -> None
         report("before")
         time.sleep(600)
 
-    answer = isolated.call(hang, 0.5)
+    answer = isolated.call(hang, 2.0)
     assert (answer.outcome, answer.reports) == ("timed-out", ["before"])
-    assert answer.seconds < 5
+    assert answer.seconds < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
 
 
 def test_isolated_silence_is_a_hang_before_the_limit() -> None:
     def slow_then_silent(report: isolated.Report) -> None:
-        for _ in range(4):
-            time.sleep(0.2)
+        for _ in range(6):
+            time.sleep(0.3)
             report("alive")
         time.sleep(600)
 
-    answer = isolated.call(slow_then_silent, 60.0, 0.6)
-    assert (answer.outcome, len(answer.reports)) == ("timed-out", 4)
+    answer = isolated.call(slow_then_silent, 60.0, 1.5)
+    assert (answer.outcome, len(answer.reports)) == ("timed-out", 6)
     assert answer.seconds < 30
 
 

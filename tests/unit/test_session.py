@@ -243,12 +243,12 @@ def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     sources = json.loads(zlib.decompress(launching.pack()))
     name = "nccl_doctor.agent.runtime"
-    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 1.5")
+    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 3.0")
     packed = zlib.compress(json.dumps(sources).encode())
     monkeypatch.setattr(launching, "pack", lambda: packed)
     monkeypatch.setattr(module, "PING_S", 0.3)
     session = open_session()
-    time.sleep(2.5)
+    time.sleep(3.5)
     assert session.probe("t.echo").outcome is Outcome.OK
     session.close()
 
@@ -483,10 +483,10 @@ def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pyte
     """It is known for what it is long before its end, and whoever waits for another answer need wait no more."""
     from nccl_doctor.transport import session as sessions
 
-    monkeypatch.setattr(sessions, "DRIP_S", 1.0)
     opened = open_session(python=dripping(tmp_path, 120))
     try:
         assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
+        monkeypatch.setattr(sessions, "DRIP_S", 1.0)
         started = time.monotonic()
         assert opened.probe("t.big", {"bytes": 9000}, 60.0).outcome is Outcome.FAILED  # it would take 75 s
         assert time.monotonic() - started < 30 and not opened.alive

@@ -51,6 +51,7 @@ importlib.import_module(job["module"]).main(job)
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
+SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"  # what NCCL logs by itself; said, or an nccl.conf that narrows it would hide the path
 KEEP_BYTES = 96 << 10  # of each rank's output: this much of its beginning, and as much of its end
 STACKS_S = 3.0
 GRACE_S = 4.0  # after the first failure, for the other ranks to tell where they were
@@ -129,7 +130,7 @@ def rank_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> Dict[
     if env["NCCL_DEBUG"].upper() not in ("INFO", "TRACE"):
         env["NCCL_DEBUG"] = "INFO"  # the path is read from this log
     env["NCCL_DEBUG_FILE"] = "/dev/stderr"
-    env.pop("NCCL_DEBUG_SUBSYS", None)
+    env["NCCL_DEBUG_SUBSYS"] = SUBSYSTEMS
     env["PYTHONUNBUFFERED"] = "1"
     env.update(extra)
     return env

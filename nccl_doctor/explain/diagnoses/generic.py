@@ -124,7 +124,9 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
 def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
     """The network is an external plugin's, NCCL or the plugin complains, and no signature knows the text."""
     used = [hit for hit in case.hits("network-used") if hit.groups["network"] not in _BUILT_IN]
-    wrong = [hit for hit in topics.trouble(case) if "NCCL INFO" not in hit.text or "rror" in hit.text]
+    wrong = [hit for hit in (topics.trouble(case) if used else ()) if "NCCL INFO" not in hit.text or "rror" in hit.text]
+    calm = (case.signatures["progress"], case.signatures["ended-well"])
+    wrong = [hit for hit in wrong if all(signature.match(hit.text) is None for signature in calm)]
     if used and wrong and not case.has("ofi-error", "ofi-init", "fabric-domain", "plugin-missing"):
         yield Candidate(
             "net.plugin",

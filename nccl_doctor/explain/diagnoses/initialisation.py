@@ -46,6 +46,19 @@ _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 
 
 @diagnosis
+def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
+    """The last that a serving engine says is which NCCL it uses: its workers hang in their first collective.
+
+    Between the GPUs of a host that is peer-to-peer or shared memory, usually; NCCL's own lines would tell.
+    """
+    hits = case.hits("engine-names-its-nccl")
+    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
+        for place, cause in enumerate(_INIT_STUCK_LOCAL):
+            title = "the engine says nothing after it named its NCCL: its workers hang in the first collective"
+            yield Candidate(cause, 0.4 - 0.03 * place, title, hits[-4:], ranks_of(hits))
+
+
+@diagnosis
 def init_never_completes(case: Case) -> Iterable[Candidate]:
     """Some ranks begin to initialise NCCL and none ends it: those without such a line never came, or their logs are not here.
 

@@ -58,9 +58,10 @@ _PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:e
 _WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
-# Said of something ("busbw 181, "), or with a unit: no number of a collector's prefix.
-_LAST_NUMBER = re.compile(
-    rf"(?:(?<=[A-Za-z)][ =:])|(?<=[A-Za-z)][=:] )|(?=[\d.]{{1,12}}\s?{_PER}\b))(\d+(?:\.\d+)?)\D{{0,24}}$", re.I
+# The number before that word, beside its unit or its name: a time stamp stands there, too.
+_OWN = re.compile(
+    rf"(?:(?:{_PER}|busbw|algbw|bandwidth|throughput|speed|rate)\W{{1,4}}(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s?{_PER})\D{{0,24}}$",
+    re.IGNORECASE,
 )
 _IN_WORDS = re.compile(r"below|slow|poor|fail|degraded|\blow|under", re.IGNORECASE)
 _MET = 1.25  # times slower than expected: as good as met
@@ -73,9 +74,9 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
     if word is None or unit is None:
         return None
     wanted = _WITH_UNIT.search(hit.text, word.end()) or _BARE.search(hit.text[word.end() :])
-    own = _LAST_NUMBER.search(hit.text[: word.start()])
+    own = _OWN.search(hit.text[: word.start()])
     average = case.last("busbw-average") if "B/s" in unit.group() else None
-    measured = float(own.group(1)) if own else float(average.groups["busbw"]) if average else 0.0
+    measured = float(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
     if wanted is None or measured <= 0 or float(wanted.group(1)) <= 0:
         return None
     ratio = float(wanted.group(1)) / measured

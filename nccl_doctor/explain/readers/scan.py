@@ -43,6 +43,8 @@ CHANNELS = 4000  # so many things that processes say of several channels are tol
 CHANNEL_LINE = 400  # bytes
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
 _SAME_DIGIT = str.maketrans("123456789", "000000000")
+_OF_MANY = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-]).*\d")
+_NO_WORK = re.compile(r"\b(?:re)?tr(?:y|ies|ying)\b|attempt|wait|load|captur|compil|warm|check", re.IGNORECASE)
 _DIGIT_BYTES = b"0123456789"
 _TRACEBACK = b"Traceback (most recent call last)"
 _CHANNEL = b" NCCL INFO Channel "
@@ -90,6 +92,7 @@ class _Plan:
         self.sampled = _Wakes(item for item in signatures.values() if item.sampled)
         self.anchors = tuple(sorted({*self.searched.anchors, *_GENERIC}))
         self.progress = signatures["progress"]
+        self.error_line = signatures["error-line"]
 
 
 @functools.cache
@@ -299,6 +302,7 @@ class Scanner:
         number = last - len(lines) + 1 - max(0, blank - 1)
         if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
+        self._count_rows(lines, max(1, number))
         keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
@@ -310,6 +314,21 @@ class Scanner:
             if hit.rank is not None and hit.line > self._last_line_of(hit.rank):
                 self.summary.last_of_rank[hit.rank] = hit
         return self.summary
+
+    def _count_rows(self, lines: list[bytes], number: int) -> None:
+        """Rows that count up to a goal ("round 7/25 ..."), in any language: steps of work, too, if nothing in them accuses."""
+        rows: dict[tuple[bytes, str], list[tuple[int, int, str]]] = {}
+        for at, raw in enumerate(lines, number):
+            text = _decode(raw[:LINE_LIMIT])
+            found = _OF_MANY.search(text)
+            if found and not _NO_WORK.search(text) and self._plan.error_line.match(text) is None:
+                shape = raw.translate(None, _DIGIT_BYTES + b" .")
+                rows.setdefault((shape, found.group(2)), []).append((int(found.group(1)), at, text))
+        for counted in rows.values():
+            counts = [count for count, _, _ in counted]
+            if len(counts) >= SAME_SHAPE and counts == sorted(set(counts)):
+                for _, at, text in (counted[0], counted[-1]):
+                    self._add(self._plan.progress, {}, at, prefix.parse(text), text)
 
     def _last_line_of(self, rank: int) -> int:
         spoke = self.summary.last_of_rank.get(rank)

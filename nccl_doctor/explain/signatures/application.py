@@ -371,10 +371,34 @@ says(
     "FAILED (failures={count:int}",
     "FAILED (errors={count:int}",
     " failed, {passed:int} passed in ",
+    "[  FAILED  ] {count:int} test",
     cause="unrelated",
     strength=0.6,
     title="tests failed",
     why="The summary of unittest or pytest: what this log tells was a test's, whatever it sounds like.",
+)
+says(
+    "build-failed",
+    "make: *** [",
+    "]: *** [",
+    "compilation terminated.",
+    "ninja: build stopped",
+    cause="unrelated",
+    strength=0.74,
+    title="a program could not be built",
+    why="make, ninja or the compiler gave up: what was to run is not there.",
+)
+says(
+    "licence-refused",
+    "ailed to check out a license",
+    "FlexNet Licensing error",
+    "Cannot connect to license server",
+    "icense checkout failed",
+    "o license available",
+    cause="unrelated",
+    strength=0.8,
+    title="the program got no licence",
+    why="The licence server is not reached, or has none left: the program ends before its work begins.",
 )
 says(
     "config-refused",

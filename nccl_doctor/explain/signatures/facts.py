@@ -574,6 +574,19 @@ says(
 )
 
 says(
+    "engine-names-its-nccl",
+    "vLLM is using nccl=={version}",
+    why="vLLM is about to form its first communicator.",
+)
+says(
+    "engine-went-on",
+    "Starting to load model",
+    "Loading model weights took",
+    "custom_all_reduce.py:",
+    "init engine (",
+    why="vLLM got beyond its first communicator.",
+)
+says(
     "measured-rate",
     " MB/s",
     " GB/s",

@@ -45,6 +45,14 @@ says(
     why="The image library decodes what there is and goes on. It matters where a decoder that is strict reads the same file.",
 )
 says(
+    "tensorflow-teardown",
+    "Error occurred when finalizing GeneratorDataset iterator",
+    "Unable to destroy remote tensor handles",
+    "we cannot find appropriate reader dataset op(s) to shard",
+    role=H,
+    why="TensorFlow takes down an iterator or handle whose graph is gone, or shards by data instead of by file: nothing is lost.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,
@@ -193,6 +201,7 @@ says(
     "wandb: WARNING",
     "wandb: Network error",
     "wandb.sdk.lib.sock_client.SockClientClosedError",
+    "wandb.sdk.interface.router.MessageRouterClosedError",
     "Error while calling W&B API",
     "mlflow.{}: retrying",
     "comet_ml{}WARNING",

@@ -23,14 +23,27 @@ _BADLY = re.compile(
 
 # An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
 _OF_THE_JOB = re.compile(
-    r"^(?!.*\b(?:rank|worker|process|pid|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b).*"
+    r"^(?!.*\b(?:rank|worker|process|pid(?!=)|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b)(?:.*"
     r"\b(?:job|JobState|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
-    r"^\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$",
+    r"(?:.*(?:[\]:|>F]|\d\d:\d\d\S*) )?\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$)",
     re.IGNORECASE,
 )
 
 
 _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
+
+
+# A step that an earlier run made, or a setting: "resume_from_step: 200"
+_BEFORE_WORK = re.compile(
+    r"\b(?:[Rr]esum|[Rr]estor)(?:ed|ing)\b.* (?:from|at) |"
+    r"^\W*(?:max|num|total|log|save|eval|warm\w*|resume|start|per|n)\w*(?:step|epoch|iteration)s?['\"]?\s*[:=]\s*\S+\s*$"
+)
+
+
+def _most_trials_ended_well(line: str) -> bool:
+    """Whether none of a search's trials is still to run, and fewer failed than came to their end."""
+    states = {state: int(count) for count, state in re.findall(r"(\d+) ([A-Z]+)\b", line)}
+    return not states.keys() & {"RUNNING", "PENDING", "PAUSED"} and states.get("ERROR", 0) < states["TERMINATED"]
 
 
 def _minutes(groups: dict[str, str], line: str) -> bool:
@@ -47,7 +60,8 @@ def _with_number(groups: dict[str, str], line: str) -> bool:
     if "StopIteration" in line:  # an exception
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    return not trouble and not probe and not _FRAME.search(line) and bool(_NUMBER_NEAR.search(line))
+    told = _FRAME.search(line) or _BEFORE_WORK.search(line)
+    return not trouble and not probe and not told and bool(_NUMBER_NEAR.search(line))
 
 
 says(
@@ -145,7 +159,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|uccessfully (?:assigned|pulled)", line) is None
+        re.search(r"Deactivated|uccessfully (?:assigned|pulled)|Cleaning up", line) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
     ),
@@ -182,9 +196,17 @@ says(
     " passed in ",
     " passed, {others} in ",
     "run_stop{}status{}success",  # MLPerf's log
+    "Number of trials: {done}TERMINATED)",  # Ray Tune: every trial has ended
+    "PASSED  ] {tests:int} test",  # googletest; of failed ones the next line tells
+    "ob {id:word} SUCCEEDED",
+    "ob {id:word} succeeded",
     role=Role.END,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
-    where=lambda groups, line: not _BADLY.search(line) and not _PREPARED.search(line),
+    where=lambda groups, line: (
+        not _BADLY.search(line)
+        and not _PREPARED.search(line)
+        and ("trials: " not in line or _most_trials_ended_well(line))
+    ),
 )
 says(
     "exit-zero",
