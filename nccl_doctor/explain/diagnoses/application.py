@@ -321,6 +321,15 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.rank-exception", 0.2, title, hits, ranks)
 
 
+@diagnosis
+def missing_says_the_analyzer(case: Case) -> Iterable[Candidate]:
+    """torch's flight-recorder analyzer names the ranks that did not join a collective; their own lines say what they did."""
+    hits = case.hits("flight-recorder-missing")
+    ranks = {int(number) for hit in hits for number in re.findall(r"\d+", hit.groups["ranks"])}
+    if ranks and last_words(case, ranks):
+        yield from _why_behind(case, ranks, [*case.hits("flight-recorder-verdict")[:2], *hits[:2]])
+
+
 _SHORTEST_DEFAULT = 120  # s, torch 2.2; 600 in 2.3 and 2.4, 480 since 2.5
 
 
