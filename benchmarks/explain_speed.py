@@ -62,7 +62,7 @@ def _head(rank: int, ranks: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _body(rank: int, count: int, seed: int) -> str:
+def body(rank: int, count: int, seed: int) -> str:
     """``count`` bytes of ordinary training output."""
     chance = random.Random(seed * 1000 + rank)
     lines = []
@@ -103,7 +103,7 @@ def _end(rank: int, ranks: int, culprit: int) -> str:
 def write(directory: Path, total: int, ranks: int) -> int:
     """Write the tree; returns its size in bytes. Bodies of eight ranks are reused: only the reading is timed."""
     each = max(4096, total // ranks)
-    bodies = [_body(rank, each, 7) for rank in range(8)]
+    bodies = [body(rank, each, 7) for rank in range(8)]
     written = 0
     for rank in range(ranks):
         text = _head(rank, ranks) + bodies[rank % 8] + _end(rank, ranks, 17 % ranks)

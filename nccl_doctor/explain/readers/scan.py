@@ -317,6 +317,9 @@ class Scanner:
 
     def _count_rows(self, lines: list[bytes], number: int) -> None:
         """Rows that count up to a goal ("round 7/25 ..."), in any language: steps of work, too, if nothing in them accuses."""
+        steps = self.summary.groups.get("progress")
+        if steps and steps.last and steps.last.line >= number:
+            return  # these lines tell of steps in words that are known
         rows: dict[tuple[bytes, str], list[tuple[int, int, str]]] = {}
         for at, raw in enumerate(lines, number):
             text = _decode(raw[:LINE_LIMIT]) if b"/" in raw else ""
