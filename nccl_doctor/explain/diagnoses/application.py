@@ -405,10 +405,14 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
+_RANK_NUMBER = re.compile(r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)")
+_NAMED = r"batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations"
+_COUNTED = r"rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches"
+# "batches: 1250", or "32 files, 1250 batches per epoch": of one line each kind of thing is compared by itself.
 _BATCHES = re.compile(
-    r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(?:batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations)\b[^\d\n]{0,12}(\d[\d,]*)"
-    r"|(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)[^\n]{0,60}?\b(\d[\d,]*)\s+(?:rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches)\b"
+    rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?P<of>\d[\d,]*)|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
 )
+_SHARE = 80  # letters behind the rank's number in which its share is told
 
 
 @diagnosis
@@ -418,25 +422,26 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
         "watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"
     ):
         return
-    counts: dict[int, tuple[int, Hit]] = {}
+    counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):
         for hit in hits:
-            found = _BATCHES.search(hit.text) if "ank" in hit.text or "ANK" in hit.text else None
-            if found:
-                rank = int(found.group(1) or found.group(3))
-                counts.setdefault(rank, (int((found.group(2) or found.group(4)).replace(",", "")), hit))
-    values = {count for count, _ in counts.values()}
-    if len(counts) >= 2 and len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:
-        fewest = min(values)
-        ranks = {rank for rank, (count, _) in counts.items() if count == fewest}
-        yield Candidate(
-            "app.uneven-inputs",
-            0.86,
-            f"the ranks have different numbers of batches ({min(values)} to {max(values)})",
-            [hit for _, hit in sorted(counts.values(), key=lambda pair: pair[0])],
-            ranks,
-            final=True,  # that the ranks then meet in different calls is its effect
-        )
+            rank = _RANK_NUMBER.search(hit.text) if "ank" in hit.text or "ANK" in hit.text else None
+            for found in _BATCHES.finditer(hit.text, rank.end(), rank.end() + _SHARE) if rank else ():
+                ranks = counts.setdefault(found["kind"] or found["what"], {})
+                number = int((found["of"] or found["many"]).replace(",", ""))
+                ranks.setdefault(int(rank.group(1)) if rank else 0, (number, hit))
+    for kind, told in counts.items():
+        values = {count for count, _ in told.values()}
+        if len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:
+            yield Candidate(
+                "app.uneven-inputs",
+                0.86,
+                f"the ranks have different numbers of {kind} ({min(values)} to {max(values)})",
+                [hit for _, hit in sorted(told.values(), key=lambda pair: pair[0])],
+                {rank for rank, (count, _) in told.items() if count == min(values)},
+                final=True,  # that the ranks then meet in different calls is its effect
+            )
+            return
 
 
 @diagnosis

@@ -77,10 +77,20 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
     own = _OWN.search(hit.text[: word.start()])
     average = case.last("busbw-average") if "B/s" in unit.group() else None
     measured = float(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
+    if not own and re.match(r"m?s(?:ec)?/", unit.group(), re.I):
+        measured = _last_step(case, unit.group(), hit)
     if wanted is None or measured <= 0 or float(wanted.group(1)) <= 0:
         return None
     ratio = float(wanted.group(1)) / measured
     return 1 / ratio if re.match(r"m?s(?:ec)?/", unit.group(), re.I) else ratio
+
+
+def _last_step(case: Case, unit: str, hit: Hit) -> float:
+    """What the last step before this line took, in the unit that the line expects something in; 0 where none tells it so."""
+    took = re.compile(rf"(\d+(?:\.\d+)?)\s?{re.escape(unit)}")
+    steps = [step for step in (*case.hits("progress"), *case.tail) if step.file == hit.file and step.line < hit.line]
+    times = [float(found.group(1)) for step in steps if (found := took.search(step.text))]
+    return times[-1] if times else 0.0
 
 
 def complaints(case: Case) -> list[Hit]:

@@ -53,6 +53,15 @@ says(
     why="TensorFlow takes down an iterator or handle whose graph is gone, or shards by data instead of by file: nothing is lost.",
 )
 says(
+    "other-makers-memory",
+    "Failed to initialize hmem iface FI_HMEM_ROCR",
+    "Failed to initialize hmem iface FI_HMEM_ZE",
+    "Failed to initialize hmem iface FI_HMEM_NEURON",
+    "Failed to initialize hmem iface FI_HMEM_SYNAPSEAI",
+    role=H,
+    why="libfabric looks for the memory of other makers' devices, too. Of FI_HMEM_CUDA it would matter.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,

@@ -11,7 +11,7 @@ from nccl_doctor.explain.signatures import says
 _DONE = re.compile(r"\bdone\b", re.IGNORECASE)
 _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
 _NUMBER_NEAR = re.compile(r"\d")
-_ERROR = re.compile(r"(?<!\w_e)rror(?!\w*\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
+_ERROR = re.compile(r"(?<!\w_e)rror(?!\w*(?: rate)?\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
@@ -184,6 +184,7 @@ says(
     "rain done",
     "Ran {tests:int} tests in ",
     "Ran 1 test in ",
+    "after training is done",  # Megatron
     "job finished",
     "Job finished",
     "Job completed",
