@@ -66,6 +66,6 @@ def lab(whole_lab: Lab) -> Iterator[Lab]:
     """The session's lab, clean. What a test leaves applied is undone, and what it leaves running fails it."""
     yield whole_lab
     whole_lab.clear_faults()
-    left = {name: whole_lab.settled_processes(name) for name in (*whole_lab.hostnames, "controller")}
+    left = {name: whole_lab.settled_processes(name, 15.0) for name in (*whole_lab.hostnames, "controller")}
     machine.end(process.pid for found in left.values() for process in found)  # one failure is enough
     assert not any(left.values()), f"left running: { {name: list(map(str, found)) for name, found in left.items()} }"
