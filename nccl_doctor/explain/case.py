@@ -298,7 +298,7 @@ class Case:
                 if version:
                     text = version.group().rstrip(".")
                     number, _, cuda = text.partition("+cuda")
-                    found.setdefault(name, set()).add(number if name == "nccl" else text)
+                    found.setdefault(name, set()).add(nccl_release(number) if name == "nccl" else text)
                     if cuda:
                         found.setdefault("cuda", set()).add(cuda)
         return {name: ", ".join(sorted(values)) for name, values in sorted(found.items())}
@@ -652,6 +652,15 @@ def _shape(text: str) -> str:
 def _group_of(text: str) -> str:
     found = _GROUP.search(text)
     return (found.group("name") or found.group("id")) if found else ""
+
+
+def nccl_release(text: str) -> str:
+    """A release of NCCL: torch before 1.13 prints the code 21003 of 2.10.3 as 21.0.3, in the manner of the codes before 2.9."""
+    old = re.fullmatch(r"(2\d)\.(\d)\.(\d{1,2})", text)
+    if old is None:
+        return text
+    code = int(old.group(1)) * 1000 + int(old.group(2)) * 100 + int(old.group(3))
+    return f"{code // 10000}.{code % 10000 // 100}.{code % 100}"
 
 
 _BODY_RANK = re.compile(r"Rank (\d+)\]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, nccl_release, ranks_of, speakers
 from nccl_doctor.explain.diagnoses.words import later
 from nccl_doctor.explain.model import Hit
 
@@ -135,7 +135,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     """
     lines: dict[str, Hit] = {}
     for hit in case.hits("nccl-version"):
-        lines.setdefault(hit.groups["version"].split("+")[0], hit)
+        lines.setdefault(nccl_release(hit.groups["version"].split("+")[0]), hit)
     if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
         return
     (bad, one), (good, other) = list(lines.items())[:2]

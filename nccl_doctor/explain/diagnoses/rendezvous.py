@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
+from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 
 
@@ -51,6 +51,22 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 [hit, *case.hits("master-flag")[:2], *case.env.get("MASTER_ADDR", [])[:2]],
             )
             return
+
+
+@diagnosis
+def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
+    """A command could not be started on some hosts, and the others waited at the rendezvous in vain: they had waited for it."""
+    missing = [hit for hit in case.hits("shell-missing") if hit.host]
+    waited = [
+        hit
+        for hit in case.hits("rdzv-timeout", "socket-timeout", "master-timeout")
+        if hit.host and hit.host not in hosts_of(missing)
+    ]
+    if missing and waited:
+        title = f"the program could not be started on {', '.join(sorted(hosts_of(missing))[:4])}, and the others waited for it"
+        yield Candidate(
+            "launch.world-size", 0.88, title, [*missing[:4], *waited[:2]], hosts=hosts_of(missing), final=True
+        )
 
 
 @diagnosis

@@ -371,6 +371,7 @@ says(
     "FAILED (failures={count:int}",
     "FAILED (errors={count:int}",
     " failed, {passed:int} passed in ",
+    " failed, {passed:int} passed, {others} in ",
     "[  FAILED  ] {count:int} test",
     cause="unrelated",
     strength=0.6,

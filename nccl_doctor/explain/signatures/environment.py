@@ -34,6 +34,14 @@ says(
     why="Its form is <ip or host>:<port>.",
 )
 says(
+    "bad-nccl-word",
+    "NCCL WARN Invalid {what} valid values",
+    cause="env.bad-nccl-var",
+    strength=0.95,
+    title="NCCL refuses the value of a variable: {what}",
+    why="NCCL names the values that it would take.",
+)
+says(
     "bad-torch-value",
     "Invalid value for environment variable: {name:word}",
     cause="env.bad-nccl-var",

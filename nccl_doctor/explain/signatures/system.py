@@ -313,6 +313,7 @@ says(
 )
 
 # --- nodes
+_TOLERATED = re.compile(r"Tolerations:|op=Exists|:NoExecute for \d")  # what a pod would bear, not what happened
 says(
     "node-failure",
     "DUE TO NODE FAILURE",
@@ -351,7 +352,7 @@ says(
     strength=0.95,
     title="a host died or was declared dead",
     why="The scheduler or the kernel says that a host went away.",
-    where=lambda groups, line: "Machine check events logged" not in line,
+    where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
 says("segfault-kernel", "segfault at {}in {library}[", why="A process crashed in a library (kernel log).")
 

@@ -251,3 +251,17 @@ def test_corpus_floor() -> None:
     assert score.top1 >= FLOOR["top1"] * score.cases, score.wrong
     assert score.top3 >= FLOOR["top3"] * score.cases, score.wrong
     assert score.evidence >= FLOOR["evidence"] * score.cases, score.wrong
+
+
+def test_a_command_missing_on_one_host_is_that_hosts_rendezvous() -> None:
+    lines = [
+        "n1: I0812 17:00:03.2 4003 torch/distributed/elastic/agent/server/api.py:677] [default] Rendezvous'ing worker group",
+        "n2: bash: torchrun: command not found",
+        "n1: torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    ]
+    best = explain_text("\n".join(lines)).causes[0]
+    assert (best.id, best.hosts) == ("launch.world-size", ("n2",))
+    assert "command not found" in best.evidence[0].text
+    # On every host it is no matter of the job's hosts.
+    everywhere = explain_text("\n".join(line.replace("n2", "n1") for line in lines))
+    assert everywhere.causes[0].id == "unrelated"
