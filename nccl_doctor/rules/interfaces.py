@@ -835,17 +835,19 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     for name in sorted({address.name for address in (*all_up.handed_out().addresses, *gloo)}):
         for device in facts.standing_on(name):
             carries.setdefault(device.name, []).append(name)
+    again = host.need(Carriers)
     counted = {device.name: device.losses for device in facts.devices if device.name in carries}
     if all(losses is None for losses in counted.values()):
         raise SkipRule("the kernel does not count how often links go down")
-    again = host.need(Carriers)
     seconds = again.read_at_s - facts.read_at_s
     days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
     running = {address.name for address in facts.addresses if address.running}
+    untold: list[str] = []
     for name, before in counted.items():
-        if before is None:
+        total, above = again.losses.get(name), carries[name]
+        if before is None or total is None:
+            untold.append(name)
             continue
-        total, above = again.losses.get(name, before), carries[name]
         link = f"the link of {name}" + ("" if name in above else f", which {few(above)} stands on,")
         if total > before:
             now = f"{before} -> {total} in {seconds:.1f} s"
@@ -853,6 +855,8 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
         elif total / days >= value("net.link-losses.total") and running.intersection(above):
             since = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
             yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{since}", f"{total}{since}")
+    if untold:
+        raise MissingFact(f"how often the link of {few(untold)} goes down", "not counted at both readings")
 
 
 def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:

@@ -522,7 +522,7 @@ def connection_tracking(host: Host, plan: Plan) -> Iterator[Finding]:
     system = host.need(System)
     used, room = (system.sysctl_numbers(f"net.netfilter.nf_conntrack_{what}") for what in ("count", "max"))
     if not (used and room and room[0]):
-        return  # the module is not loaded: nothing is tracked
+        raise SkipRule("no connection tracking in this kernel, or not collected")
     share = used[0] / room[0]
     if share >= value("conntrack.used.warn"):
         full = share >= value("conntrack.used.fail")

@@ -10,7 +10,7 @@ from fleets import carriers, ids, interfaces, links, only, run, software, system
 
 from nccl_doctor.env.interface_advice import Attempt, recommend_interface
 from nccl_doctor.env.socket_interface import nccl_interfaces
-from nccl_doctor.facts.interfaces import Device, Interfaces
+from nccl_doctor.facts.interfaces import Carriers, Device, Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
@@ -437,13 +437,14 @@ def test_a_host_plugged_into_another_network_is_the_one_to_blame() -> None:
 def flaps(losses: dict[str, int], later: dict[str, int], **more: Any) -> engine.RuleResult:
     """bond0 over eth0 and eth1 carries the job; eth7 does not."""
     ports = ("eth0", "eth1")
+    before = {"bond0": 0, "eth0": 0, "eth1": 0, "eth7": 0, **losses}
     devices = (
-        Device("bond0", kind="bond", lower=ports, losses=losses.get("bond0", 0)),
-        *(Device(name, kind="physical", master="bond0", losses=losses.get(name, 0)) for name in ports),
-        Device("eth7", kind="physical", losses=losses.get("eth7", 0)),
+        Device("bond0", kind="bond", lower=ports, losses=before["bond0"]),
+        *(Device(name, kind="physical", master="bond0", losses=before[name]) for name in ports),
+        Device("eth7", kind="physical", losses=before["eth7"]),
     )
     facts = interfaces("bond0/10.0.0.1/24", "eth7/10.9.0.1/24/D", devices=devices, uptime_s=2 * 86400.0, **more)
-    return run("interfaces.links_stay_up", fleet({"a": facts}, carriers=carriers(**later)))
+    return run("interfaces.links_stay_up", fleet({"a": facts}, carriers=carriers(**{**before, **later})))
 
 
 def test_a_link_that_goes_down_during_the_run_is_named() -> None:
@@ -471,6 +472,15 @@ def test_a_link_that_was_down_when_the_interfaces_were_read_is_used_whenever_it_
 
 def test_a_link_made_anew_between_the_readings_has_not_flapped() -> None:
     assert not flaps({"eth0": 4}, {"eth0": 0}).findings
+
+
+def test_a_link_that_only_one_reading_counts_is_unknown() -> None:
+    facts = interfaces("eth0/10.0.0.1/24", "eth1/10.0.1.1/24")
+    result = run(
+        "interfaces.links_stay_up",
+        {"a": {"interfaces": facts, "system": system(), "carriers": Carriers({"eth0": 1}, 9.0)}},
+    )
+    assert not result.passed and [gap.what for gap in result.unknown] == ["how often the link of eth1 goes down"]
 
 
 def test_without_a_second_reading_it_is_not_known_whether_links_flap() -> None:

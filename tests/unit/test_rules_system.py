@@ -37,7 +37,9 @@ def limits(**changes: Limit) -> dict[str, Limit]:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_healthy_host_gives_nothing_and_passes(rule: str) -> None:
     result = run(rule, {"a": host()["a"], "b": host()["a"]})
-    assert not result.findings and not result.unknown and result.passed == ("a", "b")
+    # Most kernels track no connections: that rule has nothing to look at.
+    looked = dict(result.skipped) if rule == "system.connection_tracking" else result.passed
+    assert not result.findings and not result.unknown and tuple(looked) == ("a", "b")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -321,4 +323,5 @@ def test_a_full_connection_tracking_table_is_told(count: int, severity: Severity
 
 
 def test_without_connection_tracking_there_is_no_table() -> None:
-    assert run("system.connection_tracking", {"a": {"system": system()}}).passed == ("a",)
+    result = run("system.connection_tracking", {"a": {"system": system()}})
+    assert not result.passed and "no connection tracking" in dict(result.skipped)["a"]
