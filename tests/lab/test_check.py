@@ -91,7 +91,6 @@ CASES = [
     Case("mtu-mismatch", ("net.mtu",), quotes=("9000", "1500"), severity="warn"),
     Case("mtu-mismatch", ("net.mtu",), parameters={"mtu": 1400}, quotes=("1400", "1500"), severity="warn"),
     Case("slow-link", ("net.slow",), options=(), quotes=("Mbit/s",)),
-    Case("link-flaps", ("net.link-flapping",), parameters={"every_s": 0.4}, quotes=("eth0", " s")),
     Case("lossy-link", ("net.packet-loss",)),
     # interfaces
     Case("second-interface", ("net.wrong-interface",), quotes=("aux0",)),
@@ -362,6 +361,21 @@ def test_one_machine_under_two_names(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+def test_a_flapping_link_is_named_and_nobody_else(lab: Lab) -> None:
+    """A link that is down at the wrong moment takes more with it; of a few runs one meets it only up and down."""
+    words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--quick", "--format", "json"]
+    seen = []
+    with lab.fault("link-flaps", every_s=0.4):
+        for _ in range(6):
+            found = json.loads(lab.run(words).stdout)["findings"]
+            assert all("gpu02" in str(item) for item in found if item["severity"] == "fail"), found
+            seen += [item["id"] for item in found if item["hosts"] == ["gpu02"]]
+            if "net.link-flapping" in seen:
+                return
+    pytest.fail(f"not named in six runs: {seen}")
+
+
+@pytest.mark.alone
 def test_two_runs_at_once_both_measure_everything(lab: Lab) -> None:
     words = ["nccl-doctor", "check", "--hosts", str(lab.hostfile), "--quick", "--format", "json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -393,7 +407,7 @@ def test_an_ordinary_user_is_told_once_what_only_root_may_read(lab: Lab, tmp_pat
 
 
 def test_every_fault_has_a_case() -> None:
-    covered = {case.fault for case in CASES} | set(HARMLESS) | {"host-vanishes"}
+    covered = {case.fault for case in CASES} | set(HARMLESS) | {"host-vanishes", "link-flaps"}
     assert covered == set(faults.all_faults())
 
 
