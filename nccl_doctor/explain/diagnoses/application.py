@@ -6,20 +6,22 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, Work, diagnosis, ranks_of
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
     NO_DATA,
     gave_up,
     last_words,
-    later,
     names_rank,
     ranks_named,
     slower,
     still_at_work,
     still_busy,
 )
+from nccl_doctor.explain.lines import later, ranks_of
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.watchdogs import Work
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:

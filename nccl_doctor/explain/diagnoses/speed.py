@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import hosts_of, place, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
@@ -103,7 +105,7 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("slow-complaint")
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
-    return list({(hit.file, hit.line): hit for hit in (*told, *shown)}.values())
+    return list({place(hit): hit for hit in (*told, *shown)}.values())
 
 
 @diagnosis
