@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import socket
@@ -121,6 +122,34 @@ def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None
         other.listen()
     socket.create_connection(("127.0.0.1", opened["ephemeral"][0]), 5).close()
     mesh._STATE.pop("listener").close()
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcome", "looks"),
+    [
+        # another run lets go between our bind and our look at /proc: with its socket still listed, or without
+        ([{"user": "root"}, {}, None], "ok", 2),
+        ([{"pid": 7, "command": f"python3 -c {mesh.AGENT_MARK}"}, {}, None], "ok", 2),
+        ([{"user": "alice"}] * 9, "in-use", mesh.UNSEEN),
+        ([{}, {"pid": 7, "command": "python3 train.py"}], "in-use", 2),
+    ],
+)
+def test_a_holder_of_the_master_port_that_is_not_seen_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Any] | None], outcome: str, looks: int
+) -> None:
+    holders, looked = iter(seen), []
+
+    def open_tcp(port: int) -> int:
+        looked.append(next(holders))
+        if looked[-1] is None:
+            return port
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(mesh, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(mesh, "_holder", lambda port: looked[-1])
+    found = mesh._open_master(SimpleNamespace(open_tcp=open_tcp), 29500)  # type: ignore[arg-type]
+    assert found["outcome"] == outcome
+    assert len([holder for holder in looked if holder is not None]) == looks
 
 
 def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:

@@ -358,10 +358,13 @@ def release(arguments: Dict[str, Any]) -> Dict[str, Any]:
 # In the command line of every agent (nccl_doctor.transport.launch): another run beside this one.
 AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'
 OTHER_RUN_S = 6.0  # how long such a run's hold on the master port is waited for
+# A holder that is not found belongs to another user, or let go between our bind and our look, as another run does.
+UNSEEN = 4
+TRY_AGAIN_S = 0.4
 
 
 def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
-    until = time.monotonic() + OTHER_RUN_S
+    until, unseen = time.monotonic() + OTHER_RUN_S, 0
     try:
         while True:
             try:
@@ -371,9 +374,11 @@ def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 holder = _holder(port)
-                if AGENT_MARK not in holder.get("command", "") or time.monotonic() > until:
+                unseen = 0 if "pid" in holder else unseen + 1
+                another_run = AGENT_MARK in holder.get("command", "") and time.monotonic() <= until
+                if not another_run and not 0 < unseen < UNSEEN:
                     return {"port": port, "outcome": "in-use", "detail": str(error), "holder": holder}
-                time.sleep(0.5)
+                time.sleep(TRY_AGAIN_S)
     except OSError as error:
         outcome = "not-permitted" if error.errno in (errno.EACCES, errno.EPERM) else "failed"
         return {"port": port, "outcome": outcome, "detail": str(error)}
