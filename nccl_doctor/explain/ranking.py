@@ -127,7 +127,8 @@ def _survived(case: Case, item: Candidate) -> bool:
     end = case.last("ended-well") or case.last("nccl-tests-ok")
     if end is not None and end.file == last.file and end.line > last.line:
         return True
-    lines = LINES_AFTER if _at_start(item) or _told(case, item) or _retried(item) else MANY_LINES
+    soon = _at_start(item) or _told(case, item) or _retried(item) or _waited(item)
+    lines = LINES_AFTER if soon else MANY_LINES
     step = case.last("progress")
     stepped_on = step is not None and step.file == last.file and step.line >= last.line + lines
     return stepped_on or course.resumed_after(last)
@@ -150,6 +151,11 @@ _RETRY = re.compile(
 def _retried(item: Candidate) -> bool:
     """Whether every line of it says that the program tries again, or goes on without."""
     return all(_RETRY.search(hit.text) for hit in item.hits)
+
+
+def _waited(item: Candidate) -> bool:
+    """Whether all of it only warns of a wait, which the next step has ended."""
+    return all(hit.signature == "horovod-stall" for hit in item.hits)
 
 
 _FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)

@@ -447,6 +447,22 @@ says(
     where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
 )
 says(
+    "earlier-run",
+    "last week",
+    "last month",
+    "last time",
+    "last run",
+    "yesterday",
+    "previous run",
+    "previously",
+    "same config",
+    "used to be",
+    "used to take",
+    sampled=True,
+    why="Somebody writes what an earlier run reached, or how long its steps took.",
+    where=lambda groups, line: re.search(r"\d", line) is not None,
+)
+says(
     "slow-complaint",
     "expected {}GB/s",
     "expected busbw",

@@ -363,6 +363,7 @@ says(
     "reject-with icmp-host-prohibited",
     "Default: deny (incoming)",
     "policy DROP",
+    "-P INPUT DROP",
     why="firewall-cmd, iptables, nft or ufw: what a host's firewall lets in; the rest is rejected.",
     where=lambda groups, line: (
         re.search(r"ports: (?:[\d-]+/(?:tcp|udp)[ ,]?)*$", line.rstrip()) is not None
@@ -417,6 +418,7 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
+says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
 
 says(
     "net-types-differ",

@@ -389,6 +389,16 @@ says(
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(
+    "jax-task-silent",
+    "task:{task:int} heartbeat timeout",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="JAX coordination service",
+    title="task {task} of the JAX job stopped answering its coordinator",
+    why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+)
+says(
     "grpc-unavailable",
     "failed to connect to all addresses",
     "UNAVAILABLE: ",
@@ -398,6 +408,7 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
+    where=lambda groups, line: "heartbeat timeout" not in line,  # the coordinator itself tells of another task
 )
 says(
     "ray-vanished",

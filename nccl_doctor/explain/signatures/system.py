@@ -450,5 +450,10 @@ says(
     strength=0.66,
     title="the container could not be started",
     why="The container runtime failed before the program began.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|FATAL|denied|BackOff|not ", line)),
+    where=lambda groups, line: bool(
+        # pyxis tells its progress by slurmstepd's function for errors
+        re.search(
+            r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
+        )
+    ),
 )
