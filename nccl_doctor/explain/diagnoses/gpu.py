@@ -244,7 +244,7 @@ def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
     failed = [
         hit
         for hit in case.hits("p2p-more", "nccl-warn")
-        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "INFO" not in hit.text
+        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "NCCL INFO" not in hit.text
     ]
     if used and failed:
         yield Candidate(

@@ -390,7 +390,6 @@ says(
     why="How full the host's memory was.",
     where=lambda groups, line: re.search(r"\b(?:9\d|100)(?:\.\d+)? ?%", line) is not None and "GPU" not in line,
 )
-says("link-layer", "link_layer: {layer:word}", "Link layer: {layer:word}", why="A port's link layer.")
 says(
     "rdma-plugin",
     "NCCL RDMA Plugin",

@@ -289,15 +289,6 @@ says(
     why="A line of /etc/hosts, or of getent's answer, that gives names to loopback.",
     where=lambda groups, line: re.fullmatch(r"[A-Za-z][\w.-]*(?:\s+[\w.-]+)*", groups["names"]) is not None,
 )
-says(
-    "external-name",
-    "Max retries exceeded with url",
-    "Failed to resolve '",
-    "NameResolutionError",
-    "ConnectionError: (MaxRetryError",
-    "https://huggingface.co",
-    why="A download from outside failed.",
-)
 
 # --- MTU
 says(

@@ -343,12 +343,6 @@ says(
     fold="the launcher reports a failed process",
     why="An old launcher or DeepSpeed's runner saw a worker end.",
 )
-says(
-    "stream-synchronize",
-    "CUDA kernel errors might be asynchronously reported at some other API call",
-    role=Role.FACT,
-    why="torch's remark on CUDA errors.",
-)
 
 says(
     "barrier-innocent",

@@ -354,7 +354,6 @@ says(
     why="The scheduler or the kernel says that a host went away.",
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
-says("segfault-kernel", "segfault at {}in {library}[", why="A process crashed in a library (kernel log).")
 
 says(
     "oom-more",
