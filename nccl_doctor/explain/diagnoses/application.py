@@ -349,11 +349,11 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def jax_barrier(case: Case) -> Iterable[Candidate]:
     """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
-    hits = case.hits("jax-barrier-count")
-    if not hits:
+    hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
+    if not hits and not registration:
         return
-    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
-    if registration := case.hits("jax-registration"):
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
+    if registration:
         yield Candidate(
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
