@@ -354,11 +354,10 @@ _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection r
 @diagnosis
 def jax_barrier(case: Case) -> Iterable[Candidate]:
     """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
-    hits = case.hits("jax-barrier-count")
-    if not hits:
+    hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
+    if not hits and not registration:
         return
-    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
-    registration = case.hits("jax-registration")
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
     refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
     if registration and refused:
         title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"

@@ -8,6 +8,15 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
+    "mpi-no-such-rank",
+    "Failed: MPI error {place} '6'",
+    "MPI_ERR_RANK",
+    cause="launch.world-size",
+    strength=0.72,
+    title="MPI has no rank of that number: the job was started with fewer processes than it was built for",
+    why="Open MPI's error 6 is MPI_ERR_RANK. TensorRT-LLM's engines demand as many MPI processes as they were built for.",
+)
+says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
     "Error initializing torch.distributed using env:// rendezvous",

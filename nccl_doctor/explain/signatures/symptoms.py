@@ -50,6 +50,13 @@ says(
     why="Always follows an error or a time-out.",
 )
 says(
+    "timeout-frame",
+    "ProcessGroupNCCL::WorkNCCL::checkTimeout",
+    role=S,
+    fold="native stack of torch's watchdog",
+    why="torch's watchdog throws this exception when a collective runs into its time-out.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",
@@ -356,6 +363,7 @@ says(
     "jax-registration",
     "cluster registration failed",
     "Wait_for_all_tasks_to_register",
+    "Barrier_id: PjRT_Client_Connect",
     why="JAX's tasks had to register with the coordinator, and some did not.",
 )
 says(
