@@ -183,11 +183,11 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
 
 
 def test_a_host_without_torch_differs_in_torch_alone() -> None:
-    cpu = {"torch": {**software()["torch"], "version": "2.13.0+cpu", "cuda": ""}}
-    hosts = {name: host(**cpu)["a"] for name in "acd"} | {"b": host(torch=None)["a"]}
-    result = run("software.drift", hosts)
-    assert ids(result, Severity.FAIL) == [("sw.nccl-version-mismatch.torch", ("b",))]
-    assert "--python" in str(only(result).fixes[1])
+    cpu = software(torch=torch(version="2.13.0+cpu", cuda=""))
+    result = run("software.drift", {"a": {"software": cpu}, "b": host(torch=None)["a"], "c": {"software": cpu}})
+    (found,) = [item for item in result.findings if item.severity is Severity.FAIL]
+    assert (found.id, found.hosts) == ("sw.nccl-version-mismatch.torch", ("b",))
+    assert "--python" in found.fixes[1].text
 
 
 def test_drift_table_lists_equal_rows_too_and_leaves_out_what_nobody_has() -> None:
