@@ -124,6 +124,29 @@ def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None
     mesh._STATE.pop("listener").close()
 
 
+def test_neighbours_of_both_families_are_read_from_the_kernels_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "if_indextoname", {10: "eth0"}.__getitem__)
+
+    def row(family: int, address: str, mac: bytes, state: int, cut: int = 0) -> bytes:
+        target = socket.inet_pton(family, address)
+        values = struct.pack("=HH", 4 + len(target), 1) + target + struct.pack("=HH", 4 + len(mac), 2) + mac + b"\0\0"
+        body = struct.pack("=BxxxiHBB", family, 10, state, 0, 1) + (values if not cut else values[:cut])
+        return struct.pack("=IHHII", 16 + len(body), 28, 2, 1, 0) + body
+
+    mac = bytes.fromhex("020000000099")
+    data = row(socket.AF_INET6, "fd77::3", mac, 0x80) + row(socket.AF_INET, "10.0.0.2", mac, 0x04)
+    data += row(socket.AF_INET, "10.0.0.3", mac, 0x20) + row(socket.AF_INET, "10.0.0.4", mac, 0x02)  # failed; not asked
+    data += row(socket.AF_INET, "10.0.0.5", mac, 0x02, cut=6)
+    found: list[dict[str, Any]] = []
+    assert mesh._take_neighbours(data, {"fd77::3", "10.0.0.2", "10.0.0.3", "10.0.0.5"}, found)
+    assert [(row["address"], row["mac"], row["interface"], row["permanent"]) for row in found] == [
+        ("fd77::3", "02:00:00:00:00:99", "eth0", True),
+        ("10.0.0.2", "02:00:00:00:00:99", "eth0", False),
+    ]
+    assert not mesh._take_neighbours(struct.pack("=IHHIII", 20, 3, 2, 1, 0, 0), set(), found)  # NLMSG_DONE
+    assert mesh._neighbours({"203.0.113.77"}) == []  # this machine's kernel answers, and to its end
+
+
 @pytest.mark.parametrize(
     ("seen", "outcome", "looks"),
     [
