@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, nccl_release, ranks_of, speakers
-from nccl_doctor.explain.diagnoses.words import later
+from nccl_doctor.explain.case import Case, nccl_release
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 
@@ -69,14 +70,14 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         yield from _idle_after(case)
         return
     if not case.has("nccl-init-start"):
-        if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
+        if case.course.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
             yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) >= size and case.unfinished:
+    if len(started) >= size and case.course.unfinished:
         yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("nccl-init-start")[:2])
-    if len(started) < size and case.unfinished:
+    if len(started) < size and case.course.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
                 cause,
@@ -120,7 +121,7 @@ _IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
 
 def _idle_after(case: Case) -> Iterable[Candidate]:
     """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
-    if case.unfinished:
+    if case.course.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, case.hits("nccl-init-start", "nccl-init-complete")[:2])
 

@@ -396,7 +396,6 @@ says(
     why="How full the host's memory was.",
     where=lambda groups, line: re.search(r"\b(?:9\d|100)(?:\.\d+)? ?%", line) is not None and "GPU" not in line,
 )
-says("link-layer", "link_layer: {layer:word}", "Link layer: {layer:word}", why="A port's link layer.")
 says(
     "rdma-plugin",
     "NCCL RDMA Plugin",
@@ -451,6 +450,22 @@ says(
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
     where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+)
+says(
+    "earlier-run",
+    "last week",
+    "last month",
+    "last time",
+    "last run",
+    "yesterday",
+    "previous run",
+    "previously",
+    "same config",
+    "used to be",
+    "used to take",
+    sampled=True,
+    why="Somebody writes what an earlier run reached, or how long its steps took.",
+    where=lambda groups, line: re.search(r"\d", line) is not None,
 )
 says(
     "slow-complaint",

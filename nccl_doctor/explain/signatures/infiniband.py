@@ -258,16 +258,6 @@ says(
     ),
 )
 says(
-    "link-flap",
-    "link flap",
-    "LinkDownedCounter",
-    "link_downed",
-    "SymbolErrorCounter",
-    "symbol_error",
-    "Effective Physical BER",
-    why="Counters of a port's physical trouble.",
-)
-says(
     "roce-gid-missing",
     "Call to ibv_query_gid failed",
     "ibv_query_gid_ex failed",
@@ -701,19 +691,6 @@ says(
 )
 
 says(
-    "nvshmem",
-    "nvshmem{}error",
-    "NVSHMEM{}rror",
-    "ibgda{}fail",
-    "ibgda.cpp",
-    "ibrc.cpp",
-    "init failed for transport",
-    "nvshmemi_",
-    "GPU cannot map UAR",
-    why="NVSHMEM's own InfiniBand transport speaks.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|status", line)),
-)
-says(
     "gid-file",
     "gid_attrs/types",
     "/gids/{index:int}",
@@ -770,9 +747,4 @@ says(
     title="the ranks see different numbers of adapters ({least} to {most})",
     why="An adapter is down, filtered or missing in the container on some node; NCCL 2.30+ compares the counts.",
     where=lambda groups, line: "Ignoring" not in line or "WARN" in line,
-)
-says(
-    "nic-count-of-rank",
-    "Rank {rank:int} has {count:int} local Net devices (max {most:int})",
-    why="Which rank has fewer adapters.",
 )

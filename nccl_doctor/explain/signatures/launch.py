@@ -162,6 +162,8 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+# A list of what may have happened: "has failed, got preempted, or crashed", "scheduler events (e.g. preemption, eviction)"
+_ONE_OF_MANY = re.compile(r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. ")
 says(
     "cancelled",
     "CANCELLED AT",
@@ -225,6 +227,7 @@ says(
             r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)",
             line,
         )
+        and not _ONE_OF_MANY.search(line)
     ),
 )
 says(
@@ -333,6 +336,7 @@ says(
     "Cannot schedule{}GPU",
     "Requested node configuration is not available",
     "insufficient GPUs",
+    "Not enough GPUs available",
     "tasks in gang unschedulable",
     "pod group is not ready",
     "insufficient unused quota",
