@@ -225,8 +225,8 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
         return
     for hit in case.hits("nccl-trail")[:1]:
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
-        for place, cause in enumerate(causes):
-            yield Candidate(cause, 0.3 - 0.02 * place, phrase, [hit], ranks_of([hit]))
+        for at, cause in enumerate(causes):
+            yield Candidate(cause, 0.3 - 0.02 * at, phrase, [hit], ranks_of([hit]))
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
