@@ -390,6 +390,17 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
             yield Candidate("app.straggler-timeout", 0.28, title, hits, vague=True)
 
 
+@diagnosis
+def experts_wait(case: Case) -> Iterable[Candidate]:
+    """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,
+    IBGDA) delivers nothing. The logs of the rank that does not speak, and NVSHMEM_DEBUG=INFO, would tell."""
+    hits = case.hits("deepep-timeout")
+    between = any("RDMA" in hit.text for hit in hits)
+    causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
+    for at, cause in enumerate(causes if hits else ()):
+        yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
+
+
 _BY_SIGNAL = {
     -7: ("sys.shm", 0.6, "a bus error: /dev/shm ran full under it, usually"),
     -9: ("sys.host-oom", 0.48, "SIGKILL: the memory limit, usually"),
