@@ -381,8 +381,9 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    if case.has(*_WRAPPERS) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
-        hits = case.hits(*_WRAPPERS)[:4]
+    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed")  # a table cut before its exit codes
+    if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
+        hits = case.hits(*signs)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
         if case.has(*_OF_WATCHDOGS):
