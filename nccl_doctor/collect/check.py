@@ -34,6 +34,7 @@ from nccl_doctor.facts.model import (
     Plan,
     ProbeResult,
     Reach,
+    ReachOutcome,
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
@@ -113,11 +114,12 @@ class _Run:
         threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
 
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
-        """Keep a result; after an interruption a bad one only means that we hung up ourselves."""
-        if self.interrupted and result.outcome is not Outcome.OK:
-            result = ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
+        """Keep a result. What comes after an interruption saw us hang up (agents end their ranks and listeners)."""
         with self.lock:
-            self.results[host][probe] = result
+            if self.interrupted:
+                self.results[host].setdefault(probe, ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED))
+            else:
+                self.results[host][probe] = result
 
     def facts(self, kind: type[F]) -> dict[str, F]:
         """The hosts' facts of this kind, as far as they were collected."""
@@ -231,6 +233,8 @@ def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
     reach = found.reach if isinstance(found, Session) else found
+    if run.interrupted and reach.outcome is ReachOutcome.NOT_TRIED:
+        reach = msgspec.structs.replace(reach, detail=INTERRUPTED, evidence=())
     return HostFacts(entry.name, reach, dict(sorted(run.results.get(entry.name, {}).items())), entry.slots)
 
 

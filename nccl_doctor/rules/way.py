@@ -139,7 +139,7 @@ def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str
             (
                 Evidence(
                     f"{entry.address} {entry.mac} {entry.interface}" + (" permanent" if entry.permanent else ""),
-                    "/proc/net/arp",
+                    "ip neighbour",
                     host=host,
                 ),
                 Evidence(f"{link.address} is on {mac}", "/sys/class/net", host=owner),
@@ -154,7 +154,9 @@ def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str
                 ),
                 Fix(
                     "who answers for the address? more than one hardware address: it is in use twice",
-                    f"sudo arping -c 3 -I {entry.interface} {entry.address}",
+                    f"sudo ndisc6 -m {entry.address} {entry.interface}"
+                    if ":" in entry.address
+                    else f"sudo arping -c 3 -I {entry.interface} {entry.address}",
                     host,
                 ),
             ),

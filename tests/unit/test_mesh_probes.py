@@ -124,6 +124,57 @@ def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None
     mesh._STATE.pop("listener").close()
 
 
+def test_neighbours_of_both_families_are_read_from_the_kernels_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "if_indextoname", {10: "eth0"}.__getitem__)
+
+    def row(family: int, address: str, mac: bytes, state: int, cut: int = 0) -> bytes:
+        target = socket.inet_pton(family, address)
+        values = struct.pack("=HH", 4 + len(target), 1) + target + struct.pack("=HH", 4 + len(mac), 2) + mac + b"\0\0"
+        body = struct.pack("=BxxxiHBB", family, 10, state, 0, 1) + (values if not cut else values[:cut])
+        return struct.pack("=IHHII", 16 + len(body), 28, 2, 1, 0) + body
+
+    mac = bytes.fromhex("020000000099")
+    data = row(socket.AF_INET6, "fd77::3", mac, 0x80) + row(socket.AF_INET, "10.0.0.2", mac, 0x04)
+    data += row(socket.AF_INET, "10.0.0.3", mac, 0x20) + row(socket.AF_INET, "10.0.0.4", mac, 0x02)  # failed; not asked
+    data += row(socket.AF_INET, "10.0.0.5", mac, 0x02, cut=6)
+    found: list[dict[str, Any]] = []
+    assert mesh._take_neighbours(data, {"fd77::3", "10.0.0.2", "10.0.0.3", "10.0.0.5"}, found)
+    assert [(row["address"], row["mac"], row["interface"], row["permanent"]) for row in found] == [
+        ("fd77::3", "02:00:00:00:00:99", "eth0", True),
+        ("10.0.0.2", "02:00:00:00:00:99", "eth0", False),
+    ]
+    assert not mesh._take_neighbours(struct.pack("=IHHIII", 20, 3, 2, 1, 0, 0), set(), found)  # NLMSG_DONE
+    assert mesh._neighbours({"203.0.113.77"}) == []  # this machine's kernel answers, and to its end
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcome", "looks"),
+    [
+        # another run lets go between our bind and our look at /proc: with its socket still listed, or without
+        ([{"user": "root"}, {}, None], "ok", 2),
+        ([{"pid": 7, "command": f"python3 -c {mesh.AGENT_MARK}"}, {}, None], "ok", 2),
+        ([{"user": "alice"}] * 9, "in-use", mesh.UNSEEN),
+        ([{}, {"pid": 7, "command": "python3 train.py"}], "in-use", 2),
+    ],
+)
+def test_a_holder_of_the_master_port_that_is_not_seen_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Any] | None], outcome: str, looks: int
+) -> None:
+    holders, looked = iter(seen), []
+
+    def open_tcp(port: int) -> int:
+        looked.append(next(holders))
+        if looked[-1] is None:
+            return port
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(mesh, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(mesh, "_holder", lambda port: looked[-1])
+    found = mesh._open_master(SimpleNamespace(open_tcp=open_tcp), 29500)  # type: ignore[arg-type]
+    assert found["outcome"] == outcome
+    assert len([holder for holder in looked if holder is not None]) == looks
+
+
 def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
     class Receiver:
         """Two datagrams, of which the first one's sender has no route back."""

@@ -394,10 +394,13 @@ def release(arguments: Dict[str, Any]) -> Dict[str, Any]:
 # In the command line of every agent (nccl_doctor.transport.launch): another run beside this one.
 AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'
 OTHER_RUN_S = 6.0  # how long such a run's hold on the master port is waited for
+# A holder that is not found belongs to another user, or let go between our bind and our look, as another run does.
+UNSEEN = 4
+TRY_AGAIN_S = 0.4
 
 
 def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
-    until = time.monotonic() + OTHER_RUN_S
+    until, unseen = time.monotonic() + OTHER_RUN_S, 0
     try:
         while True:
             try:
@@ -407,9 +410,11 @@ def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 holder = _holder(port)
-                if AGENT_MARK not in holder.get("command", "") or time.monotonic() > until:
+                unseen = 0 if "pid" in holder else unseen + 1
+                another_run = AGENT_MARK in holder.get("command", "") and time.monotonic() <= until
+                if not another_run and not 0 < unseen < UNSEEN:
                     return {"port": port, "outcome": "in-use", "detail": str(error), "holder": holder}
-                time.sleep(0.5)
+                time.sleep(TRY_AGAIN_S)
     except OSError as error:
         outcome = "not-permitted" if error.errno in (errno.EACCES, errno.EPERM) else "failed"
         return {"port": port, "outcome": outcome, "detail": str(error)}
@@ -638,14 +643,43 @@ def _sweep(peers: List[Dict[str, Any]], token: str, timeout: float) -> Tuple[Dic
 
 
 def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:
-    """What the kernel takes for the hardware addresses of these (IPv4 only: /proc tells no others)."""
-    found = []
-    for line in (read_text("/proc/net/arp") or "").splitlines()[1:]:
-        words = line.split()
-        if len(words) > 5 and words[0] in addresses and int(words[2], 16) & 2:  # ATF_COM: resolved; ATF_PERM: by hand
-            permanent = bool(int(words[2], 16) & 4)
-            found.append({"address": words[0], "mac": words[3], "interface": words[5], "permanent": permanent})
+    """What the kernel takes for the hardware addresses of these, over netlink: /proc tells IPv4's only."""
+    found = []  # type: List[Dict[str, Any]]
+    # RTM_GETNEIGH, NLM_F_REQUEST | NLM_F_DUMP, of all families
+    request = struct.pack("=IHHII", 28, 30, 0x301, 1, 0) + bytes(12)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        kernel.settimeout(2.0)
+        kernel.sendto(request, (0, 0))
+        while addresses and _take_neighbours(kernel.recv(1 << 16), addresses, found):
+            pass
     return found
+
+
+RESOLVED = 0x02 | 0x04 | 0x08 | 0x10 | 0x80  # NUD_REACHABLE, _STALE, _DELAY, _PROBE, _PERMANENT
+
+
+def _take_neighbours(data: bytes, addresses: Set[str], found: List[Dict[str, Any]]) -> bool:
+    """Read one datagram of RTM_NEWNEIGH messages; False with the last one (NLMSG_DONE, NLMSG_ERROR)."""
+    at = 0
+    while at + 16 <= len(data):
+        length, kind = struct.unpack_from("=IH", data, at)
+        if kind != 28 or length < 28:
+            return False
+        family, index, state = struct.unpack_from("=BxxxiH", data, at + 16)
+        values, place = {}, at + 28
+        while place + 4 <= at + length:
+            size, name = struct.unpack_from("=HH", data, place)
+            values[name] = data[place + 4 : place + max(4, size)]
+            place += max(4, (size + 3) & ~3)
+        target, mac = values.get(1, b""), values.get(2, b"")  # NDA_DST, NDA_LLADDR
+        if state & RESOLVED and mac and len(target) == {socket.AF_INET: 4, socket.AF_INET6: 16}.get(family):
+            address = socket.inet_ntop(family, target)
+            if address in addresses:
+                interface, permanent = socket.if_indextoname(index), bool(state & 0x80)
+                lladdr = ":".join("%02x" % byte for byte in mac)
+                found.append({"address": address, "mac": lladdr, "interface": interface, "permanent": permanent})
+        at += (length + 3) & ~3
+    return True
 
 
 # ------------------------------------------------------------------------------------------------- path MTU
