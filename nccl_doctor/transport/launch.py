@@ -56,8 +56,7 @@ def shell_command(python: str = "", env_setup: str = "") -> str:
         start = f'{find}; exec "$p" {run}'
     if not env_setup:
         return f"exec sh -c {shlex.quote(start)}"
-    # Not "{ SETUP<newline>}", which a comment at its end needs: csh takes no line end between quotes.
-    setup = f"{{ eval {shlex.quote(env_setup)}; }} </dev/null || {{ echo nccl-doctor-boot: env-setup-failed $?; exit 126; }}"
+    setup = f"{{ {env_setup}\n}} </dev/null || {{ echo nccl-doctor-boot: env-setup-failed $?; exit 126; }}"
     choose = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0"; exec sh -c "$0"'
     return f"exec sh -c {shlex.quote(choose)} {shlex.quote(f'{setup}; {start}')}"
 
