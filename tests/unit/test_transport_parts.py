@@ -122,12 +122,13 @@ def test_the_command_line_suits_every_login_shell() -> None:
     for shell in ("sh", "bash", "dash", "zsh", "csh", "tcsh", "fish"):
         if not shutil.which(shell):
             continue
-        for setup in ("", "A='it is'; export A"):
+        for setup in ("", "A='it is'; export A;  # ends as it likes"):
             plan = launch("", setup)
             done = subprocess.run(
                 [shell, "-c", plan.command], input=plan.payload, capture_output=True, timeout=30, check=False
             )
             assert plan.marker.encode() + b" hello" in done.stdout, (shell, done)
+    assert "\n" not in shell_command("", "A=1")  # csh takes none within quotes
     assert len(shell_command()) < 400
 
 
