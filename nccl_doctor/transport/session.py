@@ -506,6 +506,8 @@ class _Greeting:
             return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._options.start_s:.0f} s", quote(begun))
         if self._seen.strip():
             return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
+        if (waits := self._transport.explain(self._stream, None)) is not None:
+            return waits
         detail = f"{NO_ANSWER} within {self._options.start_s:.0f} s"
         return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
 
