@@ -286,8 +286,14 @@ def _mesh_stages(run: _Run) -> None:
         trouble = run.ask_all(host, session, first)
         if host != reference:
             run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
-        port = plan.master_port if host == master else None
-        run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
+        arguments = {
+            "token": token,
+            "name": host,
+            "master_port": plan.master_port if host == master else None,
+            "ephemeral": mesh_plan.port_count(len(names)),
+            "share": names.index(host) / len(names),
+        }
+        run.ask(host, session, "listening", arguments, 10.0)
         run.progress.advance("host facts", host, trouble)
 
     run.each(prepare, run.sessions)
@@ -334,8 +340,10 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
 
     def connect(host: str, session: Session) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
-        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
-        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        sweep = mesh_plan.sweep(peers[host], listening, addresses)
+        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets, "sweep": sweep}
+        rounds = 3 + len(targets) // 32 + sum(len(one["ports"]) for one in sweep) // 64
+        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * rounds)
 
     run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:

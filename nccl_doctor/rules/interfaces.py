@@ -802,12 +802,16 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
             groups.setdefault(str(address.network), set()).add(address.name)
     overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
     for network, names in sorted(groups.items()):
+        if len(names) < 2:
+            continue
+        if not overall:
+            raise MissingFact("net.ipv4.conf.all.rp_filter", "not readable")
         strict = [
             name
             for name in sorted(names)
-            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
+            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter")) == 1
         ]
-        if len(names) > 1 and strict:
+        if strict:
             yield finding(
                 "net.rp-filter.strict",
                 Severity.WARN,

@@ -35,7 +35,9 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
     tried = fleet.every(Links)
-    facts = {host.name: found for host in fleet.hosts if (found := host.want(Interfaces)) is not None}
+    if "interfaces" not in fleet.plan.stages and not any(host.want(Interfaces) for host in fleet.hosts):
+        raise SkipRule("routes are asked for in the interfaces stage, which was left out")
+    facts = fleet.every(Interfaces)
     macs = {
         (name, address.address): device.mac.lower()
         for name, found in sorted(facts.items())

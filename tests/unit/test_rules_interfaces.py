@@ -339,6 +339,8 @@ def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() 
     twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
     strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
     assert ids(run("interfaces.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
+    unread = run("interfaces.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
+    assert not unread.passed and unread.unknown
     single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
     assert ids(run("interfaces.reverse_path_filter", single)) == []
 

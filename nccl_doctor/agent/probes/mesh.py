@@ -329,7 +329,11 @@ _STATE = {}  # type: Dict[str, Listener]  # the one listener of this agent: it m
 
 @probe("listening", stage="ports", limit_s=10.0)
 def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Open the listeners. Arguments: token, name, master_port (None where this host is not the master), ephemeral."""
+    """Open the listeners.
+
+    Arguments: token, name, master_port (None where this host is not the master), ephemeral (how many ports) and share
+    (0 up to 1, another one on each host: where in its part of the range each port lies).
+    """
     if "listener" in _STATE:
         _STATE.pop("listener").close()
     listener = Listener(str(arguments["token"]), str(arguments["name"]))
@@ -342,9 +346,41 @@ def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
     words = (read_text("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
     if len(words) == 2:
         result["port_range"] = [int(words[0]), int(words[1])]
-    result["ephemeral"] = [listener.open_tcp(0) for _ in range(int(arguments.get("ephemeral", 3)))]
+    count, share = int(arguments.get("ephemeral", 3)), float(arguments.get("share", 0.0))
+    result["ephemeral"] = _open_spread(listener, count, share, result["port_range"])
     result["udp"] = listener.open_udp()
     return result
+
+
+LEAVE_FREE = 64  # ports of the range for each one listened on, beyond the first three: a small range is the job's
+
+
+def _open_spread(listener: Listener, count: int, share: float, port_range: Optional[List[int]]) -> List[int]:
+    """Listen on ports at equal distances over the range: no closed part of it as wide as that distance is missed.
+
+    The kernel would not spread them: a socket with SO_REUSEADDR gets a port of the lower half of the range only.
+    """
+    if port_range is None:
+        return [listener.open_tcp(0) for _ in range(count)]
+    low, size = port_range[0], port_range[1] - port_range[0] + 1
+    count = min(count, max(3, size // LEAVE_FREE))
+    ports = []
+    for part in range(count):
+        start, end = low + part * size // count, low + (part + 1) * size // count
+        wanted = start + int(share * (end - start))
+        ports.append(_open_near(listener, [*range(wanted, end), *range(start, wanted)]))
+    return ports
+
+
+def _open_near(listener: Listener, candidates: List[int]) -> int:
+    """Listen on the first of these ports that is free, or on any if none is."""
+    for port in candidates:
+        try:
+            return listener.open_tcp(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return listener.open_tcp(0)
 
 
 @probe("release", stage="", limit_s=5.0)
@@ -519,13 +555,13 @@ def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> 
                 back.append((time.monotonic() - sent[len(back)]) * 1e3)
     lost_forward = _retransmitted(connection) - before
     connection.shutdown(socket.SHUT_WR)
-    lost_back = 0
+    lost_back = None  # a cut connection: only this direction's count is known
     try:
         connection.settimeout(2.0)
         trailer = _read_exactly(connection, MESSAGE * (len(sent) - len(back) + 1))[-MESSAGE:]
         lost_back = int(json.loads(trailer.decode("ascii"))["retransmitted"])
     except (OSError, ValueError, KeyError):
-        pass  # an older trailer or a cut connection: only this direction's count is known
+        pass
     back.sort()
     return {
         "messages": len(sent),
@@ -562,12 +598,48 @@ def _in_parallel(items: List[Any], work: Any, width: int) -> List[Any]:
 
 @probe("links", stage="ports", limit_s=30.0)
 def links(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Connect to every target. Arguments: token, targets [{peer, address, port, purpose, messages}], timeout_s."""
+    """Connect to every target, and where that went well to the peers' further ports.
+
+    Arguments: token, targets [{peer, address, port, purpose, messages}], sweep [{peer, address, ports}], timeout_s.
+    """
     token, timeout = str(arguments["token"]), float(arguments.get("timeout_s", 3.0))
     targets = list(arguments["targets"])
     tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), 32)
     failed = {link["address"] for link in tried if link["outcome"] in ("timed-out", "unreachable")}
-    return {"links": tried, "neighbours": _neighbours(failed)}
+    neighbours = _neighbours(failed)
+    # A port that is closed, or answers late, is proof enough: more connects would cost time, or meet the same limit.
+    hard = {link["peer"] for link in tried if link["outcome"] != "ok" or link["attempts"] > 1}
+    swept, more = _sweep([one for one in arguments.get("sweep", ()) if one["peer"] not in hard], token, timeout)
+    return {"links": tried + more, "swept": swept, "neighbours": neighbours}
+
+
+def _sweep(peers: List[Dict[str, Any]], token: str, timeout: float) -> Tuple[Dict[str, int], List[Dict[str, Any]]]:
+    """How many further ports of each peer answer, and the links to those that do not.
+
+    Many connects at once can meet a limit on new ones, which is no closed port: of the ports that fail one of each peer
+    is tried again, and where it answers then, that is the link that is told.
+    """
+    targets = [
+        {"peer": one["peer"], "address": one["address"], "port": port, "purpose": "ephemeral"}
+        for one in peers
+        for port in one["ports"]
+    ]
+    started = time.monotonic()
+    tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, 0), 64)
+    took = time.monotonic() - started
+    closed = {}  # type: Dict[str, List[Dict[str, Any]]]
+    for link in tried:
+        if link["outcome"] != "ok":
+            closed.setdefault(link["peer"], []).append(link)
+    first = [links[0] for links in closed.values()]
+    told = []  # type: List[Dict[str, Any]]
+    for again in _in_parallel(first, lambda one: _connect(one, token, timeout, 0), 32):
+        if again["outcome"] == "ok":
+            again.update(attempts=again["attempts"] + 1, connect_ms=again["connect_ms"] + took * 1e3)
+            told.append(again)
+        else:
+            told += closed[again["peer"]]
+    return {one["peer"]: len(one["ports"]) - len(closed.get(one["peer"], ())) for one in peers}, told
 
 
 def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:
