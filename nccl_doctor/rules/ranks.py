@@ -1,0 +1,314 @@
+"""The ranks of the jobs that run on the hosts now, what each does, and whether anything moves between them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from nccl_doctor.facts.job import Connection, Frame, Job, Process, Reading
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.rules.engine import Fleet, Host
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_LOOPBACK = ("localhost", "127.", "::1")
+_C10D = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/nn/",
+)
+_STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
+_INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
+BUSY_SHARE = 0.5  # of one CPU between two readings: it computes, it does not sleep
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """What a process does, by its state and its main thread's Python stack.
+
+    ``kind``: ``stopped``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
+    DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
+    a stack, ``asleep`` (in the kernel function ``frame``) or ``unknown``. ``name`` is the collective's, ``frame`` quotes
+    where, ``user`` is the innermost line of the user's own code.
+    """
+
+    kind: str
+    name: str = ""
+    frame: str = ""
+    user: str = ""
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One rank of a job: where it runs, and what it did at both looks."""
+
+    number: int
+    host: str
+    process: Process
+    looks: tuple[Doing, ...]
+    children: tuple[Process, ...] = ()
+
+    @property
+    def now(self) -> Doing:
+        """What it did at the second look."""
+        return self.looks[-1]
+
+    @property
+    def stays(self) -> bool:
+        """Whether both looks found it at one and the same place."""
+        return len(self.looks) > 1 and len(set(self.looks)) == 1 and self.now.kind != "unknown"
+
+    @property
+    def cpu_s(self) -> float | None:
+        """CPU time between the readings."""
+        return cpu_between(self.process)
+
+    @property
+    def label(self) -> str:
+        """``rank 3 (pid 4711)``."""
+        return f"rank {self.number} (pid {self.process.pid})"
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A TCP connection between two ranks, as ``rank`` sees it; ``peer`` None: the other end is none that was found."""
+
+    rank: Rank
+    peer: Rank | None
+    connection: Connection
+    store: bool  # of the rendezvous store, where heartbeats run
+
+
+class RunningJob(msgspec.Struct, frozen=True):
+    """One job: its ranks by number, as far as their processes were found. ``world`` is 0 where nobody says it."""
+
+    id: str
+    world: int
+    ranks: dict[int, Rank]
+    duplicates: tuple[Rank, ...]  # older processes that bear a number which another one bears
+    links: tuple[Link, ...]
+    interval_s: float
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts with ranks of it."""
+        return tuple(sorted({rank.host for rank in self.ranks.values()}))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of the world of which no process was found."""
+        return tuple(number for number in range(self.world) if number not in self.ranks)
+
+    @property
+    def data_links(self) -> list[Link]:
+        """The established connections between ranks that were found, but for those of the store."""
+        return [link for link in self.links if link.peer and not link.store and link.connection.state == "ESTABLISHED"]
+
+    @property
+    def moved_bytes(self) -> int | None:
+        """Bytes that moved between ranks from the first reading to the second; None where the kernel tells none."""
+        told = [link.connection.moved_bytes for link in self.data_links if link.connection.moved_bytes is not None]
+        return sum(told) if told else None
+
+    @property
+    def silent_s(self) -> float | None:
+        """For how long no byte has moved on any connection between ranks; None where the kernel does not tell."""
+        ago = [
+            moment
+            for link in self.data_links
+            for moment in (link.connection.received_ago_ms, link.connection.sent_ago_ms)
+            if moment is not None and (link.connection.acked_bytes or link.connection.received_bytes)
+        ]
+        return min(ago) / 1000 if ago else None
+
+    @property
+    def waiting(self) -> list[Rank]:
+        """The ranks that wait for others: in a collective or the store, or all at one place where most are."""
+        ranks = list(self.ranks.values())
+        surely = [rank for rank in ranks if rank.now.kind in ("collective", "store")]
+        places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep"))
+        common = {place for place, count in places.items() if count > 1 and count * 2 > len(ranks)}
+        return sorted([*surely, *(rank for rank in ranks if rank.now in common)], key=lambda rank: rank.number)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is proved that nothing went on between the looks: no byte moved, and who waits stayed in its place."""
+        return self.moved_bytes == 0 and bool(self.waiting) and all(rank.stays for rank in self.waiting)
+
+    @property
+    def moves(self) -> bool:
+        """Whether bytes moved between ranks, or a rank that waits did so elsewhere before."""
+        return bool(self.moved_bytes) or any(len(rank.looks) > 1 and not rank.stays for rank in self.waiting)
+
+
+def first_of(process: Process, names: Iterable[str]) -> int | None:
+    """The first of these variables that is a number."""
+    texts = (process.environment.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdigit() and len(text) < 8), None)
+
+
+def local_rank(process: Process) -> int | None:
+    """Its number on its host."""
+    return first_of(process, _LOCAL)
+
+
+def local_world(process: Process) -> int | None:
+    """How many ranks its host has."""
+    return first_of(process, _LOCAL_WORLD)
+
+
+def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
+    """Every job that runs on the fleet, or the one that the plan names; the largest first."""
+    return fleet.once(_jobs)
+
+
+def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
+    known = {host.name: fact for host in hosts if (fact := host.want(Job))}
+    grouped: dict[tuple[str, int], list[tuple[str, Process]]] = defaultdict(list)
+    for host, process in _once(known):
+        if process.role == "rank" and first_of(process, _RANK) is not None:
+            grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
+    built = [_build(id, world, members, known) for (id, world), members in grouped.items()]
+    ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
+    return tuple(job for job in ordered if plan.job in ("", job.id))
+
+
+def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:
+    """Each process once: two names of one machine, or containers that share its /proc, see the same ones.
+
+    Who shares the process's network is its host, else the first to name it.
+    """
+    seen: dict[tuple[str, int, int], tuple[bool, str, Process]] = {}
+    for host, fact in sorted(known.items()):
+        for process in fact.processes:
+            key = (fact.boot or host, process.pid, process.start_ticks)
+            at_home = bool(process.namespace) and process.namespace == fact.namespace
+            if key not in seen or (at_home and not seen[key][0]):
+                seen[key] = (at_home, host, process)
+    return ((host, process) for _, host, process in seen.values())
+
+
+def _key(host: str, process: Process) -> str:
+    """What the processes of one job share. A loopback master is each host's own."""
+    environment = process.environment
+    master = environment.get("MASTER_ADDR", "")
+    if master:
+        at = f"{host}:" if master.startswith(_LOOPBACK) else ""
+        return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
+    if slurm := environment.get("SLURM_JOB_ID"):
+        return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"
+    return f"uid:{process.uid}:{process.script}"
+
+
+def _build(id: str, world: int, members: list[tuple[str, Process]], known: Mapping[str, Job]) -> RunningJob:
+    ranks: dict[int, Rank] = {}
+    duplicates: list[Rank] = []
+    for host, process in sorted(members, key=lambda item: (item[1].age_s, item[0], item[1].pid)):
+        children = tuple(
+            child for child in known[host].processes if child.role == "child" and child.rank_pid == process.pid
+        )
+        number = first_of(process, _RANK)
+        assert number is not None
+        rank = Rank(number, host, process, looks(process), children)
+        if number in ranks:
+            duplicates.append(rank)
+        else:
+            ranks[number] = rank
+    interval_s = max(known[host].interval_s for host, _ in members)
+    return RunningJob(id, world, dict(sorted(ranks.items())), tuple(duplicates), _links(ranks.values()), interval_s)
+
+
+def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:
+    """Every connection of these ranks, with the rank at its other end. One end's address is the other's peer."""
+    ends: dict[tuple[str, str, str], Rank] = {}
+    ranks = list(ranks)
+    for rank in ranks:
+        for connection in rank.process.connections:
+            loopback = rank.host if connection.local.startswith("127.") else ""
+            ends[loopback, connection.local, connection.peer] = rank
+    found = []
+    for rank in ranks:
+        port = rank.process.environment.get("MASTER_PORT", "")
+        for connection in rank.process.connections:
+            if connection.state == "LISTEN":
+                continue
+            loopback = rank.host if connection.local.startswith("127.") else ""
+            store = bool(port) and port in (connection.local.rpartition(":")[2], connection.peer.rpartition(":")[2])
+            peer = ends.get((loopback, connection.peer, connection.local))
+            found.append(Link(rank, peer, connection, store))
+    return tuple(found)
+
+
+def cpu_between(process: Process) -> float | None:
+    """CPU time of a process from the first reading to the second, in seconds; None where it has ended."""
+    first, last = process.readings[0], process.readings[-1]
+    return round(last.cpu_s - first.cpu_s, 2) if first and last else None
+
+
+def looks(process: Process) -> tuple[Doing, ...]:
+    """What a process did at each look."""
+    return tuple(_doing(reading, _main_frames(process, at)) for at, reading in enumerate(process.readings))
+
+
+def _main_frames(process: Process, at: int) -> tuple[Frame, ...]:
+    stacks = process.stacks[at] if at < len(process.stacks) else None
+    return stacks.threads[0].frames if stacks and stacks.threads else ()
+
+
+def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
+    if reading is None or reading.state in "ZX":
+        return Doing("ended")
+    user = next((str(frame) for frame in frames if _is_users(frame)), "")
+    kernel = {"T": "stopped", "t": "traced"}.get(reading.state) or (
+        "kernel" if reading.main and reading.main.state == "D" else ""
+    )
+    kind, name, frame = _in_python(frames)
+    if not frames and not kernel and reading.main and reading.main.waits_in:
+        return Doing("asleep", "", f"the kernel's {reading.main.waits_in}")
+    if kernel:
+        place = reading.main.waits_in if reading.main and kernel == "kernel" else ""
+        return Doing(kernel, place, str(frame) if frame else "", user)
+    return Doing(kind, name, str(frame) if frame else "", user)
+
+
+def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
+    """Kind, the collective's name, and the frame that says so."""
+    calls = [frame for frame in frames if frame.short.startswith(_C10D) and frame.function not in _INSIDE]
+    if calls:
+        waits_for_all = next((frame for frame in calls if frame.function in _STORE), None)
+        return ("store", waits_for_all.function, waits_for_all) if waits_for_all else (
+            "collective", calls[0].function, calls[0],
+        )  # fmt: skip
+    if not frames:
+        return "unknown", "", None
+    for frame in frames:
+        kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
+        if kind:
+            return kind, frame.function, frame
+    if any(frame.file.startswith("<frozen importlib") for frame in frames):
+        return "importing", "", frames[0]
+    return "own", "", frames[0]
+
+
+def _file(frame: Frame) -> str:
+    return "torch/distributed/checkpoint" if frame.short.startswith("torch/distributed/checkpoint") else frame.short
+
+
+_KINDS = {
+    ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
+    ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
+    ("torch/serialization.py", "save"): "saving",
+    ("torch/serialization.py", "load"): "loading",
+    ("torch/distributed/checkpoint", "save"): "saving",
+    ("torch/distributed/checkpoint", "load"): "loading",
+    ("torch/autograd/graph.py", "_engine_run_backward"): "backward",
+    ("torch/cuda/__init__.py", "synchronize"): "gpu",
+    ("torch/cuda/streams.py", "synchronize"): "gpu",
+}
+
+
+def _is_users(frame: Frame) -> bool:
+    """Whether a frame is of the user's own program: neither installed package nor Python's own library."""
+    installed = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+    return not frame.file.startswith("<") and not any(part in frame.file for part in installed)
