@@ -150,7 +150,6 @@ class Job(Fact, frozen=True):
 
     PROBE: ClassVar[str] = "job"
     uid: int = 0
-    boot: str = ""
     namespace: str = ""
     interval_s: float = 0.0
     processes: tuple[Process, ...] = ()

@@ -36,7 +36,7 @@ def render(answer: Hang, console: Console, *, verbose: bool = False, saved: str 
         report_console.body(answer.report, console, verbose)
         for line in _groups(answer.ranks, verbose):
             print_hanging(console, line, 2, 13)
-    for gap in report_console.not_checked(answer.report, verbose):
+    for gap in () if answer.verdict == "several-jobs" else report_console.not_checked(answer.report, verbose):
         print_hanging(console, Text(f"{'not checked':<13}", "yellow").append_text(gap), 2, 13)
     report_console.tail(answer.report, console, saved, exit_code)
     print_again(console, verdict)

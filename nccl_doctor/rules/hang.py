@@ -76,8 +76,9 @@ def examine(bundle: Bundle) -> Hang:
     jobs = jobs_of(engine.Fleet(hosts, bundle.plan))
     if not jobs and bundle.plan.job:
         jobs = jobs_of(engine.Fleet(hosts, Plan(stages=bundle.plan.stages)))
+    if jobs and bundle.plan.job not in ("", *(job.id for job in jobs)):
         return _answer(bundle, "several-jobs", f"no job {bundle.plan.job!r} runs on these hosts", jobs)
-    if len(jobs) > 1:
+    if len(jobs) > 1:  # none was chosen
         return _answer(bundle, "several-jobs", f"{len(jobs)} jobs run on these hosts: choose one with --job ID", jobs)
     if not hosts:
         return _answer(bundle, "no-job", "no host was reached", jobs)

@@ -204,8 +204,9 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
         if not job.missing:
             continue
         what = f"rank{'s' if len(job.missing) > 1 else ''} {ranges(job.missing)} of job {job.id}"
-        if refused or fleet.missing:
-            fleet.lack(what, "not found, and not every process could be read", *(refused or job.hosts))
+        unseen = [*refused, *fleet.unreached, *(host for hosts in fleet.missing.values() for host in hosts)]
+        if unseen:
+            fleet.lack(what, "not found where one could look, and these hosts were not (all) read", *unseen)
             continue
         yield _missing(job, what)
 

@@ -177,12 +177,13 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
 def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:
     """Each process once: two names of one machine, or containers that share its /proc, see the same ones.
 
-    Who shares the process's network is its host, else the first to name it.
+    Who shares the process's network is its host, else the first to name it. No two machines have a process of one
+    number, one start and one rank of one job.
     """
-    seen: dict[tuple[str, int, int], tuple[bool, str, Process]] = {}
+    seen: dict[tuple[int, int, tuple[tuple[str, str], ...]], tuple[bool, str, Process]] = {}
     for host, fact in sorted(known.items()):
         for process in fact.processes:
-            key = (fact.boot or host, process.pid, process.start_ticks)
+            key = (process.pid, process.start_ticks, tuple(sorted(process.environment.items())))
             at_home = bool(process.namespace) and process.namespace == fact.namespace
             if key not in seen or (at_home and not seen[key][0]):
                 seen[key] = (at_home, host, process)

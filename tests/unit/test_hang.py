@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -80,7 +81,7 @@ def bundle(*processes: dict[str, Any], job: str = "", **facts: Any) -> Bundle:
     hosts = []
     for number, name in enumerate(("gpu01", "gpu02")):
         own = [item for item in processes if int(item["environment"].get("RANK", 0)) // 2 == number]
-        data = {"boot": name, "interval_s": 3.0, "processes": own, **facts}
+        data = {"interval_s": 3.0, "processes": own, **facts}
         reach = Reach(ReachOutcome.OK)
         hosts.append(HostFacts(name, reach, {"job": ProbeResult(Outcome.OK, json.loads(json.dumps(data)))}))
     return Bundle(1, "test", "2026-11-21T00:00:00+00:00", Plan(stages=(JOB,), job=job), tuple(hosts))
@@ -173,6 +174,15 @@ def test_a_rank_that_may_only_not_be_read_is_unknown_and_not_gone() -> None:
     assert any(why.startswith("not-permitted") for why in gaps.values())
 
 
+def test_a_rank_on_a_host_that_was_not_reached_is_unknown_and_not_gone() -> None:
+    whole = bundle(*four()[:3])
+    lost = HostFacts("gpu03", Reach(ReachOutcome.TIMED_OUT, "the host did not answer in time"))
+    answer = examine(msgspec.structs.replace(whole, hosts=(*whole.hosts, lost)))
+    assert [item.id for item in answer.report.causes if item.severity.value == "fail"] == ["host.ssh-timeout"]
+    gap = next(gap for gap in answer.report.unknown if gap.what == "rank 3 of job gpu01:29500")
+    assert gap.hosts == ("gpu03",)
+
+
 def test_a_zombie_has_ended() -> None:
     found = first(examine(bundle(*four(r0=process(0, readings=[reading("Z"), reading("Z")])))))
     assert found.id == "hang.rank-gone.zombie" and blamed(found) == [("gpu01", 0)]
@@ -247,7 +257,7 @@ def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
 
 def test_one_machine_under_two_names_is_counted_once() -> None:
     ranks = four(r3=process(3, readings=[reading("T")] * 2))
-    data = {"boot": "one", "interval_s": 3.0, "processes": ranks}
+    data = {"interval_s": 3.0, "processes": ranks}
     here = {"job": ProbeResult(Outcome.OK, {**data, "namespace": "net:[1]"})}
     for item in ranks:
         item["namespace"] = "net:[1]"

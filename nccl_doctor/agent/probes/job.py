@@ -101,7 +101,6 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
     dumps, dump_problems = _dumps(found)
     return {
         "uid": os.geteuid(),
-        "boot": (first_line("/proc/sys/kernel/random/boot_id") or "")[:36],
         "namespace": _link("/proc/self/ns/net"),
         "interval_s": round(second["at"] - first["at"], 3),
         "processes": found,
