@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from nccl_doctor.explain import flight_recorder, ras
+from nccl_doctor.explain.model import Proof
 from nccl_doctor.facts.fold import few, ranges
-from nccl_doctor.facts.job import Job, Process, Reading
+from nccl_doctor.facts.job import Job, Process, RasAnswer, Reading
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.ranks import BUSY_SHARE, Doing, Link, Rank, RunningJob, jobs_of, local_world, looks
@@ -15,12 +19,9 @@ from nccl_doctor.rules.units import duration, size
 WAITING = "hang.waiting"
 QUOTED = 3
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+SWAPPED_PAGES = 1000  # of 4 KiB, in and out between the looks
 _YOUNG_S = 60.0  # a job that has just been started may still be coming up
 _STACK = "py-spy dump --nonblocking --pid"
-
-
-def _rank(number: int, hosts: str) -> str:
-    return f"rank {number} on {hosts}"
 
 
 def _ranks(ranks: Sequence[Rank]) -> str:
@@ -178,7 +179,7 @@ def stopped(fleet: Fleet) -> Iterator[Finding]:
                 )
 
 
-@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.zombie", "sys.host-oom.rank")
+@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.zombie")
 def gone(fleet: Fleet) -> Iterator[Finding]:
     """Every rank of the world (``WORLD_SIZE``) has a process.
 
@@ -545,3 +546,109 @@ def stacks(fleet: Fleet) -> Iterator[Finding]:
                 host,
             )
     yield from ()
+
+
+@fleet_rule("job", "hang.behind", "app.collective-mismatch")
+def behind(fleet: Fleet) -> Iterator[Finding]:
+    """By NCCL's own counts (RAS) and by the flight-recorder dumps that lie there, no rank is behind the others.
+
+    Only dumps are read that the ranks have written since they started; none is asked for.
+    """
+    known = fleet.every(Job)
+    for job in jobs_of(fleet):
+        if job.moved_bytes:
+            continue
+        facts = [known[host] for host in job.hosts if host in known]
+        for proof, of_world in [*_dumps(job, facts), *_ras(job, facts)]:
+            if not proof.evidence:
+                continue
+            places = [_place(job, number) for number in proof.ranks] if of_world else []
+            blamed = [job.ranks[number] for number in proof.ranks if of_world and number in job.ranks]
+            sure = bool(proof.cause) or proof.confidence >= 0.6
+            looking = [_look(rank) for rank in blamed[:QUOTED]]
+            yield finding(
+                proof.cause or "hang.behind",
+                Severity.FAIL if sure else Severity.WARN,
+                proof.title,
+                proof.evidence,
+                confidence=max(proof.confidence, 0.1),
+                hosts=[place.host for place in places if place.host] or job.hosts,
+                places=places,
+                fixes=(*looking, *([Fix(proof.next)] if proof.next else [])),
+                explains=(WAITING,),
+            )
+
+
+def _place(job: RunningJob, number: int) -> Place:
+    return Place(host=job.ranks[number].host if number in job.ranks else "", rank=number)
+
+
+Told = list[tuple[Proof, bool]]  # what is proved, and whether its ranks count through the whole job
+
+
+def _dumps(job: RunningJob, facts: Sequence[Job]) -> Told:
+    """What the dumps of this job's ranks prove; that some have none proves nothing here."""
+    pids = {rank.process.pid for rank in job.ranks.values()}
+    files = [
+        (dump.path, zlib.decompress(base64.b64decode(dump.data)))
+        for fact in facts
+        for dump in fact.dumps
+        if dump.pid in pids
+    ]
+    dumps, _ = flight_recorder.collect(files)
+    found = flight_recorder.compare(dumps) if len(dumps) > 1 else []
+    return [(item, True) for item in found if item.kind is not flight_recorder.Kind.NO_DUMP]
+
+
+def _ras(job: RunningJob, facts: Sequence[Job]) -> Told:
+    """What two answers of one RAS service prove together: counts that rise are a job that works."""
+    for fact in facts:
+        answers = [answer for answer in fact.ras if answer.text]
+        if answers:
+            reports = [report for answer in answers for report in ras.read(_without_greeting(answer), answer.address)]
+            counts = reports[-1].counts if reports else {}
+            whole = {
+                name for name, functions in counts.items() if any(len(own) == job.world for own in functions.values())
+            }
+            return [(item, item.communicator in whole) for item in ras.conclude(reports)]
+    return []
+
+
+def _without_greeting(answer: RasAnswer) -> bytes:
+    """The report without the replies to the commands before it."""
+    lines = answer.text.splitlines(keepends=True)
+    start = next((at for at, line in enumerate(lines) if not line.startswith(("SERVER", "OK", "ERROR: Unk"))), 0)
+    return "".join(lines[start:]).encode()
+
+
+@fleet_rule("job", "sys.host-oom.swapping", "sys.host-oom.killed-now")
+def memory(fleet: Fleet) -> Iterator[Finding]:
+    """No host of a job swaps, and the kernel killed nothing for want of memory between the looks."""
+    jobs = jobs_of(fleet)
+    for host, fact in fleet.every(Job).items():
+        if not any(host in job.hosts for job in jobs) or len(fact.memory) < 2:
+            continue
+        before, after = fact.memory[0], fact.memory[-1]
+        grown = {name: after.get(name, 0) - before.get(name, 0) for name in before}
+        swapped = grown.get("pswpin", 0) + grown.get("pswpout", 0)
+        where = f"{size(fact.total_memory.get('MemAvailable', 0))} of memory available"
+        if grown.get("oom_kill"):
+            yield finding(
+                "sys.host-oom.killed-now",
+                Severity.FAIL,
+                f"the kernel killed {grown['oom_kill']} processes for want of memory in these {fact.interval_s:.0f} s",
+                Evidence(f"oom_kill {before['oom_kill']} -> {after['oom_kill']}, {where}", "/proc/vmstat", host=host),
+                hosts=(host,),
+                fixes=(Fix("see which", "sudo dmesg -T | grep -i 'killed process'", host),),
+                explains=(WAITING, "hang.rank-gone"),
+            )
+        elif swapped > SWAPPED_PAGES:
+            pressure = fact.pressure.get("memory", "")
+            yield finding(
+                "sys.host-oom.swapping",
+                Severity.WARN,
+                f"the host swaps: {swapped} pages in {fact.interval_s:.0f} s",
+                Evidence(f"pswpin, pswpout +{swapped} pages, {where}; {pressure}", "/proc/vmstat", host=host),
+                hosts=(host,),
+                fixes=(Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head", host),),
+            )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +229,59 @@ def test_data_that_nobody_acknowledges_is_the_network_and_a_reader_that_stopped_
     for rank in (0, 1):
         ranks[rank]["connections"][0]["timeouts"] = 0
     assert examine(bundle(*ranks)).verdict == "stands"
+
+
+def test_two_ras_reports_name_who_is_behind() -> None:
+    def report(counts: list[int]) -> dict[str, str]:
+        status = {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": False,
+            "destroy_flag": False,
+            "abort_flag": False,
+        }
+        ranks = [
+            {"rank": rank, "host": "10.0.0.1", "pid": 100 + rank, "cuda_dev": 0, "nvml_dev": 0, "status": status,
+             "collective_counts": {"AllReduce": count}}
+            for rank, count in enumerate(counts)
+        ]  # fmt: skip
+        world = {"hash": "0xa", "secondary_hash": "0x1:0x2", "size": 4, "ranks_count": 4, "missing_ranks_count": 0}
+        told = {"nccl_version": "2.29.2", "timestamp": "2026-02-03 04:05:06", "communicators_count": 1,
+                "communicators": [{**world, "ranks": ranks, "missing_ranks": []}],
+                "ras": {"collection_time_sec": 0.01, "timeouts_count": 0}}  # fmt: skip
+        return {"address": "127.0.0.1:28028", "text": "SERVER PROTOCOL 2\nOK\nOK\n" + json.dumps(told) + "\n"}
+
+    stuck = report([90, 90, 89, 90])
+    found = first(examine(bundle(*four(), ras=[stuck, stuck])))
+    assert found.id == "hang.behind" and blamed(found) == [("gpu02", 2)] and "89" in found.evidence[0].text
+    assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
+    alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
+    assert alive.verdict == "stands" and [item.id for item in alive.report.causes] == ["hang.waiting"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "id", "rank"), [("operation", "app.collective-mismatch", 1), ("skipped", "hang.behind", 2)]
+)
+def test_dumps_that_the_ranks_have_written_are_compared(scenario: str, id: str, rank: int) -> None:
+    recorded = Path(__file__).parents[1] / "fixtures" / "flight_recorder" / scenario
+
+    def dump(number: int, pid: int) -> dict[str, Any]:
+        packed = base64.b64encode(zlib.compress((recorded / f"rank_{number}").read_bytes())).decode()
+        return {"rank": number, "pid": pid, "path": f"/tmp/nccl_trace_rank_{number}", "data": packed}
+
+    answer = examine(bundle(*four(), dumps=[dump(number, 100 + number) for number in range(3)]))
+    told = [item for item in answer.report.causes if item.id == id]
+    assert told and [place.rank for place in told[0].places] == [rank], answer.report.causes
+    others = examine(bundle(*four(), dumps=[dump(number, 900 + number) for number in range(3)]))
+    assert [item.id for item in others.report.causes] == ["hang.waiting"]  # dumps of another job's processes
+
+
+def test_a_host_that_swaps_or_kills_is_told() -> None:
+    before, swapping = ({"pswpin": count, "pswpout": 0, "oom_kill": 1} for count in (10, 90_000))
+    answer = examine(bundle(*four(), memory=[before, swapping]))
+    assert {item.id for item in answer.report.causes if item.id.startswith("sys")} == {"sys.host-oom.swapping"}
+    killing = first(examine(bundle(*four()[:3], memory=[before, {**before, "oom_kill": 2}])))
+    assert killing.id == "sys.host-oom.killed-now" and "oom_kill 1 -> 2" in killing.evidence[0].text
 
 
 def test_all_wait_and_nobody_stands_out() -> None:

@@ -424,10 +424,10 @@ def _ras_addresses(found: List[Dict[str, Any]], look: Dict[str, Any]) -> Set[Tup
 
 
 def _ask_ras(address: Tuple[str, int]) -> str:
-    """The verbose report of NCCL's RAS service: a text protocol that only reads."""
+    """The verbose report of NCCL's RAS service, as JSON where it knows that (2.28): a protocol that only reads."""
     end = time.monotonic() + RAS_LIMIT_S
     with socket.create_connection(address, 2.0) as asked:
-        asked.sendall(b"CLIENT PROTOCOL 2\nTIMEOUT 4\nVERBOSE STATUS\n")
+        asked.sendall(b"CLIENT PROTOCOL 2\nTIMEOUT 4\nSET FORMAT json\nVERBOSE STATUS\n")
         answer = b""
         while len(answer) < RAS_BYTES and time.monotonic() < end:
             asked.settimeout(max(0.1, end - time.monotonic()))
