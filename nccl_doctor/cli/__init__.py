@@ -108,6 +108,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # what cannot be told shall be known before the exit code is
     except KeyboardInterrupt:  # while the command's own packages were loading
+        typer.echo("\nnccl-doctor: interrupted before it began", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except _streams.NotToldError as error:
         typer.echo(f"nccl-doctor: the output cannot be written: {error.strerror}", err=True)

@@ -36,6 +36,7 @@ from nccl_doctor.facts.model import (
     Plan,
     ProbeResult,
     Reach,
+    ReachOutcome,
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
@@ -116,11 +117,12 @@ class _Run:
         threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
 
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
-        """Keep a result; after an interruption a bad one only means that we hung up ourselves."""
-        if self.interrupted and result.outcome is not Outcome.OK:
-            result = ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
+        """Keep a result. What comes after an interruption saw us hang up (agents end their ranks and listeners)."""
         with self.lock:
-            self.results[host][probe] = result
+            if self.interrupted:
+                self.results[host].setdefault(probe, ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED))
+            else:
+                self.results[host][probe] = result
 
     def facts(self, kind: type[F]) -> dict[str, F]:
         """The hosts' facts of this kind, as far as they were collected."""
@@ -234,6 +236,8 @@ def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
     reach = found.reach if isinstance(found, Session) else found
+    if run.interrupted and reach.outcome is ReachOutcome.NOT_TRIED:
+        reach = msgspec.structs.replace(reach, detail=INTERRUPTED, evidence=())
     return HostFacts(entry.name, reach, dict(sorted(run.results.get(entry.name, {}).items())), entry.slots)
 
 
@@ -294,8 +298,14 @@ def _mesh_stages(run: _Run) -> None:
         trouble = run.ask_all(host, session, first)
         if host != reference:
             run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
-        port = plan.master_port if host == master else None
-        run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
+        arguments = {
+            "token": token,
+            "name": host,
+            "master_port": plan.master_port if host == master else None,
+            "ephemeral": mesh_plan.port_count(len(names)),
+            "share": names.index(host) / len(names),
+        }
+        run.ask(host, session, "listening", arguments, 10.0)
         run.progress.advance("host facts", host, trouble)
 
     run.each(prepare, run.sessions)
@@ -342,8 +352,10 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
 
     def connect(host: str, session: Session) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
-        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
-        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        sweep = mesh_plan.sweep(peers[host], listening, addresses)
+        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets, "sweep": sweep}
+        rounds = 3 + len(targets) // 32 + sum(len(one["ports"]) for one in sweep) // 64
+        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * rounds)
 
     run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:

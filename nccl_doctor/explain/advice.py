@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
@@ -33,7 +33,7 @@ def for_cause(
     blamed = [
         Assignment(name, value, how=How.LOG)
         for name, value in set_here.items()
-        if name in quoted and topics.concerns(name, id)
+        if name in quoted and related.concerns(name, id)
     ]
     env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
     wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
@@ -142,7 +142,12 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
         elif causes and causes[0].id == "app.rank-exception":
             who = f"rank {ranges(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
             steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
-        if verdict is Verdict.UNDECIDED and causes and causes[0].id in _SHOWN_BY_STACKS and not case.ordinary:
+        if (
+            verdict is Verdict.UNDECIDED
+            and causes
+            and causes[0].id in _SHOWN_BY_STACKS
+            and not case.exceptions.ordinary
+        ):
             steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
             if case.has("socket-timeout") and not case.has("watchdog-timeout"):
                 steps.append(f"lost packets look the same: {_NETWORK}")

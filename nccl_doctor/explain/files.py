@@ -76,9 +76,9 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
 
 def reasoning() -> Callable[[Summary], Explanation]:
     """The function that explains a summary. What it needs takes as long to import as a gigabyte takes to read."""
-    from nccl_doctor.explain import api, case
+    from nccl_doctor.explain import api, diagnoses
 
-    case.all_diagnoses()
+    diagnoses.all_diagnoses()
     return api.explain
 
 

@@ -1,14 +1,15 @@
-"""From candidates to causes: join by id, let causes explain effects, order by what came first."""
+"""From candidates to causes: causes explain effects, what the work got over counts less, what came first wins."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, all_diagnoses, ranks_of, speakers
+from nccl_doctor.explain.candidates import PLAUSIBLE, collect
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
+from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.findings import playbooks
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
 LATE = frozenset(
@@ -66,104 +67,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "app.dataloader-worker": "",
     }.items()
 }
-_PLAUSIBLE = 0.6
-_BESIDE = 0.58  # what the job does not use, as far as its lines say
 _SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded
-_TOPIC = {cause: place for place, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
-_EXTRA = 0.012  # each further signature that agrees
-
-
-def collect(case: Case) -> list[Candidate]:
-    """All candidates: one per cause id, from signatures and diagnoses."""
-    found: list[Candidate] = []
-    for name in case.summary.groups:
-        signature = case.signatures.get(name)
-        if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
-            continue
-        if case.overcome(name):
-            continue
-        hits = [
-            hit
-            for hit in case.hits(name)
-            if not case.follows_failed_task(hit) and (hit.file, hit.line) not in case.caught
-        ]
-        if not hits:
-            continue
-        found.append(
-            Candidate(
-                signature.cause,
-                min(signature.strength, _BESIDE) if all(map(case.beside_the_job, hits)) else signature.strength,
-                _title(signature.title, hits),
-                [*hits, *(line for hit in hits for line in case.more.get((hit.file, hit.line), ()))],
-                *speakers(hits),
-                signature.why,
-            )
-        )
-    for rule in all_diagnoses():
-        found.extend(rule(case))
-    if max((item.strength for item in found), default=0.0) < _PLAUSIBLE:
-        found.extend(_last_resort(case))
-    elif len(known := {item.id for item in found}) < len(_FURTHER):  # words still tell what else it may be
-        found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
-    return _join(found)
-
-
-_LIKELIEST = (0.36, 0.32, 0.29, 0.26)
-_FURTHER = (0.24, 0.22, 0.2)
-
-
-def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
-    """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
-    return [
-        Candidate(
-            cause,
-            strength,
-            f"perhaps this, by the words of some lines: {playbooks.load(cause).title}",
-            hits,
-            ranks_of(hits),
-            vague=True,
-        )
-        for strength, (cause, hits) in zip(strengths, votes, strict=False)
-    ]
-
-
-def _last_resort(case: Case) -> list[Candidate]:
-    """What is left when no signature is convincing: words, else the log's last lines."""
-    found = _by_words(case, _LIKELIEST)
-    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
-    if last and not found:
-        title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
-        found.append(Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True))
-    return found
-
-
-_HOLE = re.compile(r"\{(\w+)\}")
-
-
-def _title(template: str, hits: list[Hit]) -> str:
-    """The title with the words of the first hit that has them all; not every wording of a message says everything."""
-    names = set(_HOLE.findall(template))
-    groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
-    return _HOLE.sub(lambda hole: groups.get(hole.group(1), "?")[:80], template)
-
-
-def _join(found: Iterable[Candidate]) -> list[Candidate]:
-    by_id: dict[str, Candidate] = {}
-    for item in sorted(found, key=lambda candidate: -candidate.strength):
-        best = by_id.get(item.id)
-        if best is None:
-            by_id[item.id] = item
-            continue
-        if item.strength >= 0.3:
-            best.strength = min(0.99, best.strength + _EXTRA)
-        best.hits = best.hits + item.hits
-        best.final = best.final or item.final
-        best.cured = best.cured or item.cured
-        if not best.ranks:
-            best.ranks = item.ranks
-        best.hosts = best.hosts or item.hosts
-    return list(by_id.values())
 
 
 def rank(case: Case) -> list[Candidate]:
@@ -178,7 +82,7 @@ def rank(case: Case) -> list[Candidate]:
     for item in candidates:
         if item.cured or _slows(case, item) or case.has("nccl-corruption"):
             continue
-        if case.recovered or _survived(case, item):
+        if case.course.recovered or _survived(case, item):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -210,29 +114,24 @@ def _slows(case: Case, item: Candidate) -> bool:
 
 def _survived(case: Case, item: Candidate) -> bool:
     """Whether the work went on to a good end after the candidate's last line, and nothing failed: it did no harm."""
-    if case.ordinary or any(
-        signature.role is Role.SYMPTOM and case.count(name) and not case.overcome(name)
-        for name, signature in case.signatures.items()
-    ):
+    course = case.course
+    if case.exceptions.ordinary or any(not course.overcome(symptom.name) for symptom in case.seen(Role.SYMPTOM)):
         return False
-    if case.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
+    if course.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
+        return False
+    # Of lines alike one is kept, and the last.
+    lasts = [case.last(name) for name in {hit.signature for hit in item.hits}]
+    last = max((*item.hits, *(hit for hit in lasts if hit)), key=place)
+    if last.file in course.failed_files:
         return False
     end = case.last("ended-well") or case.last("nccl-tests-ok")
-    on = case.last("progress")
-    lasts = (
-        case.last(name) for name in {hit.signature for hit in item.hits}
-    )  # of lines alike one is kept, and the last
-    last = max((*item.hits, *(hit for hit in lasts if hit)), key=lambda hit: (hit.file, hit.line))
-    if last.file in case.failed_files:
-        return False
-    return any(hit is not None and hit.file == last.file and hit.line > last.line for hit in (end,)) or (
-        on is not None
-        and on.file == last.file
-        and (
-            on.line >= last.line + (3 if _at_start(item) or _told(case, item) or _retried(item) else 21)
-            or any(last.line < hit.line < on.line for hit in case.hits("resumed") if hit.file == last.file)
-        )
-    )
+    if end is not None and end.file == last.file and end.line > last.line:
+        return True
+    soon = _at_start(item) or _told(case, item) or _retried(item) or _waited(item)
+    lines = LINES_AFTER if soon else MANY_LINES
+    step = case.last("progress")
+    stepped_on = step is not None and step.file == last.file and step.line >= last.line + lines
+    return stepped_on or course.resumed_after(last)
 
 
 def _at_start(item: Candidate) -> bool:
@@ -254,13 +153,18 @@ def _retried(item: Candidate) -> bool:
     return all(_RETRY.search(hit.text) for hit in item.hits)
 
 
+def _waited(item: Candidate) -> bool:
+    """Whether all of it only warns of a wait, which the next step has ended."""
+    return all(hit.signature == "horovod-stall" for hit in item.hits)
+
+
 _FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)
 
 
 def _finite_again(case: Case, item: Candidate) -> bool:
     """Whether the numbers that went wrong are finite in the last step that the log tells."""
     on = case.last("progress")
-    last = max(item.hits, key=lambda hit: (hit.file, hit.line))
+    last = max(item.hits, key=place)
     return bool(
         item.id == "app.nan-or-data" and on and on.file == last.file and on.line > last.line and _FINITE.search(on.text)
     )
@@ -272,22 +176,22 @@ _RAISED = frozenset(("gpu.oom", "sys.disk-full", "sys.nofile", "app.bad-tensor",
 
 def _told(case: Case, item: Candidate) -> bool:
     """Whether the program itself told of its exception, in words of its own, and its rank spoke on: it was caught."""
-    raised = {(one.hit.file, one.hit.line) for one in case.summary.tracebacks}
+    raised = {place(one.hit) for one in case.summary.tracebacks}
     spoke = [case.summary.last_of_rank.get(hit.rank, hit) for hit in item.hits if hit.rank is not None]
     return (
         item.id in _RAISED
-        and not any((hit.file, hit.line) in raised for hit in item.hits)
+        and not any(place(hit) in raised for hit in item.hits)
         and all(last.line > max(hit.line for hit in item.hits) for last in spoke)
     )
 
 
 def _place(item: Candidate) -> tuple[str, int]:
-    first = min(item.hits, key=lambda hit: (hit.file, hit.line))
+    first = min(item.hits, key=place)
     return first.file, first.line
 
 
 def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str, float]) -> bool:
-    if before[cause.id] < _PLAUSIBLE or effect.final:
+    if before[cause.id] < PLAUSIBLE or effect.final:
         return False
     if effect.id == "launch.killed" and cause.id in _WATCHED and _by_hand(effect):
         return True
@@ -304,7 +208,7 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         return False
     if cause.id in LATE and cause.id not in _FIRST_CAUSES and not cause.final:
         return False
-    if before[effect.id] < _PLAUSIBLE:
+    if before[effect.id] < PLAUSIBLE:
         return True
     if cause.final:
         return True
@@ -331,4 +235,4 @@ def _first(item: Candidate) -> Hit:
     timed = [hit for hit in item.hits if hit.seconds is not None]
     if len(timed) == len(item.hits):
         return min(timed, key=lambda hit: (hit.seconds or 0.0, hit.file, hit.line))
-    return min(item.hits, key=lambda hit: (hit.file, hit.line))
+    return min(item.hits, key=place)

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import records
 
@@ -114,7 +115,7 @@ _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|\bError executing\b|^Error: |NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|"
+    r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bstill no\b|^\^C\s*$|"
     r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) (?:code|status):? -?[1-9]|\(exit -?[1-9]|"
     r"\baborting\b|TERM_[A-Z]+LIMIT|"
     r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
@@ -135,13 +136,8 @@ def says_failure(text: str) -> bool:
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
-    quiet = {
-        (hit.file, hit.line)
-        for name, signature in case.signatures.items()
-        if signature.role is Role.HARMLESS
-        for hit in case.hits(name)
-    }
-    return [hit for hit in case.hits("error-line") if (hit.file, hit.line) not in quiet and not _NOISE.search(hit.text)]
+    quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
+    return [hit for hit in case.hits("error-line") if place(hit) not in quiet and not _NOISE.search(hit.text)]
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
@@ -150,14 +146,9 @@ _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 def vote(case: Case) -> dict[str, list[Hit]]:
     """Cause id -> lines whose words belong to it. Lines that differ only in numbers no words ask for are asked once."""
     table: dict[str, list[Hit]] = defaultdict(list)
-    effects = {
-        (hit.file, hit.line)
-        for name, signature in case.signatures.items()
-        if signature.role is Role.SYMPTOM and signature.cause
-        for hit in case.hits(name)
-    }
+    effects = {place(hit) for symptom in case.seen(Role.SYMPTOM) if symptom.cause for hit in case.hits(symptom.name)}
     known: dict[str, tuple[str, ...]] = {}
-    for hit in (hit for hit in trouble(case) if (hit.file, hit.line) not in effects):
+    for hit in (hit for hit in trouble(case) if place(hit) not in effects):
         text = _ADVICE.sub("", hit.text[-_ASKED:])
         shape = _NUMBER.sub(lambda number: number.group() if number.group() in _TOLD else "", text)
         if shape not in known and len(known) < _SHAPES:
@@ -173,185 +164,6 @@ _ASKED = 600  # characters of a line: its end, behind the prefixes
 _SHAPES = 150  # so many different lines tell what a log is about
 
 
-def supporting(case: Case, cause: str) -> list[Hit]:
-    """Further lines on the subject of a cause: settings, then trouble. Used as additional quotes."""
-    settings = [hit for name, hits in case.env.items() if cause in _SETTINGS.get(name, ()) for hit in hits[:3]]
-    facts = [
-        hit for name in _FACTS.get(cause, ()) for hit in (*case.hits(name)[:6], case.last(name)) if hit is not None
-    ]
-    words = [hit for hit in trouble(case) if _words(cause).search(hit.text)] if cause in TOPICS else []
-    return settings + facts + words
-
-
-def concerns(name: str, cause: str) -> bool:
-    """Whether a variable that is set bears on a cause."""
-    return cause in _SETTINGS.get(name, ())
-
-
-# Signatures whose lines belong to the proof of a cause, though they prove nothing alone.
-_FACTS: dict[str, tuple[str, ...]] = {
-    "ib.device-not-found": (
-        "no-ib-device",
-        "net-socket-using",
-        "network-used",
-        "net-ib-using",
-        "no-verbs-library",
-        "rdma-plugin",
-    ),
-    "sw.nccl-version-mismatch": ("bootstrap-truncated", "nccl-version", "torch-version", "nccl-error-version"),
-    "net.wrong-interface": (
-        "bootstrap-using",
-        "gloo-endpoint",
-        "net-socket-using",
-        "connect-refused",
-        "connect-noroute",
-        "connect-retry",
-        "gloo-connect-failed",
-    ),
-    "net.firewall": (
-        "connect-timeout",
-        "connect-noroute",
-        "connect-retry",
-        "bootstrap-using",
-        "gloo-endpoint",
-        "gloo-closed",
-        "rdzv-timeout",
-        "open-ports",
-    ),
-    "net.hostname-resolution": (
-        "name-unresolved",
-        "hostname-loopback",
-        "gloo-endpoint",
-        "master-unreachable",
-        "connect-noroute",
-    ),
-    "net.master-unreachable": (
-        "master-flag",
-        "master-timeout",
-        "master-unreachable",
-        "master-refused",
-        "rdzv-connection",
-        "grpc-unavailable",
-    ),
-    "launch.rdzv": (
-        "random-run-id",
-        "rdzv-trouble",
-        "rdzv-connection",
-        "rdzv-timeout",
-        "rdzv-consequence",
-        "store-closed",
-        "socket-timeout",
-    ),
-    "launch.world-size": (
-        "joined-partly",
-        "rdzv-timeout",
-        "rdzv-connection",
-        "nnodes",
-        "world-size",
-        "socket-timeout",
-        "rank-twice",
-        "rank-by-hand",
-        "random-run-id",
-    ),
-    "env.bad-nccl-var": ("env-echo", "env-set", "bad-nccl-value"),
-    "app.collective-mismatch": (
-        "fingerprint-mismatch",
-        "desync-lagging",
-        "size-mismatch",
-        "watchdog-timeout",
-        "watchdog-status",
-        "horovod-missing",
-        "flight-recorder-missing",
-    ),
-    "app.straggler-timeout": (
-        "desync-never-joined",
-        "desync-lagging",
-        "monitored-barrier",
-        "watchdog-status",
-        "straggler-words",
-    ),
-    "app.uneven-inputs": ("batch-count", "desync-lagging", "watchdog-timeout"),
-    "app.pg-misuse": ("nccl-init-start", "barrier-device"),
-    "gpu.p2p": ("acs-redirect", "p2p-not-enabled", "watchdog-status", "smi-busy", "channel-p2p", "iommu"),
-    "gpu.duplicate": ("nccl-init-start", "barrier-device"),
-    "gpu.driver": ("driver-version", "cumem-refused", "cuda-call"),
-    "gpu.fabric-manager": ("nvls-bind", "cumem-refused", "fabric-state"),
-    "gpu.nvlink": ("nvlink-link", "topo-row", "cumem-refused"),
-    "gpu.thermal-power": ("throttle-mask", "throttle", "thermal-more"),
-    "net.slow": (
-        "busbw-average",
-        "network-used",
-        "net-socket-using",
-        "busbw-row",
-        "measured-rate",
-        "slow-complaint",
-        "expectation",
-        "gdr-disabled",
-        "link-speed",
-    ),
-    "net.peer-lost": ("peer-closed", "gloo-closed", "store-closed", "unique-id", "connect-refused"),
-    "net.plugin": ("ofi-error", "ofi-any", "libfabric-warn", "no-net-plugin", "network-used"),
-    "net.mtu": ("qp-mtu", "ip-link-mtu", "ib-mtu-listing", "ping-loss"),
-    "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),
-    "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu", "acs-redirect"),
-    "ib.memlock": ("memlock-value", "memlock-text", "reg-mr-nomem"),
-    "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
-    "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),
-    "ib.retry-exceeded": ("ib-retry", "ib-retry-text", "ib-async"),
-    "sw.nccl-bug": (
-        "nccl-frame",
-        "nccl-segfault",
-        "crash-in-libnccl",
-        "nccl-warn",
-        "segfault",
-        "crash-handler",
-        "nccl-internal",
-        "proxy-failed",
-    ),
-    "sys.container": (
-        "socket-family",
-        "cumem-refused",
-        "cuda-unknown-error",
-        "cumem-host-fallback",
-        "wsl",
-        "p2p-not-enabled",
-    ),
-    "sys.host-oom": ("oom-killer", "oom-more", "sigkill", "host-memory-used"),
-    "sys.shm": ("shm-full",),
-    "launch.env-missing": ("rank-by-hand",),
-    "sys.disk-full": ("disk-full-listing", "disk-nearly-full"),
-    "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
-}
-
-
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "NCCL_IB_GID_INDEX": ("ib.gid-index", "ib.qp-connect", "ib.retry-exceeded", "env.bad-nccl-var"),
-    "NCCL_SOCKET_IFNAME": ("net.wrong-interface", "env.bad-nccl-var", "net.firewall"),
-    "GLOO_SOCKET_IFNAME": ("net.wrong-interface", "env.bad-nccl-var", "net.hostname-resolution"),
-    "NCCL_IB_HCA": ("ib.device-not-found", "env.bad-nccl-var", "ib.qp-connect"),
-    "NCCL_COMM_ID": ("env.bad-nccl-var", "net.wrong-interface"),
-    "NCCL_NET": ("ib.device-not-found", "net.plugin", "env.bad-nccl-var", "net.slow"),
-    "NCCL_NET_PLUGIN": ("net.plugin", "env.bad-nccl-var"),
-    "NCCL_ALGO": ("env.bad-nccl-var",),
-    "NCCL_PROTO": ("env.bad-nccl-var", "app.collective-mismatch"),
-    "NCCL_P2P_DISABLE": ("env.bad-nccl-var", "gpu.p2p", "net.slow"),
-    "NCCL_P2P_LEVEL": ("env.bad-nccl-var", "gpu.p2p", "net.slow"),
-    "NCCL_SHM_DISABLE": ("env.bad-nccl-var", "sys.shm"),
-    "NCCL_TOPO_FILE": ("env.bad-nccl-var",),
-    "NCCL_GRAPH_FILE": ("env.bad-nccl-var",),
-    "NCCL_IB_DISABLE": ("net.slow", "ib.device-not-found", "env.bad-nccl-var"),
-    "NCCL_NET_GDR_LEVEL": ("ib.gdr", "env.bad-nccl-var"),
-    "NCCL_BUFFSIZE": ("env.bad-nccl-var", "gpu.oom"),
-    "NCCL_HOSTID": ("env.bad-nccl-var", "gpu.duplicate"),
-    "NCCL_NTHREADS": ("env.bad-nccl-var",),
-    "NCCL_MAX_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
-    "NCCL_MIN_NCHANNELS": ("env.bad-nccl-var", "net.slow"),
-    "NCCL_CROSS_NIC": ("ib.qp-connect", "ib.retry-exceeded"),
-    "NCCL_SOCKET_FAMILY": ("env.bad-nccl-var", "net.wrong-interface"),
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("env.bad-nccl-var", "app.straggler-timeout"),
-    "NCCL_NVLS_ENABLE": ("env.bad-nccl-var", "gpu.fabric-manager"),
-    "NCCL_MNNVL_ENABLE": ("env.bad-nccl-var", "gpu.imex"),
-    "CUDA_VISIBLE_DEVICES": ("gpu.not-visible", "gpu.duplicate"),
-    "MASTER_ADDR": ("net.master-unreachable", "launch.env-missing"),
-    "MASTER_PORT": ("net.master-unreachable", "net.port-in-use"),
-}
+def about(case: Case, cause: str) -> list[Hit]:
+    """The lines that sound like trouble and whose words belong to this cause."""
+    return [hit for hit in trouble(case) if _words(cause).search(hit.text)] if cause in TOPICS else []

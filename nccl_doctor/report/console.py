@@ -220,7 +220,9 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
             if item.severity is Severity.INFO:
                 notes.setdefault(item.title, []).append(item)
         for title, items in notes.items():
-            where = f" ({fold(host for item in items for host in item.hosts)})" if len(items) > 1 else ""
+            on = {host for item in items for host in item.hosts}
+            untold = 0 < len(on) < len(report.hosts) and not any(host in title for host in on)
+            where = f" ({fold(on)})" if len(items) > 1 or untold else ""
             yield "note", "cyan", Text(visible(title + where))
     for text in not_checked(report, verbose):
         yield "not checked", "yellow", text

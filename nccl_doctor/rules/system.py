@@ -174,6 +174,8 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
     every = fleet.every(System)
     for name, label in _COMPARED_LIMITS.items():
         known = {host: system.limits[name].soft for host, system in every.items() if name in system.limits}
+        if untold := set(every) - set(known):
+            fleet.lack(f"limit on {label}", "not collected", *untold)
         row = drift.row(label, {host: _show(soft, name) for host, soft in known.items()})
         if not row.odd:
             continue
@@ -263,7 +265,9 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     system = host.need(System)
     group = system.cgroup
-    if group.pids_limit is not None and group.pids_used is not None:
+    if group.pids_limit is not None:
+        if group.pids_used is None:
+            raise MissingFact("pids.current", f"not readable in {group.pids_group}")
         room = group.pids_limit - group.pids_used
         if room < value("pids.free.warn"):
             yield finding(
@@ -277,8 +281,8 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
                 fixes=(Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),),
                 explains=("collectives",),
             )
-    limit = system.limits.get("nproc")
-    if limit and system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
+    limit = _limit(system, "nproc")
+    if system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
         yield finding(
             "sys.threads.nproc",
             Severity.WARN,
@@ -289,6 +293,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_WRITTEN = ("/tmp", "TMPDIR")
 _EXECUTED = ("/tmp", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 
@@ -329,6 +334,9 @@ def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     unknown = [entry for entry in entries if entry.outcome not in ("ok", "timed-out")]
     if unknown and not found:
         raise MissingFact(f"free space of {unknown[0].path}", f"{unknown[0].outcome}: {unknown[0].detail}")
+    for entry in entries:
+        if entry.role in _WRITTEN and entry.read_only is None:
+            raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
 
 
 def _one_per_mount(entries: tuple[Filesystem, ...]) -> list[Filesystem]:
@@ -353,7 +361,7 @@ def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
         host=host,
     )
     look = (Fix("see what fills it", f"sudo du -xsh {entry.looked_at}/* 2>/dev/null | sort -h | tail", host),)
-    if entry.read_only and entry.role in ("/tmp", "TMPDIR"):
+    if entry.read_only and entry.role in _WRITTEN:
         yield finding(
             "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
             fixes=(
@@ -442,12 +450,19 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def _gpu_count(host: Host) -> int:
+    """How many NVIDIA GPUs are on the bus, or where that was not asked, have a device file."""
+    software = host.want(Software)
+    return len(software.driver.pci_gpus) if software else host.need(System).gpu_processes.gpu_devices
+
+
 def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
     limit, used = group.memory_limit_bytes, group.memory_used_bytes
-    if limit is None or used is None:
+    if limit is None:
         return
-    software = host.want(Software)
-    gpus = len(software.driver.pci_gpus) if software else 0
+    if used is None:
+        raise MissingFact("memory used", f"not readable in {group.memory_group}")
+    gpus = _gpu_count(host)
     room = limit - (used - group.memory_cache_bytes)
     needed = max(value("memory.available.warn"), gpus * value("memory.per-gpu.warn"))
     if room < needed:
@@ -469,8 +484,7 @@ def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
 def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
     """The job may use at least two CPUs per GPU: one for Python, one for NCCL's proxy thread."""
     system = host.need(System)
-    software = host.want(Software)
-    gpus = len(software.driver.pci_gpus) if software else 0
+    gpus = _gpu_count(host)
     if not gpus:
         raise SkipRule("no NVIDIA GPU on this host")
     usable = min(float(system.processors.allowed), system.cgroup.cpu_limit or float("inf"))

@@ -76,6 +76,7 @@ CASES = [
     # ports
     Case("port-dropped", ("net.firewall.dropped",), quotes=("gpu02 itself can connect out",)),
     Case("port-dropped", ("net.firewall.dropped",), parameters={"outward": True}),
+    Case("port-dropped", ("net.firewall.dropped",), quotes=("of 16 ports",), parameters={"ports": "59235-60999"}),
     Case("outbound-dropped", ("net.firewall.dropped",), quotes=("from gpu02",)),
     Case("port-rejected", ("net.firewall",), parameters={"reply": "icmp"}),
     Case("port-rejected", ("net.firewall.rejected",), parameters={"reply": "reset"}),

@@ -41,7 +41,13 @@ def system(**changes: Any) -> System:
     """A healthy host's facts."""
     healthy = System(
         shm=SharedMemory(True, 64 * GIB, 63 * GIB, read_only=False),
-        limits={"memlock": Limit(-1, -1), "nofile": Limit(65536, 1048576), "nproc": Limit(500000, 500000)},
+        limits={
+            "memlock": Limit(-1, -1),
+            "nofile": Limit(65536, 1048576),
+            "nproc": Limit(500000, 500000),
+            "as": Limit(-1, -1),
+            "fsize": Limit(-1, -1),
+        },
         filesystems=tuple(
             msgspec.structs.replace(entry, noexec=False)
             for entry in (

@@ -272,11 +272,6 @@ def test_the_dict_of_torch_2_3_with_one_sequence() -> None:
     assert found.entries[0].collective_seq_id == 5 and found.entries[0].process_group == ("0", "")
 
 
-def test_null_status_of_a_group_without_works() -> None:
-    data = {**raw([]), "pg_status": {"0": {"last_enqueued_collective": None, "last_completed_collective": 4}}}
-    assert flight_recorder.read(pickle.dumps(data)).status["0"].last_completed_collective == 4
-
-
 # What is refused.
 
 

@@ -564,11 +564,25 @@ def test_an_interrupted_run_keeps_what_it_knows() -> None:
 
     run = _Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
     run.results["h"] = {}
-    run.interrupt()
-    run.keep("h", "system", ProbeResult(Outcome.FAILED, None, "connection lost"))
     run.keep("h", "gpu", ProbeResult(Outcome.OK, {}))
-    assert run.results["h"]["system"] == ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
+    run.interrupt()
+    ended_by_us = {"ranks": [{"rank": 0, "signal": "SIGKILL", "finished": False}]}
+    run.keep("h", "system", ProbeResult(Outcome.FAILED, None, "connection lost"))
+    run.keep("h", "collectives", ProbeResult(Outcome.OK, ended_by_us))
+    run.keep("h", "gpu", ProbeResult(Outcome.FAILED, None, "connection lost"))
+    for probe in ("system", "collectives"):
+        assert run.results["h"][probe] == ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
     assert run.results["h"]["gpu"].outcome is Outcome.OK
+
+
+def test_a_run_interrupted_while_it_connects_passes_nothing_and_says_why() -> None:
+    builder = Builder()
+    builder.reach = dict.fromkeys(builder.reach, Reach(ReachOutcome.NOT_TRIED, "interrupted"))
+    report = judge(builder.bundle())
+    assert {stage.state for stage in report.stages} == {"unknown"}
+    out = io.StringIO()
+    render(report, Console(file=out, width=120), exit_code=130)
+    assert "interrupted" in out.getvalue() and "passed" not in out.getvalue()
 
 
 # ------------------------------------------------------------------------------- 13: hostile text, consoles

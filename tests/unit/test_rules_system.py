@@ -186,7 +186,8 @@ def test_memory() -> None:
         memory_limit_bytes=16 * GIB, memory_used_bytes=8 * GIB, memory_cache_bytes=2 * GIB, memory_group="/g"
     )
     assert ids(run("system.memory", host(cgroup=tight))) == [("sys.host-oom.cgroup-limit", ("a",))]  # 10 GiB for 8 GPUs
-    assert ids(run("system.memory", {"a": {"system": system(cgroup=tight)}})) == []  # no GPU known: 10 GiB will do
+    without = {"a": {"system": system(cgroup=tight, gpu_processes=GpuProcesses())}}
+    assert ids(run("system.memory", without)) == []  # no GPU: 10 GiB will do
     assert ids(run("system.memory", host(cgroup=Cgroup(oom_kills=2)))) == [("sys.host-oom.killed", ("a",))]
     assert run("system.memory", host(memory={})).unknown
 
@@ -194,7 +195,27 @@ def test_memory() -> None:
 def test_cpus() -> None:
     assert ids(run("system.cpus", host(processors=Processors(count=64, allowed=8)))) == [("sys.cpu-limit", ("a",))]
     assert ids(run("system.cpus", host(cgroup=Cgroup(cpu_limit=4.0)))) == [("sys.cpu-limit", ("a",))]
-    assert "a" in run("system.cpus", {"a": {"system": system()}}).skipped
+    assert "a" in run("system.cpus", {"a": {"system": system(gpu_processes=GpuProcesses())}}).skipped
+
+
+def test_gpus_that_only_their_device_files_tell_count() -> None:
+    """The software stage, which looks at the bus, may be left out: that is no host without GPUs."""
+    few = {"a": {"system": system(processors=Processors(count=64, allowed=8))}}
+    assert "for 8 GPUs" in only(run("system.cpus", few)).title
+
+
+def test_what_could_not_be_read_is_unknown() -> None:
+    without = {name: limit for name, limit in system().limits.items() if name not in ("nproc", "fsize")}
+    for rule, changes, what in (
+        ("threads", {"limits": without}, "limit nproc"),
+        ("threads", {"cgroup": Cgroup(pids_limit=1000)}, "pids.current"),
+        ("memory", {"cgroup": Cgroup(memory_limit_bytes=GIB)}, "memory used"),
+        ("disks", {"filesystems": (disk(read_only=None),)}, "mount options of /tmp"),
+    ):
+        result = run(f"system.{rule}", host(**changes))
+        assert not result.passed and [gap.what for gap in result.unknown] == [what], rule
+    result = run("system.limits_differ", {"a": host(limits=without)["a"], "b": host()["a"]})
+    assert result.passed == ("b",) and {"limit on file size", "limit on processes"} == {g.what for g in result.unknown}
 
 
 def test_tcp_buffers_and_ports() -> None:

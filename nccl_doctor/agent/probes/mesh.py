@@ -329,7 +329,11 @@ _STATE = {}  # type: Dict[str, Listener]  # the one listener of this agent: it m
 
 @probe("listening", stage="ports", limit_s=10.0)
 def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Open the listeners. Arguments: token, name, master_port (None where this host is not the master), ephemeral."""
+    """Open the listeners.
+
+    Arguments: token, name, master_port (None where this host is not the master), ephemeral (how many ports) and share
+    (0 up to 1, another one on each host: where in its part of the range each port lies).
+    """
     if "listener" in _STATE:
         _STATE.pop("listener").close()
     listener = Listener(str(arguments["token"]), str(arguments["name"]))
@@ -342,9 +346,41 @@ def listening(arguments: Dict[str, Any]) -> Dict[str, Any]:
     words = (read_text("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
     if len(words) == 2:
         result["port_range"] = [int(words[0]), int(words[1])]
-    result["ephemeral"] = [listener.open_tcp(0) for _ in range(int(arguments.get("ephemeral", 3)))]
+    count, share = int(arguments.get("ephemeral", 3)), float(arguments.get("share", 0.0))
+    result["ephemeral"] = _open_spread(listener, count, share, result["port_range"])
     result["udp"] = listener.open_udp()
     return result
+
+
+LEAVE_FREE = 64  # ports of the range for each one listened on, beyond the first three: a small range is the job's
+
+
+def _open_spread(listener: Listener, count: int, share: float, port_range: Optional[List[int]]) -> List[int]:
+    """Listen on ports at equal distances over the range: no closed part of it as wide as that distance is missed.
+
+    The kernel would not spread them: a socket with SO_REUSEADDR gets a port of the lower half of the range only.
+    """
+    if port_range is None:
+        return [listener.open_tcp(0) for _ in range(count)]
+    low, size = port_range[0], port_range[1] - port_range[0] + 1
+    count = min(count, max(3, size // LEAVE_FREE))
+    ports = []
+    for part in range(count):
+        start, end = low + part * size // count, low + (part + 1) * size // count
+        wanted = start + int(share * (end - start))
+        ports.append(_open_near(listener, [*range(wanted, end), *range(start, wanted)]))
+    return ports
+
+
+def _open_near(listener: Listener, candidates: List[int]) -> int:
+    """Listen on the first of these ports that is free, or on any if none is."""
+    for port in candidates:
+        try:
+            return listener.open_tcp(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return listener.open_tcp(0)
 
 
 @probe("release", stage="", limit_s=5.0)
@@ -358,10 +394,13 @@ def release(arguments: Dict[str, Any]) -> Dict[str, Any]:
 # In the command line of every agent (nccl_doctor.transport.launch): another run beside this one.
 AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'
 OTHER_RUN_S = 6.0  # how long such a run's hold on the master port is waited for
+# A holder that is not found belongs to another user, or let go between our bind and our look, as another run does.
+UNSEEN = 4
+TRY_AGAIN_S = 0.4
 
 
 def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
-    until = time.monotonic() + OTHER_RUN_S
+    until, unseen = time.monotonic() + OTHER_RUN_S, 0
     try:
         while True:
             try:
@@ -371,9 +410,11 @@ def _open_master(listener: Listener, port: int) -> Dict[str, Any]:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 holder = _holder(port)
-                if AGENT_MARK not in holder.get("command", "") or time.monotonic() > until:
+                unseen = 0 if "pid" in holder else unseen + 1
+                another_run = AGENT_MARK in holder.get("command", "") and time.monotonic() <= until
+                if not another_run and not 0 < unseen < UNSEEN:
                     return {"port": port, "outcome": "in-use", "detail": str(error), "holder": holder}
-                time.sleep(0.5)
+                time.sleep(TRY_AGAIN_S)
     except OSError as error:
         outcome = "not-permitted" if error.errno in (errno.EACCES, errno.EPERM) else "failed"
         return {"port": port, "outcome": outcome, "detail": str(error)}
@@ -514,13 +555,13 @@ def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> 
                 back.append((time.monotonic() - sent[len(back)]) * 1e3)
     lost_forward = _retransmitted(connection) - before
     connection.shutdown(socket.SHUT_WR)
-    lost_back = 0
+    lost_back = None  # a cut connection: only this direction's count is known
     try:
         connection.settimeout(2.0)
         trailer = _read_exactly(connection, MESSAGE * (len(sent) - len(back) + 1))[-MESSAGE:]
         lost_back = int(json.loads(trailer.decode("ascii"))["retransmitted"])
     except (OSError, ValueError, KeyError):
-        pass  # an older trailer or a cut connection: only this direction's count is known
+        pass
     back.sort()
     return {
         "messages": len(sent),
@@ -557,23 +598,88 @@ def _in_parallel(items: List[Any], work: Any, width: int) -> List[Any]:
 
 @probe("links", stage="ports", limit_s=30.0)
 def links(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Connect to every target. Arguments: token, targets [{peer, address, port, purpose, messages}], timeout_s."""
+    """Connect to every target, and where that went well to the peers' further ports.
+
+    Arguments: token, targets [{peer, address, port, purpose, messages}], sweep [{peer, address, ports}], timeout_s.
+    """
     token, timeout = str(arguments["token"]), float(arguments.get("timeout_s", 3.0))
     targets = list(arguments["targets"])
     tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), 32)
     failed = {link["address"] for link in tried if link["outcome"] in ("timed-out", "unreachable")}
-    return {"links": tried, "neighbours": _neighbours(failed)}
+    neighbours = _neighbours(failed)
+    # A port that is closed, or answers late, is proof enough: more connects would cost time, or meet the same limit.
+    hard = {link["peer"] for link in tried if link["outcome"] != "ok" or link["attempts"] > 1}
+    swept, more = _sweep([one for one in arguments.get("sweep", ()) if one["peer"] not in hard], token, timeout)
+    return {"links": tried + more, "swept": swept, "neighbours": neighbours}
+
+
+def _sweep(peers: List[Dict[str, Any]], token: str, timeout: float) -> Tuple[Dict[str, int], List[Dict[str, Any]]]:
+    """How many further ports of each peer answer, and the links to those that do not.
+
+    Many connects at once can meet a limit on new ones, which is no closed port: of the ports that fail one of each peer
+    is tried again, and where it answers then, that is the link that is told.
+    """
+    targets = [
+        {"peer": one["peer"], "address": one["address"], "port": port, "purpose": "ephemeral"}
+        for one in peers
+        for port in one["ports"]
+    ]
+    started = time.monotonic()
+    tried = _in_parallel(targets, lambda one: _connect(one, token, timeout, 0), 64)
+    took = time.monotonic() - started
+    closed = {}  # type: Dict[str, List[Dict[str, Any]]]
+    for link in tried:
+        if link["outcome"] != "ok":
+            closed.setdefault(link["peer"], []).append(link)
+    first = [links[0] for links in closed.values()]
+    told = []  # type: List[Dict[str, Any]]
+    for again in _in_parallel(first, lambda one: _connect(one, token, timeout, 0), 32):
+        if again["outcome"] == "ok":
+            again.update(attempts=again["attempts"] + 1, connect_ms=again["connect_ms"] + took * 1e3)
+            told.append(again)
+        else:
+            told += closed[again["peer"]]
+    return {one["peer"]: len(one["ports"]) - len(closed.get(one["peer"], ())) for one in peers}, told
 
 
 def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:
-    """What the kernel takes for the hardware addresses of these (IPv4 only: /proc tells no others)."""
-    found = []
-    for line in (read_text("/proc/net/arp") or "").splitlines()[1:]:
-        words = line.split()
-        if len(words) > 5 and words[0] in addresses and int(words[2], 16) & 2:  # ATF_COM: resolved; ATF_PERM: by hand
-            permanent = bool(int(words[2], 16) & 4)
-            found.append({"address": words[0], "mac": words[3], "interface": words[5], "permanent": permanent})
+    """What the kernel takes for the hardware addresses of these, over netlink: /proc tells IPv4's only."""
+    found = []  # type: List[Dict[str, Any]]
+    # RTM_GETNEIGH, NLM_F_REQUEST | NLM_F_DUMP, of all families
+    request = struct.pack("=IHHII", 28, 30, 0x301, 1, 0) + bytes(12)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        kernel.settimeout(2.0)
+        kernel.sendto(request, (0, 0))
+        while addresses and _take_neighbours(kernel.recv(1 << 16), addresses, found):
+            pass
     return found
+
+
+RESOLVED = 0x02 | 0x04 | 0x08 | 0x10 | 0x80  # NUD_REACHABLE, _STALE, _DELAY, _PROBE, _PERMANENT
+
+
+def _take_neighbours(data: bytes, addresses: Set[str], found: List[Dict[str, Any]]) -> bool:
+    """Read one datagram of RTM_NEWNEIGH messages; False with the last one (NLMSG_DONE, NLMSG_ERROR)."""
+    at = 0
+    while at + 16 <= len(data):
+        length, kind = struct.unpack_from("=IH", data, at)
+        if kind != 28 or length < 28:
+            return False
+        family, index, state = struct.unpack_from("=BxxxiH", data, at + 16)
+        values, place = {}, at + 28
+        while place + 4 <= at + length:
+            size, name = struct.unpack_from("=HH", data, place)
+            values[name] = data[place + 4 : place + max(4, size)]
+            place += max(4, (size + 3) & ~3)
+        target, mac = values.get(1, b""), values.get(2, b"")  # NDA_DST, NDA_LLADDR
+        if state & RESOLVED and mac and len(target) == {socket.AF_INET: 4, socket.AF_INET6: 16}.get(family):
+            address = socket.inet_ntop(family, target)
+            if address in addresses:
+                interface, permanent = socket.if_indextoname(index), bool(state & 0x80)
+                lladdr = ":".join("%02x" % byte for byte in mac)
+                found.append({"address": address, "mac": lladdr, "interface": interface, "permanent": permanent})
+        at += (length + 3) & ~3
+    return True
 
 
 # ------------------------------------------------------------------------------------------------- path MTU

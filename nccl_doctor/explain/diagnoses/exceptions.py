@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import hosts_of, place, ranks_of
 from nccl_doctor.explain.model import Hit, Traceback
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
@@ -35,7 +37,7 @@ _SAYS_ANYTHING = re.compile(r"(?:^|\.)(?:RuntimeError|OSError|Exception)$")
 
 
 def _own(case: Case) -> list[Traceback]:
-    return [item for item in case.ordinary if not _COMMUNICATION.search(item.type)]
+    return [item for item in case.exceptions.ordinary if not _COMMUNICATION.search(item.type)]
 
 
 def _is_library_noise(item: Traceback) -> bool:
@@ -129,8 +131,8 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
 
 def _others_suffer(case: Case) -> bool:
     """Whether a rank waited or lost its peer: in a line that is not itself the exception of one ("ConnectionRefusedError")."""
-    own = {(item.hit.file, item.hit.line) for item in case.ordinary}
-    return any((hit.file, hit.line) not in own for hit in case.hits(*_OTHERS_SUFFER))
+    own = {place(item.hit) for item in case.exceptions.ordinary}
+    return any(place(hit) not in own for hit in case.hits(*_OTHERS_SUFFER))
 
 
 @diagnosis
@@ -139,9 +141,9 @@ def shapes_on_one_rank(case: Case) -> Iterable[Candidate]:
 
     Where all ranks raise alike the program is wrong for all of them; on one rank it met data that the others did not.
     """
-    hits = [hit for hit in case.hits("shape-dtype", "type-or-shape") if (hit.file, hit.line) not in case.caught]
+    hits = [hit for hit in case.hits("shape-dtype", "type-or-shape") if place(hit) not in case.exceptions.caught]
     ranks = ranks_of(hits)
-    if hits and len(ranks) < case.world and _others_suffer(case) and not case.ordinary:
+    if hits and len(ranks) < case.world and _others_suffer(case) and not case.exceptions.ordinary:
         who = f"rank {min(ranks)}" if len(ranks) == 1 else "a rank"
         title = f"{who} raised: {hits[0].text.strip()[-120:]}"
         yield Candidate("app.rank-exception", 0.78, title, hits, ranks, final=True)
@@ -170,7 +172,7 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
     the backends' own failures come up through the same frames.
     """
     for item in case.summary.tracebacks:
-        if not item.frames or not _CHECKS.search(item.frames[-1]) or case.is_known(item):
+        if not item.frames or not _CHECKS.search(item.frames[-1]) or case.exceptions.is_known(item):
             continue
         if item.type not in ("ValueError", "TypeError", "AssertionError", "KeyError", "NotImplementedError"):
             continue
@@ -194,7 +196,7 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
 def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
     cut = [item for item in case.summary.tracebacks if not item.type]
-    if cut and not case.ordinary:
+    if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = [item.hit for item in cut]
         ranks = ranks_of(hits)

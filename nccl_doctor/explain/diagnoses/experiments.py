@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import in_order, later
 from nccl_doctor.explain.model import Hit, Role
 
 
@@ -75,42 +77,37 @@ def _set_by_hand(case: Case, name: str, cure: _Cure) -> list[Hit]:
 
 def _well_after(case: Case, hit: Hit) -> list[Hit]:
     """The signs that it went well after this line, or this line itself if it says so; none if something failed again."""
-    if any(_later(line, hit) for line in _symptoms(case)):
+    if any(later(line, hit) for line in _symptoms(case)):
         return []
     said = [hit] if _GOOD.search(hit.text) and not _NOT_GOOD.search(hit.text) else []
-    return [*said, *(line for line in _lines(case, _WORK) if _later(line, hit))]
+    return [*said, *(line for line in _lines(case, _WORK) if later(line, hit))]
 
 
 def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
     """The signs that it went wrong before: a failure, or a run (the thing in use) of which no work came."""
-    failed = [line for line in _symptoms(case) if _later(hit, line)]
-    used = [line for line in case.hits(*cure.used) if _later(hit, line)]
+    failed = [line for line in _symptoms(case) if later(hit, line)]
+    used = [line for line in case.hits(*cure.used) if later(hit, line)]
     if failed and (used or not cure.used):
         return failed
     used = used if cure.used else _other_run(case, hit)
-    worked = [line for line in _lines(case, _WORK) if used and _later(line, used[-1]) and _later(hit, line)]
+    worked = [line for line in _lines(case, _WORK) if used and later(line, used[-1]) and later(hit, line)]
     return [] if worked else used[-1:]
 
 
 def _other_run(case: Case, hit: Hit) -> list[Hit]:
     """What NCCL said before a line, if other processes speak after it: none goes on."""
     said = [line for line in case.hits("nccl-init-start", "network-used", "channel-net", "channel-p2p") if line.pid]
-    after = {(line.host, line.pid) for line in said if _later(line, hit)}
-    before = [line for line in said if _later(hit, line)]
+    after = {(line.host, line.pid) for line in said if later(line, hit)}
+    before = [line for line in said if later(hit, line)]
     return before if after and not any((line.host, line.pid) in after for line in before) else []
 
 
 def _symptoms(case: Case) -> list[Hit]:
-    names = [name for name in case.summary.groups if name in case.signatures]
-    return _lines(case, [name for name in names if case.signatures[name].role is Role.SYMPTOM])
+    return in_order(_lines(case, [symptom.name for symptom in case.seen(Role.SYMPTOM)]))
 
 
 def _lines(case: Case, names: Iterable[str]) -> list[Hit]:
     return [hit for name in names for hit in (*case.hits(name), case.last(name)) if hit is not None]
-
-
-def _later(one: Hit, other: Hit) -> bool:
-    return one.file == other.file and one.line > other.line
 
 
 _GOOD = re.compile(
@@ -123,7 +120,7 @@ _NOT_GOOD = re.compile(r"\b(?:not|never|still|neither|no longer)\b|n't\b|FAIL|\b
 def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
     """Somebody writes that the same job works with another release of NCCL: then this one is at fault."""
     hits = [hit for hit in case.hits("other-nccl") if _GOOD.search(hit.text) and not _NOT_GOOD.search(hit.text)]
-    before = [line for line in _symptoms(case) if hits and _later(hits[0], line)]
+    before = [line for line in _symptoms(case) if hits and later(hits[0], line)]
     if before:
         yield Candidate(
             "sw.nccl-bug", 0.72, "it works with another release of NCCL", [*hits[:3], *before[:2]], cured=True

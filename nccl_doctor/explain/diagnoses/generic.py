@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
-from nccl_doctor.explain.case import LAUNCHER, Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
+from nccl_doctor.explain.exceptions import LAUNCHER
+from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
 
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
@@ -69,13 +72,13 @@ _JUDGED = frozenset(
 def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     """An NCCL WARN that no signature knows points to the part of NCCL that printed it. Weak: any signature wins."""
     known = {
-        (hit.file, hit.line)
-        for name, signature in case.signatures.items()
-        if signature.role is not Role.FACT or name in _JUDGED
-        for hit in case.hits(name)
+        place(hit)
+        for signature in case.seen(*Role)
+        if signature.role is not Role.FACT or signature.name in _JUDGED
+        for hit in case.hits(signature.name)
     }
     unknown: list[Hit] = [
-        hit for hit in case.hits("nccl-warn") if (hit.file, hit.line) not in known and not _SECONDARY.search(hit.text)
+        hit for hit in case.hits("nccl-warn") if place(hit) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
         subject = topics.subject(hit.groups["message"])
@@ -103,17 +106,17 @@ _BUILT_IN = frozenset(("IB", "Socket", "IBext", "IBext_v8"))
 @diagnosis
 def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
     """A plugin was named (NCCL_NET_PLUGIN) or found, NCCL could not use it, and the job goes over TCP sockets instead."""
-    wanted = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
-    wanted += [
-        hit for hit in case.hits("no-net-plugin") if "symbols v" in hit.text
-    ]  # a library without fitting symbols
+    named = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
+    unfit = [hit for hit in case.hits("no-net-plugin") if "symbols v" in hit.text]  # a library without fitting symbols
+    wanted = [*named, *unfit]
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
     if wanted and refused and case.sockets:
+        told = named or case.nodes > 1 or case.has("channel-net", "busbw-average") or complaints(case)
         yield Candidate(
             "net.plugin",
-            0.66,
+            0.66 if told else 0.4,  # a library may lie there by chance
             "the network plugin was not loaded, and the job goes over TCP sockets",
             [refused[0], wanted[0], case.sockets[0]],
             hosts=hosts_of(case.sockets),
@@ -210,6 +213,8 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("net.peer-lost", "ib.retry-exceeded"),
     ),
 )
+# ncclResult_t on its way up -> what it means and what it points to
+_TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
 
 
 @diagnosis
@@ -219,6 +224,9 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     if told or case.summary.proofs:
         return
     for hit in case.hits("nccl-trail")[:1]:
+        phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
+        for place, cause in enumerate(causes):
+            yield Candidate(cause, 0.3 - 0.02 * place, phrase, [hit], ranks_of([hit]))
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
@@ -227,8 +235,8 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("nccl-error-text"):
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
-                for place, cause in enumerate(causes):
-                    strength = 0.3 - 0.02 * place
+                for nth, cause in enumerate(causes):
+                    strength = 0.3 - 0.02 * nth
                     yield Candidate(cause, strength, phrase, case.hits("nccl-error-text"))
                 return
 
@@ -241,7 +249,7 @@ def image_not_pulled(case: Case) -> Iterable[Candidate]:
     """
     hits = case.hits("image-not-pulled")
     if hits:
-        others = case.has("progress") or bool(case.ordinary)
+        others = case.has("progress") or bool(case.exceptions.ordinary)
         title = "the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it"
         yield Candidate(
             "unrelated", 0.4 if others else 0.8, title, hits, *speakers(hits), final=not (others or case.distributed)
@@ -332,13 +340,13 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
 
     Code 1 is what Python ends with after an exception. Only a candidate: the worker's own log would decide.
     """
-    if case.overcome("child-terminated") or case.overcome("torchrun-exit"):
+    if case.course.overcome("child-terminated") or case.course.overcome("torchrun-exit"):
         return
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
     aborted = [int(rank) for hit in case.hits("mpi-abort") for rank in _MPI_ABORT.findall(hit.text)]
     codes = {*case.exit_codes, *children, *map(int, tasks), *([1] if aborted else [])}
-    if case.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
+    if case.exceptions.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
     own = codes - _KILLED
@@ -363,8 +371,8 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
-_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", *_OF_WATCHDOGS)
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "timeout-frame")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -373,7 +381,7 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    if case.has(*_WRAPPERS) and not case.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
+    if case.has(*_WRAPPERS) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*_WRAPPERS)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
@@ -395,7 +403,7 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("child-terminated", "torchrun-exit"):
         code = int(hit.groups.get("code", 0))
         cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
-        if cause and not case.overcome(hit.signature):
+        if cause and not case.course.overcome(hit.signature):
             title = f"a worker ended by {phrase}"
             yield Candidate(cause, strength, title, [hit], ranks_of([hit]))
 
@@ -419,26 +427,26 @@ _WAITS = re.compile(
 def last_line_waits(case: Case) -> Iterable[Candidate]:
     """The log ends while the program says that it waits for other ranks: who does not come, only their logs can say."""
     ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
-    if ends and not case.recovered:
-        for place, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
+    if ends and not case.course.recovered:
+        for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
-            yield Candidate(cause, 0.3 - 0.02 * place, title, ends, ranks_of(ends))
+            yield Candidate(cause, 0.3 - 0.02 * nth, title, ends, ranks_of(ends))
 
 
 @diagnosis
 def steps_slowed_down(case: Case) -> Iterable[Candidate]:
     """The steps take far longer at the end of the log than at its beginning, and nothing says why: a GPU, a link or a
     file may have slowed. Clocks, link counters and the times of each rank would tell."""
-    hits = case.slower_steps
-    for place, cause in enumerate(("gpu.thermal-power", "net.slow", "app.straggler-timeout") if hits else ()):
+    hits = case.course.slower_steps
+    for nth, cause in enumerate(("gpu.thermal-power", "net.slow", "app.straggler-timeout") if hits else ()):
         title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
-        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=steps_slowed_down.__doc__ or "")
+        yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
 
 
 @diagnosis
 def ended_without_words(case: Case) -> Iterable[Candidate]:
     """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
-    hits = [] if case.ordinary or case.overcome("ended-with-error") else case.hits("ended-with-error")
+    hits = [] if case.exceptions.ordinary or case.course.overcome("ended-with-error") else case.hits("ended-with-error")
     for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
         title = "the program ended with an error; what it said is not in these logs"
         yield Candidate(cause, strength, title, hits)

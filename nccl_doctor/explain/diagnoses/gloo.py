@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, network_of, several_hosts
+from nccl_doctor.explain.lines import ranks_of, speakers
 
 # A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
 _ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")

@@ -6,8 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.lines import hosts_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.xid import sxids, xids
 
@@ -153,7 +155,7 @@ def xid(case: Case) -> Iterable[Candidate]:
             for other in by_number
         ):
             strength = _XID_IGNORED  # the driver asks for a reset because of the other one
-        outlived = number in _XID_REMAPPED and case.outlived(hits[-1], _MANY_STEPS)
+        outlived = number in _XID_REMAPPED and case.course.outlived(hits[-1], _MANY_STEPS)
         if outlived or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         yield Candidate(
@@ -242,7 +244,7 @@ def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
     failed = [
         hit
         for hit in case.hits("p2p-more", "nccl-warn")
-        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "INFO" not in hit.text
+        if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "NCCL INFO" not in hit.text
     ]
     if used and failed:
         yield Candidate(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, nccl_release, ranks_of, speakers
-from nccl_doctor.explain.diagnoses.words import later
+from nccl_doctor.explain.case import Case, nccl_release
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 
@@ -68,14 +70,14 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         yield from _idle_after(case)
         return
     if not case.has("nccl-init-start"):
-        if case.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
+        if case.course.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
             yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("bootstrap-using", "network-used")[:2])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) >= size and case.unfinished:
+    if len(started) >= size and case.course.unfinished:
         yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("nccl-init-start")[:2])
-    if len(started) < size and case.unfinished:
+    if len(started) < size and case.course.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
                 cause,
@@ -93,13 +95,33 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+@diagnosis
+def tests_without_mpi(case: Case) -> Iterable[Candidate]:
+    """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
+
+    Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    """
+    firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
+    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
+    together = [
+        (one, other)
+        for one, other in itertools.pairwise(firsts)
+        if one.file == other.file
+        and one.groups["pid"] != other.groups["pid"]
+        and not any(one.line < line < other.line for line in rows)
+    ]
+    if together:
+        title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
+        yield Candidate("launch.world-size", 0.86, title, [*itertools.chain(*together)], final=True)
+
+
 _CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"
 _IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
 
 
 def _idle_after(case: Case) -> Iterable[Candidate]:
     """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
-    if case.unfinished:
+    if case.course.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, case.hits("nccl-init-start", "nccl-init-complete")[:2])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import speakers
 
 _LOST = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
 _HANDING_OVER = re.compile(r"torch/multiprocessing/reductions\.py|multiprocessing/resource_sharer\.py")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 
 _GLOO_WAIT = "Timed out waiting"
 
@@ -22,7 +23,7 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
         for item in case.summary.tracebacks
         if item.hit.rank is not None and "socket-timeout" in item.known and _GLOO_WAIT in item.message + item.hit.text
     }
-    if case.world < 2 or len(waited) < case.world or case.ordinary:
+    if case.world < 2 or len(waited) < case.world or case.exceptions.ordinary:
         return
     places = sorted({item.where for item in waited.values() if item.where})
     where = (

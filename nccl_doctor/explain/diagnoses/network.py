@@ -6,8 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, ranks_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
+from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
@@ -179,7 +181,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     both_sides = world > 1 and present >= set(range(world))
     died = case.has(
         "sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure"
-    ) or bool(case.ordinary)
+    ) or bool(case.exceptions.ordinary)
     if both_sides and not died:
         yield Candidate(
             "net.firewall",
@@ -311,7 +313,7 @@ def different_networks(case: Case) -> Iterable[Candidate]:
     clash = [hit for hit in case.hits("net-types-differ") if {hit.groups["got"], hit.groups["wanted"]} == {"3", "4"}]
     if not (lacking and others) and not clash:
         return
-    failing = case.has(*_FAILING) or case.unfinished
+    failing = case.has(*_FAILING) or case.course.unfinished
     verbs = not others or any(name.startswith("IB") for name in others)
     lines = [hit for hosts in ({"Socket": lacking} | others).values() for hit in list(hosts.values())[:2]]
     yield Candidate(

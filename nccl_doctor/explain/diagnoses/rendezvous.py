@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of, speakers
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
+from nccl_doctor.explain.lines import hosts_of, speakers
 
 
 @diagnosis
@@ -67,6 +70,20 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "launch.world-size", 0.88, title, [*missing[:4], *waited[:2]], hosts=hosts_of(missing), final=True
         )
+
+
+@diagnosis
+def members_missing(case: Case) -> Iterable[Candidate]:
+    """Lightning's processes say which of how many they are: some are missing, and where others are there twice, every
+    node counts itself as the first (the launcher starts one process per node, or does not tell the node's number)."""
+    said = case.hits("lightning-member")
+    by_rank = Counter(hit.groups["rank"] for hit in said)
+    missing = int(said[0].groups["world"]) - len(by_rank) if said else 0
+    if missing < 1 or case.has("progress", "nccl-init-complete"):
+        return
+    twice = min(by_rank.values()) > 1
+    title = f"{len(by_rank)} of {said[0].groups['world']} ranks were started{', each of them more than once' * twice}"
+    yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said)
 
 
 @diagnosis

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.model import Hit, Proof
 
 _OPEN = 0.46  # below "decided": the files name who is missing, and the logs have to say why

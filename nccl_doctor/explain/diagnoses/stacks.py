@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import place, ranks_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
 from nccl_doctor.facts.fold import few
@@ -53,7 +55,7 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             hits,
             ranks_of(hits),
         )
-    elif names and case.stands:
+    elif names and case.course.stands:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
         for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
             yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], vague=True)
@@ -68,7 +70,7 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
     """
     stacks: list[tuple[str, list[Hit]]] = []  # pid and frames; a pid may be that of several hosts' processes
     main = False  # whether frames of a main thread are being read
-    lines = {(hit.file, hit.line): hit for hit in case.hits("stack-process", "stack-main", "stack-main-rows")}
+    lines = {place(hit): hit for hit in case.hits("stack-process", "stack-main", "stack-main-rows")}
     for hit in lines.values():  # a line may be a row of the stack above and the heading of its own
         if process := _PROCESS.search(hit.text):
             stacks.append((process.group(1), []))
@@ -96,17 +98,16 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
             f"{'do' if len(away) > 1 else 'does'} not: {own[0].text.strip()}",
             [*own, *(frames[0] for frames in waiting[:3])],
             ranks_of(own),
-            why=one_is_elsewhere.__doc__ or "",
         )
 
 
 @diagnosis
 def stack_of_one_side(case: Case) -> Iterable[Candidate]:
     """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
-    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.stands else []
-    for place, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
+    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.course.stands else []
+    for nth, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
         title = (
             f"a process waits for other ranks ({waiting[0].text.strip()[:80]}); what they do, their stacks would tell"
         )
-        hits = [*waiting[:6], *case.stands[:2]]
-        yield Candidate(cause, 0.34 - 0.02 * place, title, hits, ranks_of(hits), why=stack_of_one_side.__doc__ or "")
+        hits = [*waiting[:6], *case.course.stands[:2]]
+        yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))

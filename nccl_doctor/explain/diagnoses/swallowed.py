@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, ranks_of
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import ranks_of
 
 _WAITS = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "barrier-wrapper", "fingerprint-mismatch")
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain.case import Candidate, Case, diagnosis, hosts_of
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")

@@ -9,6 +9,7 @@ from statistics import median
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.lines import in_order, later
 from nccl_doctor.explain.model import Hit
 
 _GAVE_UP = re.compile(
@@ -49,14 +50,6 @@ def slower(case: Case, ranks: set[int]) -> list[Hit]:
         if others and len(own) == len(ranks) and min(value for value, _ in own) > _SLOWER * median(others) > 0:
             return [hit for _, hit in own] + [hit for rank, (_, hit) in by_rank.items() if rank not in ranks][:2]
     return []
-
-
-def later(one: Hit, other: Hit) -> bool:
-    return one.file == other.file and one.line > other.line
-
-
-def in_order(hits: Iterable[Hit]) -> list[Hit]:
-    return sorted({(hit.file, hit.line): hit for hit in hits}.values(), key=lambda hit: (hit.file, hit.line))
 
 
 _BUSY = re.compile(

@@ -54,23 +54,13 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] | None
 
 
-class GroupStatus(msgspec.Struct, frozen=True):
-    """Sequence numbers of one group's newest works; -1 (or None in old dumps) where there was none yet."""
-
-    last_enqueued_collective: int = -1
-    last_started_collective: int = -1
-    last_completed_collective: int = -1
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One recorded work. Times are nanoseconds since the epoch; sizes are tensor shapes; dtypes torch's names."""
 
     record_id: int = 0
-    pg_id: int = 0
     process_group: tuple[str, str] = ("", "")
     collective_seq_id: int = 0
     p2p_seq_id: int = 0
-    op_id: int = 0
     profiling_name: str = ""
     input_sizes: tuple[tuple[int, ...], ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()
@@ -78,9 +68,7 @@ class Entry(msgspec.Struct, frozen=True):
     output_dtypes: tuple[str, ...] = ()
     state: str = ""
     time_created_ns: int = 0
-    time_discovered_started_ns: int | None = None
     time_discovered_completed_ns: int | None = None
-    duration_ms: float | None = None
     timeout_ms: int = 0
     retired: bool = False
     is_p2p: bool = False
@@ -124,9 +112,7 @@ class Dump(msgspec.Struct, frozen=True):
 
     version: str
     groups: tuple[ProcessGroup, ...]
-    status: dict[str, GroupStatus]  # by the rank's local group id
     entries: tuple[Entry, ...]  # oldest first
-    library_version: str = ""  # of the communication library, "2.28.9"; empty before torch 2.8
     source: str = ""
 
 
@@ -152,9 +138,7 @@ def read(data: bytes, source: str = "") -> Dump:
         return Dump(
             version=str(top.get("version", "")),
             groups=_groups(top.get("pg_config") or {}),
-            status=msgspec.convert(_without_none(top.get("pg_status") or {}), dict[str, GroupStatus], strict=False),
             entries=msgspec.convert([_modern(item) for item in top["entries"]], tuple[Entry, ...], strict=False),
-            library_version=str(top.get("comm_lib_version") or top.get("nccl_version") or ""),
             source=source,
         )
     except (msgspec.ValidationError, RecursionError) as error:
@@ -188,18 +172,7 @@ def _modern(entry: Any) -> Any:
         modern["process_group"] = (str(modern.get("pg_id", 0)), "")
     if "pg_name" in modern and not modern["process_group"][0]:
         modern["process_group"] = (str(modern["pg_name"]), "")
-    for name in ("time_discovered_started_ns", "time_discovered_completed_ns"):
-        modern[name] = modern.get(name) or None  # the JSON variant writes 0 for None
     return modern
-
-
-def _without_none(status: Any) -> Any:
-    if not isinstance(status, dict):
-        return status
-    return {
-        str(key): {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-        for key, value in status.items()
-    }
 
 
 _RANK_LIST = re.compile(r"\[\s*(?:\d{1,7}(?:\s*,\s*\d{1,7})*)?\s*\]")

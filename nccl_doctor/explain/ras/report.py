@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.explain.readers import records
+
 MAX_BYTES = 64 << 20
 _LINE_LIMIT = 8 << 10
 
@@ -68,10 +70,11 @@ def read(data: bytes, source: str = "") -> list[Report]:
     """All snapshots in a file, in its order; an empty list if there is none. ``ValueError`` if it is too large."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"{source}: {len(data)} bytes are more than the {MAX_BYTES} that are read")
-    text = data.decode("utf-8", "replace")
-    if text.lstrip().startswith("{"):
-        return [_from_json(item, source) for item in _documents(text)]
-    return [_TextReader(source).read(part) for part in _snapshots(text)]
+    if data.lstrip().startswith(b"{"):
+        documents = [_from_json(item, source) for item in _documents(data.decode("utf-8", "replace"))]
+        if documents:
+            return documents
+    return [_TextReader(source).read(part) for part in _snapshots(data)]
 
 
 # Text.
@@ -95,15 +98,17 @@ _DIFFERENT = re.compile(r"  Communicator ranks have different (?:(?P<function>\w
 _TIMEOUTS = re.compile(r"  Encountered (?P<count>\d{1,9}) communication timeouts?")
 
 
-def _snapshots(text: str) -> Iterator[list[tuple[int, str]]]:
+def _snapshots(data: bytes) -> Iterator[list[tuple[int, str]]]:
     """The numbered lines of each report, without what a launcher or collector put before all of them.
 
     A report begins with the library's version.
     """
     part: list[tuple[int, str]] = []
     cut = 0
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line[:_LINE_LIMIT].rstrip("\r")
+    numbered = (
+        (number, line) for number, raw in enumerate(data.split(b"\n"), 1) for line in records.texts(raw[:_LINE_LIMIT])
+    )
+    for number, line in numbered:
         found = _VERSION.search(line)
         if found:
             if part:

@@ -13,6 +13,8 @@ import itertools
 import json
 import re
 
+from nccl_doctor.explain.readers import prefix
+
 # The fields that hold what the program said; a record can have a message and an exception.
 _TEXT = re.compile(
     r'"(?:message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback|py_callstack)"'
@@ -37,6 +39,22 @@ def lists_settings(text: str) -> bool:
     return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS
 
 
+def plain(raw: bytes) -> str:
+    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
+    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    if "\x1b" in text:
+        text = prefix.ANSI.sub("", text)
+    if "\r" in text:
+        pieces = [piece for piece in text.split("\r") if piece.strip()]
+        text = pieces[-1] if pieces else ""
+    return text
+
+
+def texts(raw: bytes) -> list[str]:
+    """The lines that a raw line holds: itself, or those of its JSON record."""
+    return unwrap(plain(raw))
+
+
 def unwrap(text: str) -> list[str]:
     """The lines that a JSON record holds, each with the record's time, rank and host in front; else the line itself."""
     start = text.find('{"', 0, 256)
@@ -53,6 +71,9 @@ def unwrap(text: str) -> list[str]:
         return [text]
     lead = _lead(text, start)
     lines = [line for piece in pieces for line in re.split(r"\r?\n", piece) if line.strip()]
+    lines = [
+        inner for line in lines for inner in (unwrap(line) if line.startswith('{"') else [line])
+    ]  # docker's, of a program's
     return [lead + line for line in lines[:MOST_LINES]] or [text]
 
 
@@ -76,6 +97,7 @@ def _lead(text: str, start: int) -> str:
 MARK = "Traceback (most recent call last)"
 _VARIES = re.compile(r"(?P<level>\b(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\b\s*)|[0-9a-f]*\d[0-9a-f]*")
 _BOX = "╭┌─━+-= "
+_BOXED = re.compile("[╭┌].*")  # from here on rich draws, in its own way in each line
 _NOTEBOOK = re.compile(
     r"[A-Za-z_][\w.]{0,80}?(?:Error|Exception|Interrupt|Exit|Warning)\s{4,}$"
 )  # IPython's headline names the exception
@@ -95,6 +117,7 @@ class Leads:
         Numbers and log levels of a prefix may differ in the lines that follow, the rest may not.
         """
         lead = body[: body.find(MARK)].removesuffix("Original ")  # a DataLoader's worker tells its own traceback
+        lead = _BOXED.sub("", lead)
         headline = _NOTEBOOK.search(lead)
         lead = lead[: headline.start()] if headline else lead
         bare = lead.strip()

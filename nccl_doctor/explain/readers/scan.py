@@ -7,6 +7,7 @@ and shown to the signatures. While a traceback is open every line is looked at: 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +60,8 @@ class _Wakes:
         for signature in signatures:
             for index, template in enumerate(signature.templates):
                 for anchor in signature.wake or (template.anchor,):
-                    self._by_anchor.setdefault(anchor.encode(), []).append((signature, index))
+                    for spelled in {anchor, json.dumps(anchor)[1:-1]}:  # a record of JSON escapes quotes and tabs
+                        self._by_anchor.setdefault(spelled.encode(), []).append((signature, index))
         self.anchors = tuple(sorted(self._by_anchor))
 
     def matches(self, held: Iterable[bytes], text: str) -> list[tuple[Signature, dict[str, str]]]:
@@ -252,7 +254,7 @@ class Scanner:
         self._unsampled = 0
         if not self.summary.groups.get("progress"):
             last = block.rfind(b"\n", start, stop - 1) + 1 or start
-            if self._plan.progress.match(_decode(bytes(block[last : min(stop, last + 300)]))) is not None:
+            if self._plan.progress.match(records.plain(bytes(block[last : min(stop, last + 300)]))) is not None:
                 self.summary.groups["progress"] = HitGroup(1)
 
     def _sample_lines(self, piece: bytes, number: int) -> None:
@@ -278,7 +280,7 @@ class Scanner:
         anchors = self._plan.sampled.anchors
         held = {anchors[index] for _, index in self._sampler.find(raw)}
         known = set()
-        for text in records.unwrap(_decode(raw)) if held else ():
+        for text in records.texts(raw) if held else ():
             line = prefix.parse(text)
             for signature, groups in self._plan.sampled.matches(held, text):
                 self._add(signature, groups, number, line, text)
@@ -292,7 +294,7 @@ class Scanner:
         self._tracebacks.finish()
         for item in self._channels.values():
             if item.times:
-                self._look_at(_decode(item.raw), item.number, item.anchors, item.times)
+                self._look_at(records.plain(item.raw), item.number, item.anchors, item.times)
         lines = tail.rstrip(b"\r\n\x00 ").rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
         last = max(self.summary.lines, 1)
         if tail and not tail.endswith(b"\n"):
@@ -307,7 +309,7 @@ class Scanner:
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
             for index, raw in enumerate(lines)
-            for text in records.unwrap(_decode(raw[:LINE_LIMIT]))
+            for text in records.texts(raw[:LINE_LIMIT])
             if text.strip() and (index >= keep or "ping " in text)
         ]
         for hit in self.summary.tails[self.source.name]:
@@ -322,7 +324,7 @@ class Scanner:
             return  # these lines tell of steps in words that are known
         rows: dict[tuple[bytes, str], list[tuple[int, int, str]]] = {}
         for at, raw in enumerate(lines, number):
-            text = _decode(raw[:LINE_LIMIT]) if b"/" in raw else ""
+            text = records.plain(raw[:LINE_LIMIT]) if b"/" in raw else ""
             found = _OF_MANY.search(text)
             if found and not _NO_WORK.search(text):
                 shape = raw.translate(None, _DIGIT_BYTES + b" .")
@@ -343,7 +345,7 @@ class Scanner:
         head = block[: 64 * 1024]
         if b"ping " in head:
             lines = enumerate(head.split(b"\n")[: HEAD_LINES - self._line], self._line + 1)
-            texts = [(number, _decode(raw)) for number, raw in lines if b"ping " in raw]
+            texts = [(number, records.plain(raw)) for number, raw in lines if b"ping " in raw]
             self.summary.heads.setdefault(self.source.name, []).extend(
                 self._hit("head", number, prefix.Line(text), text) for number, text in texts
             )
@@ -356,7 +358,7 @@ class Scanner:
         if not self._reading() and (not live or self._repeats(raw, number, live)):
             return False
         trouble = False
-        for text in records.unwrap(_decode(raw)):
+        for text in records.texts(raw):
             if self._rows_left:
                 self._keep_row(text, number)
             trouble |= self._look_at(text, number, live)
@@ -434,7 +436,7 @@ class Scanner:
             later[shape] = later.get(shape, 0) + 1
             if b"NCCL INFO" in raw or (later[shape] > SAME_SHAPE and b"ank" not in raw):
                 continue
-            for text in reversed(records.unwrap(_decode(raw[:LINE_LIMIT]))):
+            for text in reversed(records.texts(raw[:LINE_LIMIT])):
                 if text.strip():
                     kept.append(self._hit("before", index, prefix.parse(text), text))
         kept.reverse()
@@ -502,17 +504,6 @@ def _accuses(signature: Signature) -> bool:
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
 def _numberless(text: str) -> str:
     return _NUMBER.sub("#", text)
-
-
-def _decode(raw: bytes) -> str:
-    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
-    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
-    if "\x1b" in text:
-        text = prefix.ANSI.sub("", text)
-    if "\r" in text:
-        pieces = [piece for piece in text.split("\r") if piece.strip()]
-        text = pieces[-1] if pieces else ""
-    return text
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

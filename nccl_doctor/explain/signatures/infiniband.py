@@ -258,16 +258,6 @@ says(
     ),
 )
 says(
-    "link-flap",
-    "link flap",
-    "LinkDownedCounter",
-    "link_downed",
-    "SymbolErrorCounter",
-    "symbol_error",
-    "Effective Physical BER",
-    why="Counters of a port's physical trouble.",
-)
-says(
     "roce-gid-missing",
     "Call to ibv_query_gid failed",
     "ibv_query_gid_ex failed",
@@ -620,6 +610,16 @@ says(
     strength=0.68,
     title="UCX reports an error: {error}",
     why="UCX (plugin or MPI transport) failed.",
+    where=lambda groups, line: "ibv_" not in line,
+)
+says(
+    "ucx-verbs",
+    "ibv_modify_qp({what}) failed",
+    "ibv_create_ah({what}) failed",
+    cause="ib.qp-connect",
+    strength=0.72,
+    title="UCX cannot set up a queue pair of the adapter ({what})",
+    why="Verbs refused a queue pair or an address handle: the port's state, its GID, the fabric's route or the partition key.",
 )
 says(
     "ucx-cuda-ipc",
@@ -691,19 +691,6 @@ says(
 )
 
 says(
-    "nvshmem",
-    "nvshmem{}error",
-    "NVSHMEM{}rror",
-    "ibgda{}fail",
-    "ibgda.cpp",
-    "ibrc.cpp",
-    "init failed for transport",
-    "nvshmemi_",
-    "GPU cannot map UAR",
-    why="NVSHMEM's own InfiniBand transport speaks.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|status", line)),
-)
-says(
     "gid-file",
     "gid_attrs/types",
     "/gids/{index:int}",
@@ -760,9 +747,4 @@ says(
     title="the ranks see different numbers of adapters ({least} to {most})",
     why="An adapter is down, filtered or missing in the container on some node; NCCL 2.30+ compares the counts.",
     where=lambda groups, line: "Ignoring" not in line or "WARN" in line,
-)
-says(
-    "nic-count-of-rank",
-    "Rank {rank:int} has {count:int} local Net devices (max {most:int})",
-    why="Which rank has fewer adapters.",
 )

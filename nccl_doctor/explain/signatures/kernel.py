@@ -56,13 +56,6 @@ says(
     why="The driver refused a registration for want of memory or of registration entries.",
 )
 says(
-    "dump-cqe",
-    "dump error cqe",
-    "dump_cqe:",
-    "WC error: ",
-    why="The driver prints a failed completion; its syndrome is in the bytes.",
-)
-says(
     "adapter-heat",
     "High temperature on sensors with bit set",
     "Port module event[error]: module {module}, High Temperature",

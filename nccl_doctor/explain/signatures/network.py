@@ -289,15 +289,6 @@ says(
     why="A line of /etc/hosts, or of getent's answer, that gives names to loopback.",
     where=lambda groups, line: re.fullmatch(r"[A-Za-z][\w.-]*(?:\s+[\w.-]+)*", groups["names"]) is not None,
 )
-says(
-    "external-name",
-    "Max retries exceeded with url",
-    "Failed to resolve '",
-    "NameResolutionError",
-    "ConnectionError: (MaxRetryError",
-    "https://huggingface.co",
-    why="A download from outside failed.",
-)
 
 # --- MTU
 says(
@@ -363,6 +354,7 @@ says(
     "reject-with icmp-host-prohibited",
     "Default: deny (incoming)",
     "policy DROP",
+    "-P INPUT DROP",
     why="firewall-cmd, iptables, nft or ufw: what a host's firewall lets in; the rest is rejected.",
     where=lambda groups, line: (
         re.search(r"ports: (?:[\d-]+/(?:tcp|udp)[ ,]?)*$", line.rstrip()) is not None
@@ -417,6 +409,7 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
+says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
 
 says(
     "net-types-differ",

@@ -238,7 +238,6 @@ says(
     title="a bug of this NCCL or torch release",
     why="Somebody found that another release does not have it.",
 )
-says("xla-version", "ptxas {}fatal", "nvcc fatal", why="A compiler's error.")
 says(
     "cuda-call",
     "CUDA error: {error}",

@@ -50,6 +50,13 @@ says(
     why="Always follows an error or a time-out.",
 )
 says(
+    "timeout-frame",
+    "ProcessGroupNCCL::WorkNCCL::checkTimeout",
+    role=S,
+    fold="native stack of torch's watchdog",
+    why="torch's watchdog throws this exception when a collective runs into its time-out.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",
@@ -343,12 +350,6 @@ says(
     fold="the launcher reports a failed process",
     why="An old launcher or DeepSpeed's runner saw a worker end.",
 )
-says(
-    "stream-synchronize",
-    "CUDA kernel errors might be asynchronously reported at some other API call",
-    role=Role.FACT,
-    why="torch's remark on CUDA errors.",
-)
 
 says(
     "barrier-innocent",
@@ -362,6 +363,7 @@ says(
     "jax-registration",
     "cluster registration failed",
     "Wait_for_all_tasks_to_register",
+    "Barrier_id: PjRT_Client_Connect",
     why="JAX's tasks had to register with the coordinator, and some did not.",
 )
 says(
@@ -389,6 +391,16 @@ says(
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(
+    "jax-task-silent",
+    "task:{task:int} heartbeat timeout",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="JAX coordination service",
+    title="task {task} of the JAX job stopped answering its coordinator",
+    why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+)
+says(
     "grpc-unavailable",
     "failed to connect to all addresses",
     "UNAVAILABLE: ",
@@ -398,6 +410,7 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
+    where=lambda groups, line: "heartbeat timeout" not in line,  # the coordinator itself tells of another task
 )
 says(
     "ray-vanished",

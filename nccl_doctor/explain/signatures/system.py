@@ -354,7 +354,6 @@ says(
     why="The scheduler or the kernel says that a host went away.",
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
-says("segfault-kernel", "segfault at {}in {library}[", why="A process crashed in a library (kernel log).")
 
 says(
     "oom-more",
@@ -450,5 +449,10 @@ says(
     strength=0.66,
     title="the container could not be started",
     why="The container runtime failed before the program began.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|FATAL|denied|BackOff|not ", line)),
+    where=lambda groups, line: bool(
+        # pyxis tells its progress by slurmstepd's function for errors
+        re.search(
+            r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
+        )
+    ),
 )

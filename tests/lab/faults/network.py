@@ -19,13 +19,14 @@ NEW_TCP = "tcp flags & (syn|ack) == syn"
 
 @dataclass
 class PortDropped(Fault):
-    """New TCP connections to the host vanish on every port but 22; with ``outward``, from it as well."""
+    """New TCP connections to the host vanish on every port but 22, or on ``ports``; with ``outward``, from it as well."""
 
     name = "port-dropped"
     outward: bool = False
+    ports: str = "!= 22"
 
     def apply(self) -> None:
-        self.filter("input", [f"iifname != lo {NEW_TCP} tcp dport != 22 drop"])
+        self.filter("input", [f"iifname != lo {NEW_TCP} tcp dport {self.ports} drop"])
         if self.outward:
             self.filter("output", [f"oifname != lo {NEW_TCP} drop"])
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -18,9 +17,11 @@ from nccl_doctor import explain
 from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
+from nccl_doctor.explain.summary import Summary
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -39,7 +40,9 @@ def test_every_signature_says_what_it_proves() -> None:
             assert signature.title, signature.name
 
 
-_ASKED = re.compile(r"\b(?:case|self)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)")
+_ASKED = re.compile(
+    r"\b(?:case|self|course)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)"
+)
 
 
 def test_rules_ask_for_signatures_that_exist() -> None:
@@ -52,6 +55,13 @@ def test_rules_ask_for_signatures_that_exist() -> None:
     known = {name + end for name, signature in all_signatures().items() for end in ("", "-rows" * bool(signature.rows))}
     assert len(asked) > 100
     assert asked - known == set()
+
+
+def test_every_fact_is_asked_for() -> None:
+    """A fact proves nothing alone: one that no rule asks for costs time in every log."""
+    source = "".join(file.read_text(encoding="utf-8") for file in Path(explain.__file__).parent.rglob("*.py"))
+    facts = [name for name, signature in all_signatures().items() if signature.role is Role.FACT]
+    assert [name for name in facts if len(re.findall(rf'"{name}(?:-rows)?"', source)) < 2] == []
 
 
 _DESYNC = (
@@ -134,7 +144,7 @@ def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
 def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     hits = [Hit("words", "log", number, text) for number, text in enumerate(["it met signal 9", "it met signal 15"])]
     monkeypatch.setattr(topics, "trouble", lambda case: hits)
-    found = topics.vote(SimpleNamespace(signatures={}))  # type: ignore[arg-type]
+    found = topics.vote(Case(Summary()))
     assert found["launch.killed"] == [hits[1]]
 
 

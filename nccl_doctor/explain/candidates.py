@@ -1,0 +1,132 @@
+"""What a case may be, before it is ranked: the causes that signatures, diagnoses and plain words point to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from nccl_doctor.explain import topics
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
+from nccl_doctor.explain.lines import place, ranks_of, speakers
+from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.findings import playbooks
+
+PLAUSIBLE = 0.6  # from here on a candidate convinces
+_BESIDE = 0.58  # what the job does not use, as far as its lines say
+_EXTRA = 0.012  # each further signature that agrees
+_LIKELIEST = (0.36, 0.32, 0.29, 0.26)
+_FURTHER = (0.24, 0.22, 0.2)
+_TOPIC = {cause: nth for nth, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
+
+
+def collect(case: Case) -> list[Candidate]:
+    """All candidates: one per cause id, from signatures, diagnoses and, where these do not convince, from words."""
+    found = list(_from_signatures(case))
+    for rule in all_diagnoses():
+        found.extend(rule(case))
+    if max((item.strength for item in found), default=0.0) < PLAUSIBLE:
+        found.extend(_last_resort(case))
+    elif len(known := {item.id for item in found}) < len(_FURTHER):  # words still tell what else it may be
+        found.extend(item for item in _by_words(case, _FURTHER) if item.id not in known)
+    return _join(found)
+
+
+def _from_signatures(case: Case) -> Iterator[Candidate]:
+    """What each signature proves alone, by the lines that nothing else accounts for."""
+    caught, more = case.exceptions.caught, case.exceptions.more
+    for name in case.summary.groups:
+        signature = case.signatures.get(name)
+        if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
+            continue
+        if case.course.overcome(name):
+            continue
+        hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in caught]
+        if hits:
+            beside = all(_beside_the_job(case, hit) for hit in hits)
+            yield Candidate(
+                signature.cause,
+                min(signature.strength, _BESIDE) if beside else signature.strength,
+                _title(signature.title, hits),
+                [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
+                *speakers(hits),
+                signature.why,
+            )
+
+
+_CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
+_TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
+
+
+def _follows_failed_task(case: Case, hit: Hit) -> bool:
+    """Whether Slurm cancelled the step after a task had failed, waited in vain or could not start: it is no cause then."""
+    if not _CANCELLED.search(hit.text) or "DUE TO" in hit.text:
+        return False
+    failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+    failed += case.hits("watchdog-timeout", "watchdog-down", "monitored-barrier")
+    failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
+    return any(item.file == hit.file and item.line < hit.line for item in failed)
+
+
+_PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
+
+
+def _beside_the_job(case: Case, hit: Hit) -> bool:
+    """Whether a listing tells of a port that no process of the job uses: NCCL names those it uses."""
+    used = " ".join(line.groups["devices"] for line in case.hits("net-ib-using"))
+    named = _PORT.findall(hit.text) if used and hit.signature == "port-state-down" else []
+    return bool(named) and not any(f"{device}:" in used for device in named)
+
+
+def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
+    """What the words of the lines that sound like trouble are about, the subject of most lines first."""
+    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
+    return [
+        Candidate(
+            cause,
+            strength,
+            f"perhaps this, by the words of some lines: {playbooks.load(cause).title}",
+            hits,
+            ranks_of(hits),
+            vague=True,
+        )
+        for strength, (cause, hits) in zip(strengths, votes, strict=False)
+    ]
+
+
+def _last_resort(case: Case) -> list[Candidate]:
+    """What is left when no signature is convincing: words, else the log's last lines."""
+    found = _by_words(case, _LIKELIEST)
+    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
+    if last and not found:
+        title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
+        found.append(Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True))
+    return found
+
+
+_HOLE = re.compile(r"\{(\w+)\}")
+
+
+def _title(template: str, hits: list[Hit]) -> str:
+    """The title with the words of the first hit that has them all; not every wording of a message says everything."""
+    names = set(_HOLE.findall(template))
+    groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
+    return _HOLE.sub(lambda hole: groups.get(hole.group(1), "?")[:80], template)
+
+
+def _join(found: Iterable[Candidate]) -> list[Candidate]:
+    by_id: dict[str, Candidate] = {}
+    for item in sorted(found, key=lambda candidate: -candidate.strength):
+        best = by_id.get(item.id)
+        if best is None:
+            by_id[item.id] = item
+            continue
+        if item.strength >= 0.3:
+            best.strength = min(0.99, best.strength + _EXTRA)
+        best.hits = best.hits + item.hits
+        best.final = best.final or item.final
+        best.cured = best.cured or item.cured
+        if not best.ranks:
+            best.ranks = item.ranks
+        best.hosts = best.hosts or item.hosts
+    return list(by_id.values())

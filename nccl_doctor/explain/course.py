@@ -1,0 +1,227 @@
+"""The course of the work: whether it went on after a line, got over a trouble, slowed down, or came to its end."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.model import Hit, Role
+
+if TYPE_CHECKING:
+    from nccl_doctor.explain.case import Case
+
+_SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
+_STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
+_ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
+LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
+MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
+_CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
+_FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
+_ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
+_RETRIES = frozenset(
+    (
+        "master-refused",
+        "connect-retry",
+        "connect-refused",
+        "gloo-closed",
+        "probe-failed",
+        "resources-missing",
+        "serving-watchdog",
+        "volume-not-mounted",
+        "sandbox-failed",
+        "adapters-not-handed-out",
+        "ended-with-error",
+    )
+)
+_RESTARTED = frozenset(
+    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
+)  # ended, and perhaps started again
+_AT_SHUTDOWN = frozenset(
+    (
+        "store-closed",
+        "dump-flag",
+        "gloo-closed",
+        "peer-closed",
+        "rdzv-consequence",
+        "proxy-failed",
+        "nccl-abort",
+        "nccl-trail",
+        "rdzv-timeout",
+        "rdzv-connection",
+        "keep-alive-failed",
+    )
+)
+_SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
+_STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
+_STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
+_STEADY = 6  # so many steps at a log's end were slow
+_NUMBERS = re.compile(r"[\d.,:]+")
+
+
+class Course:
+    """What became of the work of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    @functools.cached_property
+    def unfinished(self) -> bool:
+        """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
+        # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
+        began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
+        case = self._case
+        worked = case.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+        if worked or not case.has(*began):
+            return False
+        return not case.has("nccl-init-complete") or any(_CTRL_C.search(hit.text) for hit in case.tail)
+
+    @functools.cached_property
+    def recovered(self) -> bool:
+        """Whether all trouble was followed, in the same file, by the end of the whole run: it was overcome.
+
+        What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
+        """
+        case = self._case
+        ends = {hit.file: hit.line for hit in (*case.hits("run-ended"), case.last("run-ended")) if hit is not None}
+        file, worked = self._last_step_before("exit-zero")
+        if worked and all(hit.line + LINES_AFTER <= worked for hit in self.troubles if hit.file == file):
+            ends[file] = worked  # the job exited with 0, and had worked on after all that went wrong
+        ends = {file: line for file, line in ends.items() if file not in self.failed_files}
+        return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
+
+    @functools.cached_property
+    def failed_files(self) -> set[str]:
+        """Files whose last lines name an exit status that is not 0: what they say of a good end is not true of the job."""
+        return {hit.file for hit in self._case.tail if _FAILED_EXIT.search(hit.text) and not self._stepped_on(hit)}
+
+    @functools.cached_property
+    def troubles(self) -> list[Hit]:
+        """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
+        case = self._case
+        ends = case.hits("run-ended")
+        troubles = [
+            item.hit
+            for item in case.summary.tracebacks
+            if item.type and not case.exceptions.is_harmless(item) and not self._stopped_after_end(item.hit)
+        ]
+        for signature in case.seen(Role.CAUSE, Role.SYMPTOM):
+            name = signature.name
+            late = name in _AT_SHUTDOWN or self._stopped_after_end(case.first(name))
+            troubles.extend(
+                hit
+                for hit in [*case.hits(name), case.last(name)]
+                if hit is not None and not (late and any(self._shut_down(end, hit) for end in ends))
+            )
+        return troubles
+
+    @property
+    def stands(self) -> list[Hit]:
+        """Where somebody took the stacks of processes: unless work went on, because they hang."""
+        last = self._case.last("stack-process")
+        return self._case.hits("stack-process") if last is not None and not self.outlived(last) else []
+
+    # after one line --------------------------------------------------------------------------------------------------
+
+    def outlived(self, hit: Hit, lines: int = LINES_AFTER) -> bool:
+        """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
+        step = self._case.last("progress")
+        ends = [self._case.last(name) for name in _ENDS]
+        return (
+            any(
+                end is not None and end.file == hit.file and end.line > hit.line and end.file not in self.failed_files
+                for end in ends
+            )
+            or (
+                step is not None
+                and step.file == hit.file
+                and step.line >= hit.line + (1 if _ANSWER in step.text else lines)
+            )
+            or (lines <= LINES_AFTER and self._stepped_on(hit))
+        )
+
+    def overcome(self, name: str) -> bool:
+        """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""
+        last = self._case.last(name)
+        if last is None:
+            return False
+        if name in _RETRIES:
+            return self.outlived(last)
+        if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):
+            return True
+        destroyed = ("ended-well",) if name == "nccl-abort" else ()  # destroying a group aborts communicators, too
+        ends = self._case.hits(*_ENDS, "exit-zero", *destroyed)
+        return name in _AT_SHUTDOWN and any(self._shut_down(end, last) for end in ends)
+
+    def resumed_after(self, hit: Hit) -> bool:
+        """Whether the program went on from a checkpoint after this line, and made steps."""
+        step = self._case.last("progress")
+        return step is not None and any(
+            step.file == one.file == hit.file and hit.line < one.line < step.line for one in self._case.hits("resumed")
+        )
+
+    def _stopped_after_end(self, hit: Hit | None) -> bool:
+        """Whether somebody stopped the program just after it had said that its run was over."""
+        if hit is None or not _STOPPED.search(hit.text):
+            return False
+        ends = [self._case.last("run-ended"), *self._case.hits("run-ended")]
+        return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
+
+    def _shut_down(self, end: Hit, hit: Hit) -> bool:
+        """Whether this end was the end of what ``hit`` tells of: no work was done between the two."""
+        step = self._case.last("progress")
+        went_on = step is not None and step.file == end.file and end.line + _SOON < step.line < hit.line
+        return end.file == hit.file and not went_on
+
+    def _stepped_on(self, hit: Hit) -> bool:
+        """Whether a rank went a whole step further: after this line two reports of one shape, or a step and a good end."""
+        steps = self._case.signatures["progress"]
+        shapes = [
+            shape(item.text)
+            for item in self._case.summary.tails.get(hit.file, ())
+            if item.line > hit.line and steps.match(item.text) is not None
+        ]
+        file, worked = self._last_step_before("ended-well")
+        return len(set(shapes)) < len(shapes) or (hit.file == file and hit.line < worked)
+
+    def _last_step_before(self, name: str) -> tuple[str, int]:
+        """File and line of the last step, if this kind of end follows it there."""
+        end, step = self._case.last(name), self._case.last("progress")
+        told = end is not None and step is not None and end.file == step.file and end.line > step.line
+        return place(step) if told and step is not None else ("", 0)
+
+    # its pace --------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def slowed(self) -> bool:
+        """Whether the last step that was reported took far longer than the first one."""
+        texts = [hit.text for hit in (*self._case.hits("progress"), *self._case.tail)]
+        times = [float(found) for text in texts for found in _STEP_TIME.findall(text)]
+        rates = [float(found) for text in texts for found in _STEP_RATE.findall(text)]
+        slower = bool(times) and times[-1] > _SLOWED * times[0]
+        return slower or (bool(rates) and rates[0] > _SLOWED * rates[-1])
+
+    @functools.cached_property
+    def slower_steps(self) -> list[Hit]:
+        """A first step and the last ones, of one shape, where all of the last took far longer, and about the same time."""
+        for first in self._case.hits("progress"):
+            pace, tail = _pace(first.text), self._case.summary.tails.get(first.file, [])
+            if not pace or not tail or first.line >= tail[0].line:
+                continue
+            last = [hit for hit in tail if shape(hit.text) == shape(first.text)]
+            paces = [_pace(hit.text) for hit in last]
+            if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
+                return [first, *last]
+        return []
+
+
+def _pace(text: str) -> float:
+    """How long a step took, in the line's own unit; zero where it does not tell. A rate may be a server's load."""
+    time = _STEP_TIME.search(text)
+    return float(time.group()) if time else 0.0
+
+
+def shape(text: str) -> str:
+    """A line without its numbers: reports of the same kind look alike."""
+    return _NUMBERS.sub("", text)

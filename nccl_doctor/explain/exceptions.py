@@ -1,0 +1,93 @@
+"""Python's exceptions in a case: which are the program's own, which were caught, which only wrap what others report."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.model import Hit, Role, Traceback
+
+if TYPE_CHECKING:
+    from nccl_doctor.explain.case import Case
+
+LAUNCHER = re.compile(
+    r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
+    r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
+    r"WorkerGroupError|ControllerError|TrainingFailedError|WorkerGroupStartup\w+Error|WorkerHealthCheckFailedError|"
+    r"GetTimeoutError)"
+)
+# Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
+_WRAPPED = re.compile(
+    r"gloo/transport|ProcessGroup(?:NCCL|Gloo|MPI|UCC|Wrapper)|\bNCCL (?:error|operation|Error)|"
+    r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
+    r"monitoredBarrier|"
+    r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
+    r"see above|"
+    r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
+    r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
+)
+
+
+class Exceptions:
+    """The exceptions of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    @functools.cached_property
+    def ordinary(self) -> list[Traceback]:
+        """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
+        kept = []
+        for item in self._case.summary.tracebacks:
+            if not item.type or LAUNCHER.search(item.type) or self.is_known(item):
+                continue
+            if _WRAPPED.search(item.message[:400]) or self._only_logged(item):
+                continue
+            kept.append(msgspec.structs.replace(item, hit=self._case.ranked(item.hit)))
+        return kept
+
+    def is_known(self, item: Traceback) -> bool:
+        """Whether a signature knows the exception's line: it then says what it means."""
+        return any(self._role(name) in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known)
+
+    def is_harmless(self, item: Traceback) -> bool:
+        """Whether Python itself said that it goes on after this exception."""
+        return any(self._role(name) is Role.HARMLESS for name in item.known)
+
+    def _role(self, name: str) -> Role:
+        return self._case.signatures[name].role
+
+    @functools.cached_property
+    def caught(self) -> set[tuple[str, int]]:
+        """File and line of the exceptions that were caught, or that Python ignored, whatever they mean: they did no harm."""
+        return {
+            place(hit)
+            for item in self._case.summary.tracebacks
+            if item.type and (self.is_harmless(item) or self._only_logged(item))
+            for hit in (item.hit, *item.more)
+        }
+
+    @functools.cached_property
+    def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
+        """The further lines of exceptions' messages, by file and line of the first."""
+        return {place(item.hit): item.more for item in self._case.summary.tracebacks if item.more}
+
+    def _only_logged(self, item: Traceback) -> bool:
+        """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
+        case, hit = self._case, item.hit
+        spoke = case.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
+        if spoke is not None and spoke.line <= hit.line:
+            return False
+        # Between a search's trials nothing else runs: the next trial's result is enough.
+        outlived = case.course.outlived(hit, 1) if case.has("trial-failed") else case.course.outlived(hit)
+        if not outlived:
+            return False
+        symptoms = [case.last(signature.name) for signature in case.seen(Role.SYMPTOM)]
+        return not any(
+            late is not None and (late.file != hit.file or late.line > hit.line) and not case.course.outlived(late)
+            for late in symptoms
+        )

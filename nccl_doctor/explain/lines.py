@@ -1,0 +1,36 @@
+"""Hits as lines of logs: where they stand, and who said them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+from nccl_doctor.explain.model import Hit
+
+# File and line of a hit: what tells lines apart, and their order.
+place: Callable[[Hit], tuple[str, int]] = operator.attrgetter("file", "line")
+
+
+def in_order(hits: Iterable[Hit]) -> list[Hit]:
+    """Each line once, in the order of the log(s)."""
+    return sorted({place(hit): hit for hit in hits}.values(), key=place)
+
+
+def later(one: Hit, other: Hit) -> bool:
+    """Whether ``one`` stands further down in the same file."""
+    return one.file == other.file and one.line > other.line
+
+
+def ranks_of(hits: Iterable[Hit]) -> set[int]:
+    """The ranks that these lines are known to come from."""
+    return {hit.rank for hit in hits if hit.rank is not None}
+
+
+def hosts_of(hits: Iterable[Hit]) -> set[str]:
+    """The hosts that these lines are known to come from."""
+    return {hit.host for hit in hits if hit.host}
+
+
+def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
+    """The ranks and the hosts that these lines are known to come from."""
+    return ranks_of(hits), hosts_of(hits)

@@ -1,0 +1,67 @@
+"""Which rank a process is: many name it in one line only, and all of their lines are that rank's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.summary import Summary
+
+
+def failure_table(rows: Iterable[Hit]) -> Iterator[tuple[int, Hit]]:
+    """The rows of torchrun's failure table: a rank (``rank : 2``) and the line of its end (``exitcode : -9 (pid: 812)``)."""
+    rank: int | None = None
+    for hit in rows:
+        if hit.signature == "torchrun-rank":
+            rank = int(hit.groups["rank"])
+        elif rank is not None:
+            yield rank, hit
+            rank = None
+
+
+_PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
+
+
+class Names:
+    """The ranks of processes, as one line of each names them, and of all lines that name or come from such a process."""
+
+    def __init__(self, summary: Summary) -> None:
+        self._summary = summary
+        self._by_process = self._initialised()
+        rows = sorted(self._hits("torchrun-rank", "torchrun-exitcode"), key=place)
+        self._by_pid = {hit.groups["pid"]: rank for rank, hit in failure_table(rows)} | self._ray_workers()
+
+    def _hits(self, *names: str) -> list[Hit]:
+        groups = self._summary.groups
+        return [hit for name in names if name in groups for hit in groups[name].hits]
+
+    def _initialised(self) -> dict[tuple[str, str], int]:
+        """The rank in NCCL's init lines (``rank 3 nranks 8``), by host and pid.
+
+        The first (usually the world) communicator of a process names its global rank.
+        """
+        named: dict[tuple[str, str], int] = {}
+        for hit in self._hits("nccl-init-start", "nccl-init-complete", "nccl-comm-rank"):
+            rank = hit.groups.get("rank", "")
+            if hit.pid and rank.isdigit() and hit.groups.get("nranks", "").isdigit():
+                named.setdefault((hit.host, hit.pid), int(rank))
+        return named
+
+    def _ray_workers(self) -> dict[str, int]:
+        """The rank of each pid in Ray Train's list of workers; a pid of two ranks (on two hosts) tells nothing."""
+        ranks: dict[str, set[int]] = {}
+        for hit in self._hits("ray-worker-rank"):
+            ranks.setdefault(hit.groups["pid"], set()).add(int(hit.groups["rank"]))
+        return {pid: min(found) for pid, found in ranks.items() if len(found) == 1}
+
+    def ranked(self, hit: Hit) -> Hit:
+        """The same line with its rank filled in, if its process or the pid in its text is known."""
+        rank = self._by_process.get((hit.host, hit.pid)) if hit.pid and hit.host else None
+        if rank is None and hit.rank is None and self._by_pid:
+            told = _PID.search(hit.text)
+            rank = self._by_pid.get(told.group(1)) if told else None
+        return hit if rank is None or rank == hit.rank else msgspec.structs.replace(hit, rank=rank)

@@ -1,0 +1,140 @@
+"""The answer in one word, and in one sentence: a cause, an open question, or a job that is well."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain import advice, quotes, topics
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import LINES_AFTER, shape
+from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
+from nccl_doctor.explain.summary import LAST_LINES
+
+DECIDED = 0.5  # a best candidate below this leaves the log undecided
+# A best candidate below this is no proof: with another one this close behind, the log does not decide between them.
+PROVEN, CLOSE = 0.7, 0.075
+_GOOD_EVIDENCE = quotes.MAX_EVIDENCE + 6
+_TALK = re.compile(r"NCCL (?:INFO|TRACE|CALL|DIAG \[(?:OK|INFO)\])")
+
+
+def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict:
+    """The verdict; ``good`` are the lines of :func:`good_end`."""
+    if candidates and candidates[0].strength >= DECIDED:
+        if _rivalled(candidates):
+            return Verdict.UNDECIDED
+        return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
+    # Below that, a log without any sign of failure that moves on or ends is healthy.
+    healthy = good and not _failure_seen(case) and not case.course.unfinished
+    return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
+
+
+def _rivalled(candidates: list[Candidate]) -> bool:
+    """Whether another cause is about as likely as the first, and neither is proven."""
+    best = candidates[0].strength
+    return best < PROVEN and any(best - item.strength < CLOSE and not item.vague for item in candidates[1:])
+
+
+def _failure_seen(case: Case) -> bool:
+    """Whether anything failed that the work did not outlive (:meth:`Course.outlived`)."""
+    course, exceptions = case.course, case.exceptions
+    if course.recovered:
+        return False
+    if exceptions.ordinary or any(not item.type for item in case.summary.tracebacks):
+        return True  # an exception, or a traceback that was cut before it
+    if course.slower_steps or course.stands or any("baseline" not in hit.text for hit in complaints(case)):
+        return True
+    outlived = [signature for signature in case.seen(*Role) if course.overcome(signature.name)]
+    symptoms = [signature for signature in case.seen(Role.SYMPTOM) if signature not in outlived]
+    if any(place(hit) not in exceptions.caught for symptom in symptoms for hit in case.hits(symptom.name)):
+        return True
+    calm = {
+        place(hit)
+        for signature in case.seen(Role.HARMLESS, Role.PROGRESS, Role.END)
+        for hit in case.hits(signature.name)
+    }
+    ends = case.signatures["run-ended"]
+    ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
+    return any(
+        topics.says_failure(hit.text) and not _TALK.search(hit.text) and not course.outlived(hit)
+        for hit in case.tail[-LAST_LINES:]
+        if place(hit) not in calm | exceptions.caught | _rows(case)
+        and hit.file not in ended
+        and not any(signature.match(hit.text) is not None for signature in outlived)
+    )
+
+
+def _rows(case: Case) -> set[tuple[str, int]]:
+    """File and line of the last lines that report a step as several of their neighbours do, in the same words."""
+    steps = case.signatures["progress"]
+    alike: dict[str, list[Hit]] = {}
+    for hit in case.tail[-LAST_LINES:]:
+        alike.setdefault(shape(hit.text), []).append(hit)
+    several = [hits for hits in alike.values() if len(hits) > LINES_AFTER and steps.match(hits[0].text) is not None]
+    return {place(hit) for hits in several for hit in hits}
+
+
+_GOOD = (
+    "nccl-tests-ok",
+    "busbw-average",
+    "run-ended",
+    "exit-zero",
+    "ended-well",
+    "nccl-init-complete",
+    "progress",
+    "busbw-row",
+    "network-used",
+)
+
+
+def good_end(case: Case) -> list[Hit]:
+    """Lines that say that the work came to its end, or still goes on: the proof of a healthy log."""
+
+    def told(name: str) -> list[Hit]:
+        last = case.last(name)
+        return ([last] if last is not None else []) + case.hits(name)[:4]
+
+    names = (*_GOOD, "status-good") if _only_status(case) else _GOOD
+    proof = [hit for name in names for hit in told(name)]
+    if not proof:
+        return []
+    # What looks bad and is not is quoted as well: one line of each kind.
+    calm = [item.name for item in case.seen(*Role) if item.role is Role.HARMLESS or case.course.overcome(item.name)]
+    harmless = [hit for name in calm for hit in case.hits(name)[:1]]
+    tails = case.summary.tails.values()
+    ending = [hit for last in (slice(-3, None), slice(None, -3)) for hits in tails for hit in hits[last]]
+    return quotes.unique([*proof, *told("not-destroyed"), *harmless, *ending])[:_GOOD_EVIDENCE]
+
+
+def _only_status(case: Case) -> bool:
+    """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
+    if case.has("ras-report"):
+        return not case.summary.proofs
+    return not case.distributed and not topics.vote(case)
+
+
+def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
+    """What a reader is told first."""
+    if verdict is Verdict.HEALTHY:
+        if case.course.recovered and case.course.troubles:
+            return "the work came to its end; what failed on the way was overcome"
+        return "nothing in these logs failed; lines that look bad are known to be harmless"
+    if not causes:
+        return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
+    best = causes[0]
+    if verdict is Verdict.UNDECIDED:
+        if len(causes) > 1 and best.confidence >= DECIDED:
+            return f"these logs do not decide between two: {best.title}; or {causes[1].title}"
+        return f"these logs do not decide it; best guess: {best.title}"
+    where = ""
+    if best.ranks and len(best.ranks) <= 4 and len(best.ranks) < max(case.world, 2):
+        where = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
+        if len(best.hosts) == 1:
+            where += f" ({best.hosts[0]})"
+    elif len(best.hosts) == 1:
+        where = best.hosts[0]
+    named = advice.device(best)
+    title = f"{best.title} ({named})" if named and named not in best.title else best.title
+    return f"{where}: {title}" if where and not title.startswith("rank") else title

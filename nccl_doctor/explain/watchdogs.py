@@ -1,0 +1,86 @@
+"""What the watchdogs of torch say: where each rank of each process group stood in its sequence of collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from nccl_doctor.explain.model import Hit
+
+
+class Work(msgspec.Struct):
+    """Where one rank of one process group stood when its watchdog spoke."""
+
+    rank: int
+    group: str
+    sequence: int | None = None  # the work that timed out
+    operation: str = ""
+    elements: str = ""
+    timeout_ms: int = 0
+    enqueued: int | None = None
+    completed: int | None = None
+    hit: Hit | None = None
+    status_hit: Hit | None = None
+
+
+_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+), "
+    r"(?P<shape>(?:NumelIn=\d+, NumelOut=\d+|TensorShape=\[[^\]]{0,80}\]))?"
+    r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
+)
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
+_RANK = re.compile(r"Rank (\d+)\]")
+
+
+def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
+    """The last work of each rank of each process group, by group and rank."""
+    table: dict[tuple[str, int], Work] = {}
+    groups: dict[int, str] = {}
+    for hit in statuses:
+        rank = _rank_of(hit)
+        if rank is None:
+            continue
+        group = _group_of(hit.text)
+        groups.setdefault(rank, group)
+        entry = table.setdefault((group, rank), Work(rank, group))
+        entry.enqueued = _number(hit.groups.get("enqueued"))
+        entry.completed = _number(hit.groups.get("completed"))
+        entry.status_hit = entry.status_hit or hit
+        if entry.sequence is None:
+            entry.sequence = _number(hit.groups.get("sequence"))
+    for hit in timeouts:
+        rank = _rank_of(hit)
+        if rank is None:
+            continue
+        group = groups.get(rank, _group_of(hit.text))
+        entry = table.setdefault((group, rank), Work(rank, group))
+        if entry.hit is None:
+            _describe(entry, hit)
+    return sorted(table.values(), key=lambda item: (item.group, item.rank))
+
+
+def _describe(entry: Work, hit: Hit) -> None:
+    """Take over what a time-out says of the work that timed out."""
+    entry.hit = hit
+    described = _WORK.search(hit.text)
+    if described:
+        entry.sequence = int(described.group("seq")) if described.group("seq") else entry.sequence
+        entry.operation = described.group("op")
+        entry.elements = described.group("shape") or ""
+        entry.timeout_ms = int(described.group("timeout") or 0)
+
+
+def _group_of(text: str) -> str:
+    found = _GROUP.search(text)
+    return (found.group("name") or found.group("id")) if found else ""
+
+
+def _rank_of(hit: Hit) -> int | None:
+    found = _RANK.search(hit.text)
+    return int(found.group(1)) if found else hit.rank
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"-?\d+", text) else None
