@@ -17,7 +17,7 @@ from nccl_doctor.agent.probing import run_command
 
 LIMIT_S = 8.0  # of one process
 FRAMES = 40  # innermost ones kept of each thread
-THREADS = 8  # kept of each process: the main thread, then those that run
+THREADS = 4  # kept of each process: the main thread, then those that run
 AT_ONCE = 8
 
 _held: List[int] = []  # the descriptor of the controller's copy, for the agent's life

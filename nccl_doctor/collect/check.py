@@ -26,6 +26,7 @@ from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.job import Job
+from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -53,6 +54,7 @@ MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 # What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
 ALSO_NEEDED = {"interfaces": ("system", "software")}
+KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
@@ -255,6 +257,7 @@ def _examine(run: _Run) -> None:
 def _look_at_job(run: _Run, options: job.JobOptions, host: str, session: Session) -> str:
     result = job.ask(session, options, run.left(options.interval_s + job.PROBE_S))
     run.keep(host, Job.PROBE, result)
+    run.ask(host, session, KernelLogFact.PROBE, {}, KERNEL_LOG_S)
     return "" if result.outcome is Outcome.OK else result.outcome.value
 
 

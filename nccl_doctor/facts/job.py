@@ -119,6 +119,7 @@ class Process(msgspec.Struct, frozen=True):
     readings: tuple[Reading | None, ...] = ()
     stacks: tuple[Stacks | None, ...] = ()
     connections: tuple[Connection, ...] = ()
+    devices: tuple[str, ...] = ()  # open ones that ranks talk through: gpu, rdma
 
 
 class RasAnswer(msgspec.Struct, frozen=True):

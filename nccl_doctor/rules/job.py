@@ -10,10 +10,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from nccl_doctor.explain import flight_recorder, ras
 from nccl_doctor.explain.model import Proof
 from nccl_doctor.facts.fold import few, ranges
-from nccl_doctor.facts.job import Job, Process, RasAnswer, Reading
+from nccl_doctor.facts.job import Job, Process, Reading
+from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, fleet_rule
-from nccl_doctor.rules.ranks import BUSY_SHARE, Doing, Link, Rank, RunningJob, jobs_of, local_world, looks
+from nccl_doctor.rules.engine import Fleet, Host, fleet_rule
+from nccl_doctor.rules.ranks import (
+    BUSY_SHARE,
+    SURELY,
+    Doing,
+    Link,
+    Rank,
+    RunningJob,
+    jobs_of,
+    local_world,
+    looks,
+    ras_reports,
+)
 from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
@@ -86,7 +98,7 @@ def _proof(rank: Rank, process: Process | None = None) -> list[Evidence]:
 
 def _silence(job: RunningJob) -> list[Evidence]:
     """What the connections between the ranks say of how long nothing has moved."""
-    if job.moved_bytes != 0 or job.silent_s is None:
+    if job.silent_s is None or job.silent_s < job.interval_s:
         return []
     text = f"no byte moved on {len(job.data_links)} connections between ranks for {duration(job.silent_s)}"
     return [Evidence(text, "tcp_info", host=job.data_links[0].rank.host)]
@@ -209,24 +221,25 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
         if unseen:
             fleet.lack(what, "not found where one could look, and these hosts were not (all) read", *unseen)
             continue
-        yield _missing(job, what)
+        yield _missing(job, what, fleet)
 
 
-def _missing(job: RunningJob, what: str) -> Finding:
+def _missing(job: RunningJob, what: str, fleet: Fleet) -> Finding:
     at = _where_missing(job)
+    killed = [line for host in fleet.hosts if host.name in (at or job.hosts) for line in _logged(host, job, _KILLED)]
     young = min((rank.process.age_s for rank in job.ranks.values()), default=0.0) < _YOUNG_S
     found = f"{len(job.ranks)} of WORLD_SIZE {job.world} ranks have a process on the {len(job.hosts)} hosts with any"
     proof = [Evidence(found, "/proc/*/environ", host=job.hosts[0])]
     for host, (wanted, have) in at.items():
         proof.append(Evidence(f"LOCAL_WORLD_SIZE={wanted}, {have} ranks found", "/proc/*/environ", host=host))
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
-    proof += [_quoted(link) for link in closed[:QUOTED]]
+    proof += [*killed[-QUOTED:], *(_quoted(link) for link in closed[:QUOTED])]
     where = f" on {few(sorted(at))}" if at else " on any host that was examined"
     verb = "have" if len(job.missing) > 1 else "has"
     return finding(
         "hang.rank-gone",
         Severity.FAIL,
-        f"{what} {verb} no process{where}{_others(job)}",
+        f"{what} {verb} no process{where}{': the kernel has killed for want of memory' * bool(killed)}{_others(job)}",
         [*proof, *_silence(job)],
         confidence=0.6 if young else 0.95 if at else 0.8,
         hosts=tuple(at) or job.hosts,
@@ -237,6 +250,24 @@ def _missing(job: RunningJob, what: str) -> Finding:
         ),
         explains=(WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind"),
     )  # fmt: skip
+
+
+_KILLED = ("Out of memory", "oom-kill", "Killed process")
+
+
+def _logged(host: Host, job: RunningJob, words: Sequence[str]) -> list[Evidence]:
+    """The lines of the host's kernel log with one of these words, since the job's ranks there were started."""
+    log = host.want(KernelLogFact)
+    ages = [rank.process.age_s for rank in job.ranks.values() if rank.host == host.name]
+    if log is None or log.uptime_s is None or not ages:
+        return []
+    since = log.uptime_s - max(ages)
+    lines = [line for line in log.lines if line.at_s is not None and line.at_s >= since]
+    return [
+        Evidence(line.text, f"{log.source}, {duration(log.uptime_s - (line.at_s or 0.0))} ago", host=host.name)
+        for line in lines
+        if any(word in line.text for word in words)
+    ]
 
 
 def _where_missing(job: RunningJob) -> dict[str, tuple[int, int]]:
@@ -318,22 +349,23 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
 
     By the Python stacks of all ranks at two moments: the few that are not in torch.distributed are who the others wait
     for: a checkpoint, an evaluation on rank 0 alone, a slow disk, an exception that was swallowed, a branch that only
-    some ranks take. Without stacks, the kernel function that each main thread sleeps in has to do. Where nothing proves
-    that the job stands (bytes move, or there is no connection to tell), it is a warning at most.
+    some ranks take. Without stacks, the kernel function that each main thread sleeps in has to do. Where something moves
+    nobody is accused. Where the others are only at one place together, which may be a call that waits for the GPU, and
+    nothing proves that the job stands, it is a warning.
     """
     for job in jobs_of(fleet):
         if job.moves:
             continue
+        explicit = job.stays and all(rank.now.kind in SURELY for rank in job.waiting)
         for rank in _elsewhere(job):
-            proved = job.stands and rank.stays
-            still = "" if rank.stays else ", and elsewhere before, but in no collective"
+            sure = (0.9 if rank.stays else 0.7) if job.stands else 0.75 if explicit and rank.stays else 0.45
             where = rank.now.user or rank.now.frame
             busy = (rank.cpu_s or 0.0) > BUSY_SHARE * job.interval_s
             idle = "computes" if busy else _idle_word(rank)
-            sure = 0.9 if proved else 0.7 if job.stands else 0.45
+            still = "" if rank.stays else ", and elsewhere before, but in no collective"
             yield finding(
                 "hang.elsewhere",
-                Severity.FAIL if job.stands else Severity.WARN,
+                Severity.WARN if sure < 0.5 else Severity.FAIL,
                 f"{rank.label} {idle} in {where}{still}{_others(job, rank)}",
                 [*_proof(rank), *_of_the_waiting(job), *_silence(job)],
                 confidence=min(sure, 0.6) if rank.now.kind == "asleep" else sure,
@@ -602,23 +634,10 @@ def _dumps(job: RunningJob, facts: Sequence[Job]) -> Told:
 
 def _ras(job: RunningJob, facts: Sequence[Job]) -> Told:
     """What two answers of one RAS service prove together: counts that rise are a job that works."""
-    for fact in facts:
-        answers = [answer for answer in fact.ras if answer.text]
-        if answers:
-            reports = [report for answer in answers for report in ras.read(_without_greeting(answer), answer.address)]
-            counts = reports[-1].counts if reports else {}
-            whole = {
-                name for name, functions in counts.items() if any(len(own) == job.world for own in functions.values())
-            }
-            return [(item, item.communicator in whole) for item in ras.conclude(reports)]
-    return []
-
-
-def _without_greeting(answer: RasAnswer) -> bytes:
-    """The report without the replies to the commands before it."""
-    lines = answer.text.splitlines(keepends=True)
-    start = next((at for at, line in enumerate(lines) if not line.startswith(("SERVER", "OK", "ERROR: Unk"))), 0)
-    return "".join(lines[start:]).encode()
+    reports = ras_reports(facts)
+    counts = reports[-1].counts if reports else {}
+    whole = {name for name, functions in counts.items() if any(len(own) == job.world for own in functions.values())}
+    return [(item, item.communicator in whole) for item in ras.conclude(reports)]
 
 
 @fleet_rule("job", "sys.host-oom.swapping", "sys.host-oom.killed-now")
@@ -652,3 +671,25 @@ def memory(fleet: Fleet) -> Iterator[Finding]:
                 hosts=(host,),
                 fixes=(Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head", host),),
             )
+
+
+@fleet_rule("job", "gpu.driver.xid.during-job", "sys.host-oom.killed")
+def kernel_log(fleet: Fleet) -> Iterator[Finding]:
+    """Since the job started, the kernels have logged no GPU error (Xid) and killed nothing for want of memory."""
+    fleet.every(KernelLogFact)
+    for job in jobs_of(fleet):
+        for host in fleet.hosts:
+            for id, words, what in (
+                ("gpu.driver.xid.during-job", ("Xid",), "GPU errors"),
+                ("sys.host-oom.killed", _KILLED, "processes killed for want of memory"),
+            ):
+                lines = _logged(host, job, words)
+                if lines:
+                    yield finding(
+                        id,
+                        Severity.WARN,
+                        f"since the job started the kernel has logged {what} ({len(lines)} lines)",
+                        lines[-QUOTED:],
+                        hosts=(host.name,),
+                        fixes=(Fix("judge them", f"nccl-doctor check -H {host.name} --stage gpu,system"),),
+                    )

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.facts.job import Connection, Frame, Job, Process, Reading
+from nccl_doctor.explain import ras
+from nccl_doctor.facts.job import Connection, Frame, Job, Process, RasAnswer, Reading
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.rules.engine import Fleet, Host
 
@@ -23,6 +24,9 @@ _C10D = (
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
+SURELY = ("collective", "store")
+HEARTBEAT_BYTES_PER_S = 2048  # on one connection
+CARRIED_BYTES = 64 << 20  # by all connections between ranks, ever: then data goes over them
 BUSY_SHARE = 0.5  # of one CPU between two readings: it computes, it does not sleep
 
 
@@ -89,6 +93,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     duplicates: tuple[Rank, ...]  # older processes that bear a number which another one bears
     links: tuple[Link, ...]
     interval_s: float
+    counts_rose: bool | None = None  # of the collectives that NCCL's RAS threads have counted; None: it told none
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -107,39 +112,61 @@ class RunningJob(msgspec.Struct, frozen=True):
 
     @property
     def moved_bytes(self) -> int | None:
-        """Bytes that moved between ranks from the first reading to the second; None where the kernel tells none."""
+        """Bytes that moved between ranks from the first reading to the second; None where the kernel tells none.
+
+        What moves on a connection no faster than heartbeats (NCCL's RAS threads, each second) is not counted.
+        """
         told = [link.connection.moved_bytes for link in self.data_links if link.connection.moved_bytes is not None]
-        return sum(told) if told else None
+        return sum(moved for moved in told if moved > HEARTBEAT_BYTES_PER_S * self.interval_s) if told else None
+
+    @property
+    def tcp_tells(self) -> bool:
+        """Whether what ranks say to each other goes over TCP, so that silence there is silence.
+
+        A rank with an open GPU or RDMA device may talk over NVLink, shared memory or InfiniBand; its connections then
+        carry the start's few kilobytes, unless NCCL has nothing better than sockets.
+        """
+        devices = {device for rank in self.ranks.values() for device in rank.process.devices}
+        carried = sum(link.connection.received_bytes or 0 for link in self.data_links)
+        return bool(self.data_links) and "rdma" not in devices and ("gpu" not in devices or carried > CARRIED_BYTES)
 
     @property
     def silent_s(self) -> float | None:
-        """For how long no byte has moved on any connection between ranks; None where the kernel does not tell."""
+        """For how long no byte has moved between ranks; None where the kernel does not tell, or TCP is not their way."""
         ago = [
             moment
             for link in self.data_links
             for moment in (link.connection.received_ago_ms, link.connection.sent_ago_ms)
             if moment is not None and (link.connection.acked_bytes or link.connection.received_bytes)
         ]
-        return min(ago) / 1000 if ago else None
+        return min(ago) / 1000 if ago and self.tcp_tells else None
 
     @property
     def waiting(self) -> list[Rank]:
         """The ranks that wait for others: in a collective or the store, or all at one place where most are."""
         ranks = list(self.ranks.values())
-        surely = [rank for rank in ranks if rank.now.kind in ("collective", "store")]
+        surely = [rank for rank in ranks if rank.now.kind in SURELY]
         places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep"))
         common = {place for place, count in places.items() if count > 1 and count * 2 > len(ranks)}
         return sorted([*surely, *(rank for rank in ranks if rank.now in common)], key=lambda rank: rank.number)
 
     @property
+    def stays(self) -> bool:
+        """Whether all who wait were in their places at both looks."""
+        return bool(self.waiting) and all(rank.stays for rank in self.waiting)
+
+    @property
     def stands(self) -> bool:
-        """Whether it is proved that nothing went on between the looks: no byte moved, and who waits stayed in its place."""
-        return self.moved_bytes == 0 and bool(self.waiting) and all(rank.stays for rank in self.waiting)
+        """Whether it is proved that nothing went on between the looks: who waits stayed in its place, and no byte
+        moved where all would have to, or NCCL's own counts did not rise."""
+        silent = self.tcp_tells and self.moved_bytes == 0
+        return self.stays and not self.moved_bytes and (silent or self.counts_rose is False)
 
     @property
     def moves(self) -> bool:
-        """Whether bytes moved between ranks, or a rank that waits did so elsewhere before."""
-        return bool(self.moved_bytes) or any(len(rank.looks) > 1 and not rank.stays for rank in self.waiting)
+        """Whether bytes moved between ranks, NCCL's counts rose, or a rank that waits was elsewhere before."""
+        arrived = any(len(rank.looks) > 1 and not rank.stays for rank in self.waiting)
+        return bool(self.moved_bytes or self.counts_rose) or arrived
 
 
 def first_of(process: Process, names: Iterable[str]) -> int | None:
@@ -216,8 +243,31 @@ def _build(id: str, world: int, members: list[tuple[str, Process]], known: Mappi
             duplicates.append(rank)
         else:
             ranks[number] = rank
-    interval_s = max(known[host].interval_s for host, _ in members)
-    return RunningJob(id, world, dict(sorted(ranks.items())), tuple(duplicates), _links(ranks.values()), interval_s)
+    facts = [known[host] for host in sorted({host for host, _ in members})]
+    interval_s = max(fact.interval_s for fact in facts)
+    ordered, links = dict(sorted(ranks.items())), _links(ranks.values())
+    return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, _counts_rose(ras_reports(facts)))
+
+
+def ras_reports(facts: Iterable[Job]) -> list[ras.Report]:
+    """What the RAS service of a job said, in order: any of its processes answers for all."""
+    for fact in facts:
+        answers = [answer for answer in fact.ras if answer.text]
+        if answers:
+            return [report for answer in answers for report in ras.read(_without_greeting(answer), answer.address)]
+    return []
+
+
+def _without_greeting(answer: RasAnswer) -> bytes:
+    """The report without the replies to the commands before it."""
+    lines = answer.text.splitlines(keepends=True)
+    start = next((at for at, line in enumerate(lines) if not line.startswith(("SERVER", "OK", "ERROR: Unk"))), 0)
+    return "".join(lines[start:]).encode()
+
+
+def _counts_rose(reports: list[ras.Report]) -> bool | None:
+    counted = [report.counts for report in reports if report.counts]
+    return counted[0] != counted[-1] if len(counted) > 1 else None
 
 
 def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:

@@ -78,14 +78,20 @@ def _connection(rank: int, peer: int, **more: Any) -> dict[str, Any]:
     return {"local": end(rank, peer), "peer": end(peer, rank), "state": "ESTABLISHED", **quiet, **more}
 
 
-def bundle(*processes: dict[str, Any], job: str = "", **facts: Any) -> Bundle:
+def bundle(*processes: dict[str, Any], job: str = "", kernel: tuple[str, ...] = (), **facts: Any) -> Bundle:
     """The hosts gpu01 (ranks 0 and 1) and gpu02 (ranks 2 and 3) with these processes."""
     hosts = []
     for number, name in enumerate(("gpu01", "gpu02")):
         own = [item for item in processes if int(item["environment"].get("RANK", 0)) // 2 == number]
         data = {"interval_s": 3.0, "processes": own, **facts}
         reach = Reach(ReachOutcome.OK)
-        hosts.append(HostFacts(name, reach, {"job": ProbeResult(Outcome.OK, json.loads(json.dumps(data)))}))
+        lines = [{"text": line, "at_s": 9_500.0} for line in kernel]
+        log = {"source": "/dev/kmsg", "uptime_s": 10_000.0, "lines": lines if name == "gpu02" else []}
+        told = {
+            "job": ProbeResult(Outcome.OK, json.loads(json.dumps(data))),
+            "kernel_log": ProbeResult(Outcome.OK, log),
+        }
+        hosts.append(HostFacts(name, reach, told))
     return Bundle(1, "test", "2026-11-21T00:00:00+00:00", Plan(stages=(JOB,), job=job), tuple(hosts))
 
 
@@ -139,7 +145,7 @@ def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda ranks: ranks[0]["connections"][0].update(moved_bytes=4096),
+        lambda ranks: ranks[0]["connections"][0].update(moved_bytes=65536),
         lambda ranks: ranks[1].update(stacks=[stacks(REDUCE), stacks(BARRIER)]),
     ],
     ids=["bytes moved", "a waiting rank was elsewhere before"],
@@ -152,11 +158,44 @@ def test_where_something_moves_nobody_is_accused(spoil: Callable[[Any], None]) -
     assert "no proof" in answer.sentence
 
 
-def test_without_a_connection_to_tell_it_is_a_warning_at_most() -> None:
-    ranks = [process(rank, OWN if rank == 3 else BARRIER, connections=[]) for rank in range(4)]
+SYNC = [
+    ("step", "/job/train.py", 22),
+    ("<module>", "/job/train.py", 40),
+]  # perhaps loss.item(), which waits for the GPU
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda item: item.update(connections=[]),
+        lambda item: item.update(devices=["gpu"]),  # NVLink, shared memory: its connections are the start's
+        lambda item: item.update(devices=["gpu", "rdma"]),
+    ],
+    ids=["no connection", "gpu", "rdma"],
+)
+def test_where_tcp_is_not_the_ranks_way_its_silence_proves_nothing(way: Callable[[Any], None]) -> None:
+    ranks = [process(rank, OWN if rank == 3 else SYNC) for rank in range(4)]
+    for item in ranks:
+        way(item)
     answer = examine(bundle(*ranks))
     assert answer.verdict == "not-known" and int(answer.exit_code) == 4
-    assert {item.id: item.severity.value for item in answer.report.causes}["hang.elsewhere"] == "warn"
+    (found,) = [item for item in answer.report.causes if item.id == "hang.elsewhere"]
+    assert found.severity.value == "warn" and blamed(found) == [("gpu02", 3)]
+    assert "no byte moved" not in " ".join(item.text for item in found.evidence)
+    for item in ranks[:3]:  # who is in a call of torch.distributed waits for others, whatever the way
+        item["stacks"] = [stacks(BARRIER)] * 2
+    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
+    assert examine(bundle(*ranks[:3], process(3, connections=[], devices=["gpu"]))).verdict == "not-known"
+
+
+def test_heartbeats_are_no_movement_and_sockets_that_carried_much_tell_of_gpus_too() -> None:
+    ranks = four(r3=process(3, OWN))
+    ranks[0]["connections"][0].update(moved_bytes=600)  # NCCL's RAS threads, in 3 s
+    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
+    for item in ranks:
+        item["devices"] = ["gpu"]
+        item["connections"] = [{**one, "received_bytes": 1 << 30} for one in item["connections"]]
+    assert first(examine(bundle(*ranks))).confidence == 0.9
 
 
 def test_a_rank_without_a_process_is_gone_where_its_host_has_fewer_than_it_says() -> None:
@@ -256,7 +295,7 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     assert found.id == "hang.behind" and blamed(found) == [("gpu02", 2)] and "89" in found.evidence[0].text
     assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
     alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
-    assert alive.verdict == "stands" and [item.id for item in alive.report.causes] == ["hang.waiting"]
+    assert alive.verdict == "moves" and not alive.report.causes
 
 
 @pytest.mark.parametrize(
@@ -282,6 +321,20 @@ def test_a_host_that_swaps_or_kills_is_told() -> None:
     assert {item.id for item in answer.report.causes if item.id.startswith("sys")} == {"sys.host-oom.swapping"}
     killing = first(examine(bundle(*four()[:3], memory=[before, {**before, "oom_kill": 2}])))
     assert killing.id == "sys.host-oom.killed-now" and "oom_kill 1 -> 2" in killing.evidence[0].text
+
+
+def test_what_the_kernel_has_logged_since_the_job_started_is_quoted() -> None:
+    oom, xid = (
+        "Out of memory: Killed process 103 (python)",
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    )
+    found = first(examine(bundle(*four()[:3], kernel=(oom, xid))))
+    assert found.id == "hang.rank-gone" and "the kernel has killed for want of memory" in found.title
+    assert any(item.text == oom and item.source == "/dev/kmsg, 8 min ago" for item in found.evidence)
+    answer = examine(bundle(*four(), kernel=(oom, xid)))
+    assert {item.id for item in answer.report.causes} >= {"gpu.driver.xid.during-job", "sys.host-oom.killed"}
+    young = [{**item, "age_s": 400.0} for item in four()]
+    assert [item.id for item in examine(bundle(*young, kernel=(oom, xid))).report.causes] == ["hang.waiting"]
 
 
 def test_all_wait_and_nobody_stands_out() -> None:

@@ -21,10 +21,10 @@ CHILDREN_STACKS = 64
 THREADS_TOLD = 6  # beside the main thread: those that run, or are stuck in the kernel
 ENVIRON_LIMIT = 1 << 20
 DUMP_LIMIT = 4 << 20  # bytes of one flight-recorder dump, and
-DUMPS_LIMIT = 10 << 20  # of all of a host's, packed
+DUMPS_LIMIT = 5 << 20  # of all of a host's, packed: a reply has 16 MiB
 RAS_PORT = 28028
 RAS_LIMIT_S = 6.0
-RAS_BYTES = 4 << 20
+RAS_BYTES = 2 << 20
 
 # No other variable of a process leaves the host.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -88,7 +88,8 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
     pids = [process["pid"] for process in found]
     ranks = [process["pid"] for process in found if process["role"] == "rank"]
     children = [process["pid"] for process in found if process["role"] == "child"][:CHILDREN_STACKS]
-    inodes = {pid: _inodes(pid) for pid in ranks}
+    opened = {pid: _opened(pid) for pid in ranks}
+    inodes = {pid: _inodes(links) for pid, links in opened.items()}
     started = time.monotonic()
     first = _look(pids, inodes, program, ranks)
     interval_s = float(arguments.get("interval_s", INTERVAL_S)) if ranks else 0.0
@@ -98,6 +99,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         process["readings"] = [look["processes"].get(process["pid"]) for look in (first, second)]
         process["stacks"] = [look["stacks"].get(process["pid"]) for look in (first, second)]
         process["connections"] = _connections(process["pid"], first, second)
+        process["devices"] = _devices(opened.get(process["pid"], []))
     dumps, dump_problems = _dumps(found)
     return {
         "uid": os.geteuid(),
@@ -338,10 +340,20 @@ def _link(absolute: str) -> str:
 # --- connections
 
 
-def _inodes(pid: int) -> Set[int]:
-    """The inodes of the sockets that a process holds."""
-    links = (_link("/proc/%d/fd/%s" % (pid, name)) for name in listed("/proc/%d/fd" % pid))
+def _opened(pid: int) -> List[str]:
+    """What a process's descriptors lead to."""
+    return [_link("/proc/%d/fd/%s" % (pid, name)) for name in listed("/proc/%d/fd" % pid)]
+
+
+def _inodes(links: List[str]) -> Set[int]:
+    """The inodes of the sockets among them."""
     return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
+
+
+def _devices(links: List[str]) -> List[str]:
+    """Which kinds of devices that ranks talk through are among them: then TCP is not their only way."""
+    kinds = (("gpu", "/dev/nvidia"), ("rdma", "/dev/infiniband/uverbs"))
+    return [kind for kind, prefix in kinds if any(link.startswith(prefix) for link in links)]
 
 
 def _tables(inodes: Dict[int, Set[int]]) -> Dict[int, Dict[int, Dict[str, Any]]]:
