@@ -22,12 +22,34 @@ _HEAD = {
 }
 
 
+_DOING = {
+    "stopped": "stopped",
+    "traced": "held by a debugger",
+    "ended": "ended",
+    "kernel": "stuck in the kernel",
+    "collective": "in",
+    "store": "wait for others in",
+    "loader": "wait for a DataLoader worker",
+    "saving": "write a checkpoint",
+    "loading": "load a file",
+    "importing": "import modules",
+    "backward": "in backward",
+    "gpu": "wait for the GPU",
+    "own": "in own code",
+    "asleep": "asleep",
+    "running": "running",
+    "unknown": "not known",
+}
+
+
 def render(answer: Hang, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
     """Print the answer. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
     word, style = _HEAD[answer.verdict]
     verdict = Text(word, style).append(f": {visible(answer.sentence)}.", "bold")
     console.print(verdict)
     if answer.verdict in ("several-jobs", "no-job"):
+        if answer.verdict == "no-job":
+            report_console.body(answer.report, console, verbose)
         for job in answer.jobs:
             console.print(Text(f"  --job {visible(job.id):<32} {_told(job)}"), soft_wrap=True)
     else:
@@ -55,10 +77,10 @@ def _groups(rows: tuple[RankRow, ...], verbose: bool) -> list[Text]:
     lines = []
     for (doing, where, state), members in sorted(grouped.items(), key=lambda item: -len(item[1])):
         who = f"{ranges(row.rank for row in members)} on {fold(row.host for row in members)}"
+        kind, _, name = doing.partition(" ")
+        told = visible(f"{_DOING.get(kind, kind)} {name}".rstrip())
         place = f" at {visible(where)}" if where else ""
-        line = Text(f"{'ranks':<13}", "cyan").append(
-            f"{visible(who)}: {visible(doing)}{place} (state {state or 'gone'})"
-        )
+        line = Text(f"{'ranks':<13}", "cyan").append(f"{visible(who)}: {told}{place} (state {state or 'gone'})")
         if verbose or len(members) == 1:
             line.append("   pid " + ", ".join(str(row.pid) for row in members), "dim")
         lines.append(line)

@@ -108,7 +108,7 @@ def _look(rank: Rank, pid: int = 0) -> Fix:
     return Fix("see where it stands", f"sudo {_STACK} {pid or rank.process.pid}", rank.host)
 
 
-def _first(reading: Reading | None) -> str:
+def _state(reading: Reading | None) -> str:
     return reading.state if reading else ""
 
 
@@ -143,7 +143,7 @@ def _is_idle(process: Process) -> bool:
 def _elsewhere(job: RunningJob) -> list[Rank]:
     """Ranks that do something else, at both looks, while at least as many wait for them."""
     waiting = {rank.number for rank in job.waiting}
-    reasons = ("own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep")
+    reasons = ("own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running")
     away = [
         rank
         for rank in job.ranks.values()
@@ -167,7 +167,7 @@ def stopped(fleet: Fleet) -> Iterator[Finding]:
         for rank in job.ranks.values():
             for process in (rank.process, *rank.children):
                 reading = process.readings[-1]
-                kind = {"T": "stopped", "t": "traced"}.get(_first(reading), "")
+                kind = {"T": "stopped", "t": "traced"}.get(_state(reading), "")
                 if not kind or reading is None or (process is not rank.process and rank.now.kind != "loader"):
                     continue
                 who = rank.label if process is rank.process else f"the DataLoader worker {process.pid} of {rank.label}"
@@ -281,6 +281,25 @@ def _where_missing(job: RunningJob) -> dict[str, tuple[int, int]]:
     return {host: (wanted[host], len(ranks)) for host, ranks in by_host.items() if wanted[host] > len(ranks)}
 
 
+@fleet_rule("job", "hang.leftover")
+def leftovers(fleet: Fleet) -> Iterator[Finding]:
+    """No two processes are the same rank of a job: the older one is left over, and may hold its port and its GPU."""
+    for job in jobs_of(fleet):
+        for old in job.duplicates:
+            new = job.ranks[old.number]
+            yield finding(
+                "hang.leftover",
+                Severity.WARN,
+                f"{old.label} is {duration(old.process.age_s)} old, and pid {new.process.pid} on {new.host}, "
+                f"{duration(new.process.age_s)} old, is the same rank",
+                [*_proof(old), *_proof(new)[:1]],
+                places=_places([old]),
+                fixes=(
+                    Fix("if it is left over from an earlier start", f"kill {old.process.pid}", old.host, risky=True),
+                ),
+            )
+
+
 @fleet_rule("job", "hang.kernel-wait")
 def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
     """No rank is stuck in the kernel (state D at both readings): a dead NFS or Lustre server, a failing disk, a driver.
@@ -326,7 +345,7 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
     """
     for job in jobs_of(fleet):
         for rank in job.ranks.values():
-            workers = [child for child in _stuck_workers(rank) if _first(child.readings[-1]) not in ("T", "t")]
+            workers = [child for child in _stuck_workers(rank) if _state(child.readings[-1]) not in ("T", "t")]
             if not workers or job.moved_bytes or not rank.stays:
                 continue
             doing = looks(workers[0])[-1]
@@ -360,7 +379,7 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
         for rank in _elsewhere(job):
             sure = (0.9 if rank.stays else 0.7) if job.stands else 0.75 if explicit and rank.stays else 0.45
             where = rank.now.user or rank.now.frame
-            busy = (rank.cpu_s or 0.0) > BUSY_SHARE * job.interval_s
+            busy = (rank.cpu_s or 0.0) > BUSY_SHARE * job.interval_s or _state(rank.process.readings[-1]) == "R"
             idle = "computes" if busy else _idle_word(rank)
             still = "" if rank.stays else ", and elsewhere before, but in no collective"
             yield finding(
@@ -368,7 +387,7 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
                 Severity.WARN if sure < 0.5 else Severity.FAIL,
                 f"{rank.label} {idle} in {where}{still}{_others(job, rank)}",
                 [*_proof(rank), *_of_the_waiting(job), *_silence(job)],
-                confidence=min(sure, 0.6) if rank.now.kind == "asleep" else sure,
+                confidence=min(sure, 0.6) if rank.now.kind in ("asleep", "running") else sure,
                 places=_places([rank]),
                 fixes=(
                     _look(rank),
@@ -403,7 +422,13 @@ def _of_the_waiting(job: RunningJob) -> list[Evidence]:
     first = next((rank for rank in job.waiting if rank.now.frame), None)
     if first is None:
         return []
-    return [Evidence(first.now.frame, "py-spy dump", host=first.host, rank=first.number)]
+    return [_place_of(first)]
+
+
+def _place_of(rank: Rank) -> Evidence:
+    """Where a rank is, and how that is known."""
+    source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
+    return Evidence(rank.now.frame, source, host=rank.host, rank=rank.number)
 
 
 @fleet_rule("job", "app.collective-mismatch")
@@ -547,12 +572,12 @@ def waiting(fleet: Fleet) -> Iterator[Finding]:
             for doing, ranks in grouped.items():
                 place = f" ({doing.user})" if doing.user and doing.user != doing.frame else ""
                 verb = "wait" if len(ranks) > 1 else "waits"
-                what = doing.name if doing.kind in ("collective", "store") else f"at {doing.frame}"
+                what = doing.name if doing.kind in SURELY else f"at {doing.frame}"
                 yield finding(
                     WAITING,
                     Severity.WARN,
                     f"{_ranks(ranks)} {verb} {'in ' if doing.name else ''}{what}{place}",
-                    [*(Evidence(rank.now.frame, "py-spy dump", host=rank.host, rank=rank.number) for rank in ranks[:QUOTED]),
+                    [*map(_place_of, ranks[:QUOTED]),
                      *_silence(job)],
                     places=_places(ranks),
                     fixes=(Fix("look again in a minute: a rank that is late will have come", "nccl-doctor hang"),),

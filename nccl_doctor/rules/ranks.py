@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from nccl_doctor.explain import ras
-from nccl_doctor.facts.job import Connection, Frame, Job, Process, RasAnswer, Reading
+from nccl_doctor.facts.job import Connection, Frame, Job, Process, RasAnswer, Reading, Thread
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.rules.engine import Fleet, Host
 
@@ -35,7 +35,7 @@ class Doing(msgspec.Struct, frozen=True):
 
     ``kind``: ``stopped``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
     DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
-    a stack, ``asleep`` (in the kernel function ``frame``) or ``unknown``. ``name`` is the collective's, ``frame`` quotes
+    a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or ``unknown``. ``name`` is the collective's, ``frame`` quotes
     where, ``user`` is the innermost line of the user's own code.
     """
 
@@ -146,7 +146,7 @@ class RunningJob(msgspec.Struct, frozen=True):
         """The ranks that wait for others: in a collective or the store, or all at one place where most are."""
         ranks = list(self.ranks.values())
         surely = [rank for rank in ranks if rank.now.kind in SURELY]
-        places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep"))
+        places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep", "running"))
         common = {place for place, count in places.items() if count > 1 and count * 2 > len(ranks)}
         return sorted([*surely, *(rank for rank in ranks if rank.now in common)], key=lambda rank: rank.number)
 
@@ -230,23 +230,35 @@ def _key(host: str, process: Process) -> str:
 
 
 def _build(id: str, world: int, members: list[tuple[str, Process]], known: Mapping[str, Job]) -> RunningJob:
-    ranks: dict[int, Rank] = {}
-    duplicates: list[Rank] = []
-    for host, process in sorted(members, key=lambda item: (item[1].age_s, item[0], item[1].pid)):
+    by_number: dict[int, list[Rank]] = defaultdict(list)
+    for host, process in members:
         children = tuple(
             child for child in known[host].processes if child.role == "child" and child.rank_pid == process.pid
         )
         number = first_of(process, _RANK)
         assert number is not None
-        rank = Rank(number, host, process, looks(process), children)
-        if number in ranks:
-            duplicates.append(rank)
-        else:
-            ranks[number] = rank
+        by_number[number].append(Rank(number, host, process, looks(process), children))
+    ranks: dict[int, Rank] = {}
+    duplicates: list[Rank] = []
+    for number, claimants in by_number.items():
+        ranks[number], *others = _without_helpers(claimants)
+        duplicates += others
     facts = [known[host] for host in sorted({host for host, _ in members})]
     interval_s = max(fact.interval_s for fact in facts)
     ordered, links = dict(sorted(ranks.items())), _links(ranks.values())
     return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, _counts_rose(ras_reports(facts)))
+
+
+def _without_helpers(claimants: list[Rank]) -> list[Rank]:
+    """The processes that may be this rank, youngest first.
+
+    What a rank started and let go of (a logger's service) has its variables too: it is small beside the rank.
+    """
+    memory = {
+        rank.process.pid: reading.resident_bytes if (reading := rank.process.readings[0]) else 0 for rank in claimants
+    }
+    large = [rank for rank in claimants if memory[rank.process.pid] * 4 >= max(memory.values())]
+    return sorted(large, key=lambda rank: (rank.process.age_s, rank.host, rank.process.pid))
 
 
 def ras_reports(facts: Iterable[Job]) -> list[ras.Report]:
@@ -315,12 +327,18 @@ def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
         "kernel" if reading.main and reading.main.state == "D" else ""
     )
     kind, name, frame = _in_python(frames)
-    if not frames and not kernel and reading.main and reading.main.waits_in:
-        return Doing("asleep", "", f"the kernel's {reading.main.waits_in}")
+    if not frames and not kernel and reading.main:
+        return _without_stack(reading.main)
     if kernel:
         place = reading.main.waits_in if reading.main and kernel == "kernel" else ""
         return Doing(kernel, place, str(frame) if frame else "", user)
     return Doing(kind, name, str(frame) if frame else "", user)
+
+
+def _without_stack(main: Thread) -> Doing:
+    if main.state == "R":
+        return Doing("running", "", "the processor")
+    return Doing("asleep", "", f"the kernel's {main.waits_in}") if main.waits_in else Doing("unknown")
 
 
 def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:

@@ -140,6 +140,9 @@ def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
     found = first(examine(bundle(*ranks, no_stacks="left out")))
     assert found.id == "hang.elsewhere" and blamed(found) == [("gpu01", 1)] and found.confidence <= 0.6
     assert "write /ckpt/last.pt" in found.evidence[0].text
+    ranks[1]["readings"] = [reading("R", waits_in=""), reading("R", 1.1, waits_in="")]
+    found = first(examine(bundle(*ranks, no_stacks="left out")))
+    assert found.id == "hang.elsewhere" and "computes" in found.title and found.confidence <= 0.6
 
 
 @pytest.mark.parametrize(
@@ -335,6 +338,19 @@ def test_what_the_kernel_has_logged_since_the_job_started_is_quoted() -> None:
     assert {item.id for item in answer.report.causes} >= {"gpu.driver.xid.during-job", "sys.host-oom.killed"}
     young = [{**item, "age_s": 400.0} for item in four()]
     assert [item.id for item in examine(bundle(*young, kernel=(oom, xid))).report.causes] == ["hang.waiting"]
+
+
+def test_an_older_process_of_the_same_rank_is_left_over_and_a_small_one_is_a_helper() -> None:
+    def second(pid: int, age_s: float, resident_bytes: int) -> dict[str, Any]:
+        more = {"pid": pid, "start_ticks": pid, "age_s": age_s, "connections": []}
+        return {**process(1, OWN), **more, "readings": [reading(resident_bytes=resident_bytes)] * 2}
+
+    ranks = four(r1=process(1, readings=[reading(resident_bytes=4 << 30)] * 2))
+    answer = examine(bundle(*ranks, second(77, 9000.0, 3 << 30), second(78, 20.0, 50 << 20)))
+    assert {item.id for item in answer.report.causes} == {"hang.waiting", "hang.leftover"}
+    found = next(item for item in answer.report.causes if item.id == "hang.leftover")
+    assert "rank 1 (pid 77)" in found.title and "pid 101 on gpu01" in found.title
+    assert [row.pid for row in answer.ranks] == [100, 101, 102, 103]
 
 
 def test_all_wait_and_nobody_stands_out() -> None:
