@@ -108,7 +108,7 @@ class Case:
 
     @functools.cached_property
     def _seen(self) -> list[Signature]:
-        return [signature for name, signature in self.signatures.items() if self.has(name)]
+        return [self.signatures[name] for name in sorted(self.summary.groups) if name in self.signatures]
 
     @functools.cached_property
     def tail(self) -> list[Hit]:

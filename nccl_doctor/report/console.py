@@ -221,7 +221,7 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
                 notes.setdefault(item.title, []).append(item)
         for title, items in notes.items():
             on = {host for item in items for host in item.hosts}
-            untold = 0 < len(on) < len(report.hosts) and not any(host in title for host in on)
+            untold = 0 < len(on) < len(report.reached) and not any(host in title for host in on)
             where = f" ({fold(on)})" if len(items) > 1 or untold else ""
             yield "note", "cyan", Text(visible(title + where))
     for text in not_checked(report, verbose):

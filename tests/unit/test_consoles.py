@@ -97,7 +97,7 @@ def test_a_check() -> None:
         "  passed       ports, software, gpu, topology, infiniband",
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
-        "  not checked  carriers on gpu[01-03]: not collected",
+        "  not checked  carriers, limit on address space, limit on file size on gpu[01-03]: not collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
         "               known",
         "  not checked  time of look-ups on gpu[01-03]: not measured",

@@ -225,8 +225,8 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
         return
     for hit in case.hits("nccl-trail")[:1]:
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
-        for place, cause in enumerate(causes):
-            yield Candidate(cause, 0.3 - 0.02 * place, phrase, [hit], ranks_of([hit]))
+        for at, cause in enumerate(causes):
+            yield Candidate(cause, 0.3 - 0.02 * at, phrase, [hit], ranks_of([hit]))
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
@@ -388,6 +388,17 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
         if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"
             yield Candidate("app.straggler-timeout", 0.28, title, hits, vague=True)
+
+
+@diagnosis
+def experts_wait(case: Case) -> Iterable[Candidate]:
+    """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,
+    IBGDA) delivers nothing. The logs of the rank that does not speak, and NVSHMEM_DEBUG=INFO, would tell."""
+    hits = case.hits("deepep-timeout")
+    between = any("RDMA" in hit.text for hit in hits)
+    causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
+    for at, cause in enumerate(causes if hits else ()):
+        yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {

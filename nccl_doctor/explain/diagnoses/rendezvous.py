@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
@@ -77,12 +76,11 @@ def members_missing(case: Case) -> Iterable[Candidate]:
     """Lightning's processes say which of how many they are: some are missing, and where others are there twice, every
     node counts itself as the first (the launcher starts one process per node, or does not tell the node's number)."""
     said = case.hits("lightning-member")
-    by_rank = Counter(hit.groups["rank"] for hit in said)
-    missing = int(said[0].groups["world"]) - len(by_rank) if said else 0
-    if missing < 1 or case.has("progress", "nccl-init-complete"):
+    ranks = {hit.groups["rank"] for hit in said}
+    if not said or len(ranks) >= int(said[0].groups["world"]) or case.has("progress", "nccl-init-complete"):
         return
-    twice = min(by_rank.values()) > 1
-    title = f"{len(by_rank)} of {said[0].groups['world']} ranks were started{', each of them more than once' * twice}"
+    twice = case.count("lightning-member") >= 2 * len(ranks)
+    title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', each of them more than once' * twice}"
     yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said)
 
 

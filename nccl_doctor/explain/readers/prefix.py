@@ -81,6 +81,11 @@ _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
     r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
 )
+# What Python's loggers put behind the time: " - name - LEVEL - " (or the other way round), " | LEVEL | name:function:88 - ".
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_BEHIND_TIME = re.compile(
+    rf"- (?:[\w./:-]{{1,60}} - {_LEVEL}|{_LEVEL} - [\w./:-]{{1,60}}) - |\| {_LEVEL} {{0,5}}\| [\w.:<>-]{{1,160}} - "
+)
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>-?\d+)\] ")
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
 _NOT_HOSTS = frozenset(
@@ -258,6 +263,9 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             line.task = int(found.group("task"))
             return found.end(), f"t{line.task}"
         return None
+    if char in "-|":
+        found = _BEHIND_TIME.match(text, at) if line.when else None
+        return (found.end(), "") if found else None
     if char == "[":
         return _bracket(line, text, at)
     if char == "(":

@@ -63,7 +63,9 @@ class Tracebacks:
         self._leads = records.Leads()
         self._open: dict[str, _Open] = {}  # by process
         self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
-        self._told: dict[str, int] = {}  # process -> its last exception, whose message may go on
+        self._told: dict[
+            str, tuple[int, str]
+        ] = {}  # process -> its last exception, whose message may go on; its indent
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
 
     def reading(self) -> bool:
@@ -87,8 +89,9 @@ class Tracebacks:
             self._inside(block, key, said)
             return
         if key in self._ended:
-            if key in self._told and body[:1] in " \t" and body.strip():
-                self._goes_on(self._told[key], said)
+            index, indent = self._told.get(key, (-1, ""))
+            if index >= 0 and body.removeprefix(indent)[:1] in " \t" and body.strip():
+                self._goes_on(index, said)
             elif body.strip():
                 self._ended.discard(key)
         elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
@@ -140,7 +143,7 @@ class Tracebacks:
         if found and (_STANDALONE.match(body.strip()) or _looks_like_exception(found.group(1), found.group(2))):
             del self._open[key]
             self._record(block, found.group(1), found.group(2) or "", said)
-            self._told[key] = len(self._found) - 1
+            self._told[key] = len(self._found) - 1, block.indent
             self._ended.add(key)  # the next line may say that this exception led to another
         elif block.lines > FRAMELESS and not block.frames:
             self._cut(key)

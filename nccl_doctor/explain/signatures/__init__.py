@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.template import Template
 
 Guard = Callable[[dict[str, str], str], bool]
@@ -53,7 +54,7 @@ class Signature(msgspec.Struct, frozen=True):
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
         for template in self.templates if templates is None else templates:
             groups = template.match(line)
-            if groups is not None and (self.where is None or self.where(groups, line)):
+            if groups is not None and (self.where is None or self.where(groups, prefix.parse(line).body)):
                 return groups
         return None
 

@@ -32,6 +32,7 @@ says(
     "master-refused",
     "client socket has failed to connect to [{host}]:{port:int} (errno: {errno:int} - {error})",
     "failed to connect to [{host}]:{port:int} (errno: {errno:int}",
+    "failed to connect to [{host}]:{port:int} (system error",
     "TCP client failed to connect/validate to host {host}:{port:int} - retrying",
     role=Role.SYMPTOM,
     cause="net.master-unreachable",

@@ -57,6 +57,13 @@ says(
     why="torch's watchdog throws this exception when a collective runs into its time-out.",
 )
 says(
+    "deepep-timeout",
+    "DeepEP {what}timeout",
+    role=S,
+    fold="DeepEP waits for other ranks in vain",
+    why="A kernel of DeepEP (or its host side) got no tokens from a peer in time; each rank that waits says so.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",

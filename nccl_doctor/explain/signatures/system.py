@@ -177,7 +177,9 @@ says(
     strength=0.28,
     title="the shell says that the process was killed (SIGKILL): the memory limit, or somebody",
     why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
-    where=lambda groups, line: bool(re.search(r"(?:^|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$", line)),
+    where=lambda groups, line: bool(
+        re.search(r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$", line)
+    ),
     wake=("Killed",),
 )
 
@@ -327,8 +329,6 @@ says(
     "node.kubernetes.io/unreachable",
     "node.kubernetes.io/not-ready",
     "the node is down",
-    "lost communication with a remote daemon",
-    "has lost communication with",
     "not responding, setting DOWN",
     "not responding, setting to DOWN",
     "NOT_RESPONDING",
@@ -355,6 +355,14 @@ says(
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
 
+says(
+    "mpi-daemon-lost",
+    "has lost communication with a remote daemon",
+    cause="sys.node-failure",
+    strength=0.48,
+    title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
+    why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
+)
 says(
     "oom-more",
     "killed due to memory pressure (OOM)",
