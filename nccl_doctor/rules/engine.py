@@ -89,15 +89,8 @@ class Host:
 class Fleet:
     """All reached hosts, as fleet rules see them."""
 
-    def __init__(
-        self,
-        hosts: tuple[Host, ...],
-        plan: Plan,
-        derived: dict[Any, Any] | None = None,
-        unreached: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, hosts: tuple[Host, ...], plan: Plan, derived: dict[Any, Any] | None = None) -> None:
         self.hosts = hosts
-        self.unreached = unreached  # named, and without an agent: nothing is known of them
         self.plan = plan
         self.missing: dict[tuple[str, str], list[str]] = {}
         self.derived = {} if derived is None else derived
@@ -236,9 +229,10 @@ def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
 
-def _run_per_fleet(rule: Rule, fleet: Fleet) -> RuleResult:
+def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dict[Any, Any]) -> RuleResult:
     assert rule.per_fleet is not None
-    names = tuple(host.name for host in fleet.hosts)
+    fleet = Fleet(hosts, plan, derived)
+    names = tuple(host.name for host in hosts)
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
     try:
@@ -275,14 +269,13 @@ def run(
     """
     hosts = reached(bundle) if hosts is None else hosts
     derived = {} if derived is None else derived
-    unreached = tuple(facts.name for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK)
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue
         if rule.per_host is not None:
             result = _run_per_host(rule, hosts, bundle.plan)
         else:
-            result = _run_per_fleet(rule, Fleet(hosts, bundle.plan, derived, unreached))
+            result = _run_per_fleet(rule, hosts, bundle.plan, derived)
         yield _with_stage(result)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nccl_doctor.explain import flight_recorder, ras
 from nccl_doctor.explain.model import Proof
@@ -57,7 +57,7 @@ def _others(job: RunningJob, *ranks: Rank) -> str:
     return f"; {count} other rank{'s wait' if count > 1 else ' waits'} in {name}{rest}"
 
 
-def state_of(process: Process, *, source: str = "") -> str:
+def state_of(process: Process) -> str:
     """The readings of a process in one line: state, kernel function, file, CPU time."""
     reading = process.readings[-1]
     if reading is None:
@@ -113,10 +113,6 @@ def _state(reading: Reading | None) -> str:
 
 
 # --- one reason for each rank, the strongest
-
-
-def _kernel(rank: Rank) -> bool:
-    return len(rank.looks) > 1 and all(look.kind == "kernel" for look in rank.looks)
 
 
 def _stuck_workers(rank: Rank) -> list[Process]:
@@ -191,65 +187,86 @@ def stopped(fleet: Fleet) -> Iterator[Finding]:
                 )
 
 
-@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.zombie")
+_GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind")
+
+
+@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.host")
 def gone(fleet: Fleet) -> Iterator[Finding]:
     """Every rank of the world (``WORLD_SIZE``) has a process.
 
     A rank that died without its launcher's notice (killed for want of memory, a segmentation fault under ``srun
-    --no-kill``, a container that ended) leaves the others in a collective until their time-out. Where not all hosts
-    could be read, a rank that was not found is unknown.
+    --no-kill``, a container that ended) leaves the others in a collective until their time-out. It is gone where other
+    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``). A host without any rank is told where
+    the job is known to need one more. All others that were not found are unknown: their hosts were not named, or not read.
     """
-    refused = {name: fact.refused.count for name, fact in fleet.every(Job).items() if fact.refused.count}
+    fleet.every(Job)
     for job in jobs_of(fleet):
-        ended = [rank for rank in job.ranks.values() if rank.now.kind == "ended"]
-        for rank in ended:
-            yield finding(
-                "hang.rank-gone.zombie",
-                Severity.FAIL,
-                f"{rank.label} has ended and its parent has not noticed{_others(job, rank)}",
-                _proof(rank),
-                places=_places([rank]),
-                fixes=(
-                    Fix("read its last words; its parent", f"ps -o pid,stat,args -p {rank.process.parent}", rank.host),
-                ),
-                explains=(WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind"),
+        for rank in job.ranks.values():
+            if rank.now.kind == "ended":
+                yield finding(
+                    "hang.rank-gone.ended", Severity.FAIL, f"{rank.label} has ended{_others(job, rank)}", _proof(rank),
+                    places=_places([rank]),
+                    fixes=(Fix("its last words: that rank's log", "nccl-doctor explain logs/"),),
+                    explains=_GONE,
+                )  # fmt: skip
+        at = job.gone
+        for host, numbers in at.items():
+            yield _missing(job, host, numbers, fleet)
+        rest = sorted(set(job.missing).difference(*at.values()))
+        if not rest:
+            continue
+        idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in job.hosts]
+        if job.hosts_wanted > len(job.hosts) and idle and len(idle) <= job.hosts_wanted - len(job.hosts):
+            yield _empty_hosts(job, idle, rest)
+        else:
+            fleet.lack(
+                f"ranks {ranges(rest)} of job {job.id}", "on hosts that were not named, or not (all) read", *job.hosts
             )
-        if not job.missing:
-            continue
-        what = f"rank{'s' if len(job.missing) > 1 else ''} {ranges(job.missing)} of job {job.id}"
-        unseen = [*refused, *fleet.unreached, *(host for hosts in fleet.missing.values() for host in hosts)]
-        if unseen:
-            fleet.lack(what, "not found where one could look, and these hosts were not (all) read", *unseen)
-            continue
-        yield _missing(job, what, fleet)
 
 
-def _missing(job: RunningJob, what: str, fleet: Fleet) -> Finding:
-    at = _where_missing(job)
-    killed = [line for host in fleet.hosts if host.name in (at or job.hosts) for line in _logged(host, job, _KILLED)]
-    young = min((rank.process.age_s for rank in job.ranks.values()), default=0.0) < _YOUNG_S
-    found = f"{len(job.ranks)} of WORLD_SIZE {job.world} ranks have a process on the {len(job.hosts)} hosts with any"
-    proof = [Evidence(found, "/proc/*/environ", host=job.hosts[0])]
-    for host, (wanted, have) in at.items():
-        proof.append(Evidence(f"LOCAL_WORLD_SIZE={wanted}, {have} ranks found", "/proc/*/environ", host=host))
+def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+    here = [rank for rank in job.ranks.values() if rank.host == host]
+    found = f"LOCAL_WORLD_SIZE={local_world(here[0].process)}, and only {_ranks(here)} found"
+    killed = [line for known in fleet.hosts if known.name == host for line in _logged(known, job, _KILLED)]
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
-    proof += [*killed[-QUOTED:], *(_quoted(link) for link in closed[:QUOTED])]
-    where = f" on {few(sorted(at))}" if at else " on any host that was examined"
-    verb = "have" if len(job.missing) > 1 else "has"
+    proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(_quoted, closed[:QUOTED])]
+    young = min(rank.process.age_s for rank in here) < _YOUNG_S
+    what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
+    told = "; the kernel has killed for want of memory" if killed else ""
     return finding(
         "hang.rank-gone",
         Severity.FAIL,
-        f"{what} {verb} no process{where}{': the kernel has killed for want of memory' * bool(killed)}{_others(job)}",
+        f"{what} on {host}{told}{_others(job)}",
         [*proof, *_silence(job)],
-        confidence=0.6 if young else 0.95 if at else 0.8,
-        hosts=tuple(at) or job.hosts,
-        places=[Place(host=next(iter(at), "") if len(at) == 1 else "", rank=number) for number in job.missing],
+        confidence=0.6 if young else 0.95,
+        hosts=(host,),
+        places=[Place(host=host, rank=number) for number in numbers],
         fixes=(
-            Fix("was it killed for want of memory?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", next(iter(at), "")),
+            Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", host),
             Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
         ),
-        explains=(WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind"),
-    )  # fmt: skip
+        explains=_GONE,
+    )
+
+
+def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
+    """Hosts without a rank, in a job that needs as many hosts more."""
+    each = local_world(next(iter(job.ranks.values())).process)
+    text = f"no process bears a rank; WORLD_SIZE={job.world} at {each} a host needs {job.hosts_wanted} hosts"
+    return finding(
+        "hang.rank-gone.host",
+        Severity.FAIL,
+        f"{few(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks {ranges(rest)}{_others(job)}",
+        [*(Evidence(text, "/proc/*/environ", host=host) for host in idle[:QUOTED]), *_silence(job)],
+        confidence=0.8,
+        hosts=idle,
+        places=[Place(host=idle[0] if len(idle) == 1 else "", rank=number) for number in rest],
+        fixes=(
+            Fix("did they end, or never start?", "last -x | head -3; sudo dmesg -T | tail -20", idle[0]),
+            Fix("their last words: those ranks' logs", "nccl-doctor explain logs/"),
+        ),
+        explains=_GONE,
+    )
 
 
 _KILLED = ("Out of memory", "oom-kill", "Killed process")
@@ -268,17 +285,6 @@ def _logged(host: Host, job: RunningJob, words: Sequence[str]) -> list[Evidence]
         for line in lines
         if any(word in line.text for word in words)
     ]
-
-
-def _where_missing(job: RunningJob) -> dict[str, tuple[int, int]]:
-    """Hosts with fewer ranks than they say they have: host -> (wanted, found)."""
-    by_host: dict[str, list[Rank]] = defaultdict(list)
-    for rank in job.ranks.values():
-        by_host[rank.host].append(rank)
-    wanted = {
-        host: max((local_world(rank.process) or 0 for rank in ranks), default=0) for host, ranks in by_host.items()
-    }
-    return {host: (wanted[host], len(ranks)) for host, ranks in by_host.items() if wanted[host] > len(ranks)}
 
 
 @fleet_rule("job", "hang.leftover")
@@ -580,7 +586,10 @@ def waiting(fleet: Fleet) -> Iterator[Finding]:
                     [*map(_place_of, ranks[:QUOTED]),
                      *_silence(job)],
                     places=_places(ranks),
-                    fixes=(Fix("look again in a minute: a rank that is late will have come", "nccl-doctor hang"),),
+                    fixes=(
+                        Fix("look again in a minute: a rank that is late will have come"),
+                        Fix("are hosts and network sound?", f"nccl-doctor check -H {','.join(job.hosts)} --quick"),
+                    ),
                 )  # fmt: skip
         fleet.lack(f"whether job {job.id} takes its steps", "nothing outside of the program shows it", *job.hosts)
 

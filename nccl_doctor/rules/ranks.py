@@ -106,6 +106,29 @@ class RunningJob(msgspec.Struct, frozen=True):
         return tuple(number for number in range(self.world) if number not in self.ranks)
 
     @property
+    def gone(self) -> dict[str, tuple[int, ...]]:
+        """Host -> the ranks that it must have, by what its other ranks say, and of which it has no process."""
+        found: dict[str, tuple[int, ...]] = {}
+        for host in self.hosts:
+            here = [rank for rank in self.ranks.values() if rank.host == host]
+            # A host's ranks follow each other where all of them are as far from their local number.
+            first = {None if (local := local_rank(rank.process)) is None else rank.number - local for rank in here}
+            wanted = {local_world(rank.process) for rank in here}
+            (start, count) = (first.pop(), wanted.pop()) if len(first) == len(wanted) == 1 else (None, None)
+            if start is not None and count:
+                absent = sorted(set(range(start, start + count)) & set(self.missing))
+                if absent:
+                    found[host] = tuple(absent)
+        return found
+
+    @property
+    def hosts_wanted(self) -> int:
+        """How many hosts the job has, where every rank says the same of its own; else 0."""
+        each = {local_world(rank.process) for rank in self.ranks.values()}
+        count = each.pop() if len(each) == 1 else None
+        return -(-self.world // count) if count else 0
+
+    @property
     def data_links(self) -> list[Link]:
         """The established connections between ranks that were found, but for those of the store."""
         return [link for link in self.links if link.peer and not link.store and link.connection.state == "ESTABLISHED"]

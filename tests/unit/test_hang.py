@@ -207,29 +207,44 @@ def test_a_rank_without_a_process_is_gone_where_its_host_has_fewer_than_it_says(
     found = first(examine(bundle(*ranks[:3])))
     assert found.id == "hang.rank-gone" and found.hosts == ("gpu02",) and found.places[0].rank == 3
     quoted = " ".join(item.text for item in found.evidence)
-    assert "LOCAL_WORLD_SIZE=2, 1 ranks found" in quoted and "CLOSE_WAIT" in quoted
+    assert "LOCAL_WORLD_SIZE=2, and only rank 2 found" in quoted and "CLOSE_WAIT" in quoted
 
 
-def test_a_rank_that_may_only_not_be_read_is_unknown_and_not_gone() -> None:
+def test_ranks_of_hosts_that_were_not_named_are_unknown_and_not_gone() -> None:
+    """As of whoever types ``nccl-doctor hang`` on one host of many."""
+    whole = bundle(*four()[:2])
+    answer = examine(msgspec.structs.replace(whole, hosts=whole.hosts[:1]))
+    assert answer.verdict == "stands" and "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
+    slurm = [process(rank) for rank in range(2)]
+    for item in slurm:  # nobody says how many ranks a host has
+        item["environment"] = {"SLURM_PROCID": item["environment"]["RANK"], "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    answer = examine(bundle(*[{**item, "environment": {**item["environment"], "RANK": "0"}} for item in slurm[:1]]))
+    assert answer.verdict != "held" and any("of job slurm:7" in gap.what for gap in answer.report.unknown)
+
+
+def test_a_host_without_any_rank_where_the_job_needs_one_more() -> None:
+    found = first(examine(bundle(*four()[:2])))
+    assert found.id == "hang.rank-gone.host" and found.hosts == ("gpu02",)
+    assert [place.rank for place in found.places] == [2, 3] and "WORLD_SIZE=4 at 2 a host" in found.evidence[0].text
+
+
+def test_processes_of_others_that_may_not_be_read_do_not_hide_a_rank_of_ours() -> None:
     answer = examine(bundle(*four()[:3], refused={"count": 2, "pids": [7, 8]}))
-    assert answer.verdict != "held"
-    gaps = {gap.what: gap.why for gap in answer.report.unknown}
-    assert "rank 3 of job gpu01:29500" in gaps
-    assert any(why.startswith("not-permitted") for why in gaps.values())
+    assert first(answer).id == "hang.rank-gone" and blamed(first(answer)) == [("gpu02", 3)]
+    assert any(gap.why.startswith("not-permitted") for gap in answer.report.unknown)
 
 
-def test_a_rank_on_a_host_that_was_not_reached_is_unknown_and_not_gone() -> None:
-    whole = bundle(*four()[:3])
-    lost = HostFacts("gpu03", Reach(ReachOutcome.TIMED_OUT, "the host did not answer in time"))
-    answer = examine(msgspec.structs.replace(whole, hosts=(*whole.hosts, lost)))
+def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None:
+    whole = bundle(*four()[:2])
+    lost = HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, "the host did not answer in time"))
+    answer = examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost)))
     assert [item.id for item in answer.report.causes if item.severity.value == "fail"] == ["host.ssh-timeout"]
-    gap = next(gap for gap in answer.report.unknown if gap.what == "rank 3 of job gpu01:29500")
-    assert gap.hosts == ("gpu03",)
+    assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
 
 
-def test_a_zombie_has_ended() -> None:
+def test_a_rank_that_ended_between_the_looks() -> None:
     found = first(examine(bundle(*four(r0=process(0, readings=[reading("Z"), reading("Z")])))))
-    assert found.id == "hang.rank-gone.zombie" and blamed(found) == [("gpu01", 0)]
+    assert found.id == "hang.rank-gone.ended" and blamed(found) == [("gpu01", 0)]
 
 
 def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:

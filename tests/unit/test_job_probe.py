@@ -55,10 +55,25 @@ def look(**arguments: Any) -> tuple[Job, list[Process]]:
     return fact, [item for item in fact.processes if item.environment.get("MASTER_PORT") == JOB]
 
 
+def look_until(there: Callable[[list[Process]], object], **arguments: Any) -> tuple[Job, list[Process]]:
+    """The same, again until what was started has come to its place."""
+    end = time.monotonic() + 20
+    while True:
+        fact, found = look(**arguments)
+        if there(found) or time.monotonic() > end:
+            return fact, found
+
+
+def waits_in(process: Process) -> str:
+    """The kernel function of its main thread at the second look."""
+    reading = process.readings[-1]
+    return reading.main.waits_in if reading and reading.main else ""
+
+
 def test_a_rank_its_wrapper_and_its_child_are_told_apart_and_no_other_variable_leaves(start: Start) -> None:
     fork = "import os, time\nif not os.fork():\n    time.sleep(60)\ntime.sleep(60)"
     shell = start(0, fork, "sh", "-c", '"$@"; :', "sh", AWS_SECRET_ACCESS_KEY="hunter2", LOCAL_RANK="0")
-    fact, found = look()
+    fact, found = look_until(lambda found: len(found) == 3 and "nanosleep" in waits_in(found[1]))
     assert [item.role for item in found] == ["wrapper", "rank", "child"]
     wrapper, rank, child = found
     assert wrapper.pid == shell.pid and child.rank_pid == rank.pid == child.parent
@@ -72,7 +87,7 @@ def test_a_rank_its_wrapper_and_its_child_are_told_apart_and_no_other_variable_l
 def test_states_are_read_and_left_as_they_are(start: Start) -> None:
     stopped, busy = start(0, "import time; time.sleep(60)"), start(1, "while True: pass")
     os.kill(stopped.pid, signal.SIGSTOP)
-    _, found = look()
+    _, found = look_until(lambda found: all(not item.readings[0] or item.readings[0].state in "TR" for item in found))
     states = {item.pid: [reading.state if reading else "" for reading in item.readings] for item in found}
     assert states[stopped.pid] == ["T", "T"] and states[busy.pid][1] == "R"
     spent = next(item for item in found if item.pid == busy.pid).readings
@@ -85,12 +100,9 @@ def test_a_write_that_waits_names_its_file(start: Start, tmp_path: Path) -> None
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     start(0, f"import os\nf = os.open({str(fifo)!r}, os.O_WRONLY)\nwhile True: os.write(f, bytes(1 << 16))")
-    for _ in range(100):
-        (rank,) = look(interval_s=0.05)[1]
-        main = rank.readings[-1].main if rank.readings[-1] else None
-        if main and main.call:
-            break
+    (rank,) = look_until(lambda found: "pipe" in waits_in(found[0]))[1]
     os.close(reader)
+    main = rank.readings[-1].main if rank.readings[-1] else None
     assert main and (main.call, main.file) == ("write", str(fifo)) and "pipe" in main.waits_in
 
 
@@ -101,7 +113,7 @@ def test_connections_tell_what_moved_and_for_how_long_nothing_has(start: Start) 
     rank = start(0, source + "\ntime.sleep(60)")
     other, _ = server.accept()
     with server, other:
-        (connection,) = look()[1][0].connections
+        (connection,) = look_until(lambda found: "nanosleep" in waits_in(found[0]))[1][0].connections
         assert connection.peer == f"127.0.0.1:{port}" and connection.state == "ESTABLISHED"
         assert (connection.acked_bytes or 0) >= 5000 and connection.moved_bytes == 0
         assert (connection.sent_ago_ms or 0) >= 150 and connection.timeouts == 0
@@ -116,7 +128,7 @@ def test_stacks_are_taken_without_a_stop(start: Start) -> None:
     if not stacks.find():
         pytest.skip("no py-spy (pip install py-spy)")
     start(0, "import time\ndef nap():\n    time.sleep(60)\nnap()")
-    (rank,) = look(stacks=True)[1]
+    (rank,) = look_until(lambda found: "nanosleep" in waits_in(found[0]), stacks=True)[1]
     assert all(stack and stack.outcome == "ok" for stack in rank.stacks)
     assert rank.stacks[-1] and [frame.function for frame in rank.stacks[-1].threads[0].frames] == ["nap", "<module>"]
 

@@ -18,6 +18,7 @@ from nccl_doctor.agent.redaction import redact_text
 INTERVAL_S = 3.0
 PROCESSES = 1024  # of jobs, on one host
 CHILDREN_STACKS = 64
+CONNECTIONS = 600  # of one rank: a full mesh of thousands of ranks would be more than a reply holds
 THREADS_TOLD = 6  # beside the main thread: those that run, or are stuck in the kernel
 ENVIRON_LIMIT = 1 << 20
 DUMP_LIMIT = 4 << 20  # bytes of one flight-recorder dump, and
@@ -47,8 +48,6 @@ VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "CUDA_VISIBLE_DEVICES",
-    "HOME",
-    "XDG_CACHE_HOME",
     "NCCL_RAS_ADDR",
     "NCCL_RAS_ENABLE",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -56,6 +55,7 @@ VARIABLES = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
 )
+_PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
 _DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # System calls whose first argument is the file they wait for; by machine.
 _FILE_CALLS = {
@@ -101,6 +101,8 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         process["connections"] = _connections(process["pid"], first, second)
         process["devices"] = _devices(opened.get(process["pid"], []))
     dumps, dump_problems = _dumps(found)
+    for process in found:
+        process.pop("dump_prefixes", None)
     return {
         "uid": os.geteuid(),
         "namespace": _link("/proc/self/ns/net"),
@@ -170,7 +172,7 @@ def _environment(pid: int) -> Optional[Dict[str, str]]:
     if not text:
         return None
     pairs = (item.partition("=") for item in text.split("\0"))
-    return {name: value[:300] for name, _, value in pairs if name in VARIABLES}
+    return {name: value[:300] for name, _, value in pairs if name in VARIABLES + _PLACES}
 
 
 def _describe(pid: int, environment: Dict[str, str], uptime_s: float) -> Optional[Dict[str, Any]]:
@@ -189,7 +191,8 @@ def _describe(pid: int, environment: Dict[str, str], uptime_s: float) -> Optiona
         "start_ticks": int(stat[19]),
         "age_s": round(uptime_s - int(stat[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
         "namespace": _link("/proc/%d/ns/net" % pid),
-        "environment": {name: redact_text(value) for name, value in environment.items()},
+        "environment": {name: redact_text(environment[name]) for name in VARIABLES if name in environment},
+        "dump_prefixes": _dump_prefixes(environment),
     }
 
 
@@ -383,7 +386,14 @@ def _connections(pid: int, first: Dict[str, Any], second: Dict[str, Any]) -> Lis
             moved = sum(entry[name] - earlier[name] for name in ("acked_bytes", "received_bytes"))
         queues = {"before_" + name: earlier[name] for name in ("unsent_bytes", "unread_bytes") if name in earlier}
         told.append(dict(entry, moved_bytes=moved, **queues))
-    return told
+    told.sort(key=_is_quiet)
+    return told[:CONNECTIONS]
+
+
+def _is_quiet(entry: Dict[str, Any]) -> bool:
+    """Whether a connection has nothing to tell but that it stands."""
+    full = entry["timeouts"] or entry["unsent_bytes"] or entry["unread_bytes"]
+    return entry["state"] in ("ESTABLISHED", "LISTEN") and not full and not entry["moved_bytes"]
 
 
 # --- memory
@@ -459,7 +469,7 @@ def _dumps(found: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], List[str]
         rank = process["environment"].get("RANK")
         if process["role"] != "rank" or not rank:
             continue
-        name = _newest_dump(process["pid"], process["environment"], rank, process["age_s"])
+        name = _newest_dump(process["pid"], process["dump_prefixes"], rank, process["age_s"])
         if not name:
             continue
         shown = re.sub(r"^/proc/\d+/root", "", name)
@@ -478,12 +488,16 @@ def _dumps(found: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], List[str]
     return dumps, problems
 
 
-def _newest_dump(pid: int, environment: Dict[str, str], rank: str, age_s: float) -> str:
+def _dump_prefixes(environment: Dict[str, str]) -> List[str]:
+    """Where a rank's torch writes its dump, but for the rank at the end: as told, or by the defaults of all releases."""
+    told = [environment[name] for name in _DUMP_PREFIXES if environment.get(name)]
+    cache = environment.get("XDG_CACHE_HOME") or environment.get("HOME", "/root") + "/.cache"
+    names = ("/tmp/nccl_trace_rank_", cache + "/torch/nccl_trace_rank_", cache + "/torch/comm_lib_trace_rank_")
+    return told or list(names)
+
+
+def _newest_dump(pid: int, prefixes: List[str], rank: str, age_s: float) -> str:
     """The rank's newest dump that is not older than the process; empty if there is none."""
-    prefixes = [environment[name] for name in _DUMP_PREFIXES if environment.get(name)]
-    if not prefixes:
-        cache = environment.get("XDG_CACHE_HOME") or environment.get("HOME", "/root") + "/.cache"
-        prefixes = ["/tmp/nccl_trace_rank_", cache + "/torch/nccl_trace_rank_", cache + "/torch/comm_lib_trace_rank_"]
     names = [
         name
         for prefix in prefixes

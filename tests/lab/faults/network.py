@@ -33,16 +33,6 @@ class PortDropped(Fault):
 
 
 @dataclass
-class TrafficDropped(Fault):
-    """Everything that reaches the host over TCP vanishes, on connections that stand as well; ssh alone goes on."""
-
-    name = "traffic-dropped"
-
-    def apply(self) -> None:
-        self.filter("input", ["tcp dport 22 accept", "tcp sport 22 accept", "iifname != lo meta l4proto tcp drop"])
-
-
-@dataclass
 class PortRejected(Fault):
     """New TCP connections to the host are rejected on every port but 22.
 
