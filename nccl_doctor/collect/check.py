@@ -24,6 +24,7 @@ from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import job, mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
@@ -257,7 +258,9 @@ def _examine(run: _Run) -> None:
 def _look_at_job(run: _Run, options: job.JobOptions, host: str, session: Session) -> str:
     result = job.ask(session, options, run.left(options.interval_s + job.PROBE_S))
     run.keep(host, Job.PROBE, result)
-    run.ask(host, session, KernelLogFact.PROBE, {}, KERNEL_LOG_S)
+    if result.outcome is Outcome.OK and result.data["processes"]:
+        run.ask(host, session, KernelLogFact.PROBE, {}, KERNEL_LOG_S)
+        run.ask(host, session, GpuFact.PROBE, job.GPU_USE, job.GPU_USE_S)
     return "" if result.outcome is Outcome.OK else result.outcome.value
 
 

@@ -19,6 +19,8 @@ from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.transport.session import Session
 
 PROBE_S = 60.0  # beyond the time between the looks: hundreds of ranks and workers on one host
+GPU_USE = {"use_only": True, "nvml_limit_s": 20.0, "nvml_start_s": 15.0, "nvml_silence_s": 5.0}
+GPU_USE_S = 25.0  # a driver that hangs is part of the answer, and not to be waited for
 PROGRAM_LIMIT = 32 << 20  # bytes of a py-spy that is lent
 
 

@@ -31,6 +31,7 @@ class RankRow(msgspec.Struct, frozen=True, omit_defaults=True):
     waits: bool = False
     stays: bool = False  # both looks found it at the same place
     cpu_s: float | None = None  # between the looks
+    gpus: tuple[str, ...] = ()
 
 
 class JobRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,6 +149,7 @@ def _row(rank: Rank, job: RunningJob) -> RankRow:
         waits=rank in job.waiting,
         stays=rank.stays,
         cpu_s=rank.cpu_s,
+        gpus=rank.gpus,
     )  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from nccl_doctor.explain import flight_recorder, ras
 from nccl_doctor.explain.model import Proof
 from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Job, Process, Reading
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, fleet_rule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule
 from nccl_doctor.rules.ranks import (
     BUSY_SHARE,
     SURELY,
@@ -93,6 +94,8 @@ def _proof(rank: Rank, process: Process | None = None) -> list[Evidence]:
         frames = stack.threads[0].frames
         told = " < ".join(str(frame) for frame in frames[:4]) + (" < ..." if len(frames) > 4 else "")
         proof.append(Evidence(told, "py-spy dump", host=rank.host, rank=rank.number))
+    if rank.gpus and process is rank.process:
+        proof.append(Evidence("; ".join(rank.gpus), "NVML", host=rank.host, rank=rank.number))
     return proof
 
 
@@ -434,7 +437,8 @@ def _of_the_waiting(job: RunningJob) -> list[Evidence]:
 def _place_of(rank: Rank) -> Evidence:
     """Where a rank is, and how that is known."""
     source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
-    return Evidence(rank.now.frame, source, host=rank.host, rank=rank.number)
+    gpus = f" [{'; '.join(rank.gpus)}]" if rank.gpus else ""
+    return Evidence(rank.now.frame + gpus, source, host=rank.host, rank=rank.number)
 
 
 @fleet_rule("job", "app.collective-mismatch")
@@ -596,8 +600,13 @@ def waiting(fleet: Fleet) -> Iterator[Finding]:
 
 @fleet_rule("job")
 def stacks(fleet: Fleet) -> Iterator[Finding]:
-    """The Python stacks of all ranks could be taken."""
-    for host, fact in fleet.every(Job).items():
+    """The Python stacks of all ranks could be taken, and NVML said what their GPUs do."""
+    facts = fleet.every(Job)
+    with_gpus = {name for name, fact in facts.items() if any("gpu" in process.devices for process in fact.processes)}
+    for known in fleet.hosts:
+        if known.name in with_gpus and not known.want(GpuFact):
+            fleet.lack("what the GPUs do", _why_not(known), known.name)
+    for host, fact in facts.items():
         ranks = [process for process in fact.processes if process.role == "rank"]
         if fact.no_stacks:
             fleet.lack("Python stacks", fact.no_stacks, host)
@@ -727,3 +736,11 @@ def kernel_log(fleet: Fleet) -> Iterator[Finding]:
                         hosts=(host.name,),
                         fixes=(Fix("judge them", f"nccl-doctor check -H {host.name} --stage gpu,system"),),
                     )
+
+
+def _why_not(host: Host) -> str:
+    try:
+        host.need(GpuFact)
+    except MissingFact as gap:
+        return gap.why
+    return ""

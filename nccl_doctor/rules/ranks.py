@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from nccl_doctor.explain import ras
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Connection, Frame, Job, Process, RasAnswer, Reading, Thread
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.rules.engine import Fleet, Host
@@ -53,6 +54,7 @@ class Rank(msgspec.Struct, frozen=True):
     process: Process
     looks: tuple[Doing, ...]
     children: tuple[Process, ...] = ()
+    gpus: tuple[str, ...] = ()  # what NVML says of those that it uses
 
     @property
     def now(self) -> Doing:
@@ -134,24 +136,32 @@ class RunningJob(msgspec.Struct, frozen=True):
         return [link for link in self.links if link.peer and not link.store and link.connection.state == "ESTABLISHED"]
 
     @property
+    def devices(self) -> frozenset[str]:
+        """The kinds of devices that its ranks have open: ``gpu``, ``rdma``."""
+        return frozenset(device for rank in self.ranks.values() for device in rank.process.devices)
+
+    @property
     def moved_bytes(self) -> int | None:
         """Bytes that moved between ranks from the first reading to the second; None where the kernel tells none.
 
-        What moves on a connection no faster than heartbeats (NCCL's RAS threads, each second) is not counted.
+        Of a job with GPUs, what moves on a connection no faster than a heartbeat is not counted: NCCL's RAS threads have
+        one each second.
         """
         told = [link.connection.moved_bytes for link in self.data_links if link.connection.moved_bytes is not None]
-        return sum(moved for moved in told if moved > HEARTBEAT_BYTES_PER_S * self.interval_s) if told else None
+        idle = HEARTBEAT_BYTES_PER_S * self.interval_s if "gpu" in self.devices else 0
+        return sum(moved for moved in told if moved > idle) if told else None
 
     @property
     def tcp_tells(self) -> bool:
         """Whether what ranks say to each other goes over TCP, so that silence there is silence.
 
-        A rank with an open GPU or RDMA device may talk over NVLink, shared memory or InfiniBand; its connections then
-        carry the start's few kilobytes, unless NCCL has nothing better than sockets.
+        With a GPU or an RDMA device they may talk over NVLink, shared memory or InfiniBand, under MPI over shared memory;
+        their connections then carry the start's few kilobytes, unless there is nothing better than sockets.
         """
-        devices = {device for rank in self.ranks.values() for device in rank.process.devices}
         carried = sum(link.connection.received_bytes or 0 for link in self.data_links)
-        return bool(self.data_links) and "rdma" not in devices and ("gpu" not in devices or carried > CARRIED_BYTES)
+        torch = any("MASTER_ADDR" in rank.process.environment for rank in self.ranks.values())
+        only_way = torch and not self.devices
+        return bool(self.data_links) and "rdma" not in self.devices and (only_way or carried > CARRIED_BYTES)
 
     @property
     def silent_s(self) -> float | None:
@@ -219,7 +229,8 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
     for host, process in _once(known):
         if process.role == "rank" and first_of(process, _RANK) is not None:
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
-    built = [_build(id, world, members, known) for (id, world), members in grouped.items()]
+    gpus = _gpus_in_use(hosts)
+    built = [_build(id, world, members, known, gpus) for (id, world), members in grouped.items()]
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
 
@@ -252,7 +263,27 @@ def _key(host: str, process: Process) -> str:
     return f"uid:{process.uid}:{process.script}"
 
 
-def _build(id: str, world: int, members: list[tuple[str, Process]], known: Mapping[str, Job]) -> RunningJob:
+def _gpus_in_use(hosts: tuple[Host, ...]) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Host and process -> its GPUs, in words: 100 % at little power is a kernel that waits."""
+    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for host in hosts:
+        fact = host.want(GpuFact)
+        for gpu in fact.gpus if fact else ():
+            busy = "use not known" if gpu.utilization_percent is None else f"{gpu.utilization_percent} % busy"
+            power = "" if gpu.power_w is None else f", {gpu.power_w:.0f} W"
+            limit = "" if gpu.power_w is None or gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f} W"
+            for process in gpu.processes or ():
+                found[host.name, process.pid].append(f"GPU {gpu.index}: {busy}{power}{limit}")
+    return {key: tuple(texts) for key, texts in found.items()}
+
+
+def _build(
+    id: str,
+    world: int,
+    members: list[tuple[str, Process]],
+    known: Mapping[str, Job],
+    gpus: Mapping[tuple[str, int], tuple[str, ...]],
+) -> RunningJob:
     by_number: dict[int, list[Rank]] = defaultdict(list)
     for host, process in members:
         children = tuple(
@@ -260,7 +291,9 @@ def _build(id: str, world: int, members: list[tuple[str, Process]], known: Mappi
         )
         number = first_of(process, _RANK)
         assert number is not None
-        by_number[number].append(Rank(number, host, process, looks(process), children))
+        by_number[number].append(
+            Rank(number, host, process, looks(process), children, gpus.get((host, process.pid), ()))
+        )
     ranks: dict[int, Rank] = {}
     duplicates: list[Rank] = []
     for number, claimants in by_number.items():

@@ -20,6 +20,7 @@ from nccl_doctor.findings.model import Finding
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules.engine import JOB, all_rules
 from nccl_doctor.rules.hang import Hang, examine
+from tests.hardware_kit import machines
 
 cli._load_commands()
 
@@ -78,7 +79,9 @@ def _connection(rank: int, peer: int, **more: Any) -> dict[str, Any]:
     return {"local": end(rank, peer), "peer": end(peer, rank), "state": "ESTABLISHED", **quiet, **more}
 
 
-def bundle(*processes: dict[str, Any], job: str = "", kernel: tuple[str, ...] = (), **facts: Any) -> Bundle:
+def bundle(
+    *processes: dict[str, Any], job: str = "", kernel: tuple[str, ...] = (), gpu: Any = None, **facts: Any
+) -> Bundle:
     """The hosts gpu01 (ranks 0 and 1) and gpu02 (ranks 2 and 3) with these processes."""
     hosts = []
     for number, name in enumerate(("gpu01", "gpu02")):
@@ -91,6 +94,8 @@ def bundle(*processes: dict[str, Any], job: str = "", kernel: tuple[str, ...] = 
             "job": ProbeResult(Outcome.OK, json.loads(json.dumps(data))),
             "kernel_log": ProbeResult(Outcome.OK, log),
         }
+        if gpu and name == "gpu02":
+            told["gpu"] = ProbeResult(Outcome.OK, gpu)
         hosts.append(HostFacts(name, reach, told))
     return Bundle(1, "test", "2026-11-21T00:00:00+00:00", Plan(stages=(JOB,), job=job), tuple(hosts))
 
@@ -193,9 +198,9 @@ def test_where_tcp_is_not_the_ranks_way_its_silence_proves_nothing(way: Callable
 
 def test_heartbeats_are_no_movement_and_sockets_that_carried_much_tell_of_gpus_too() -> None:
     ranks = four(r3=process(3, OWN))
-    ranks[0]["connections"][0].update(moved_bytes=600)  # NCCL's RAS threads, in 3 s
-    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
-    for item in ranks:
+    ranks[0]["connections"][0].update(moved_bytes=600)
+    assert examine(bundle(*ranks)).verdict == "moves"  # without GPUs, small steps
+    for item in ranks:  # NCCL's RAS threads, in 3 s
         item["devices"] = ["gpu"]
         item["connections"] = [{**one, "received_bytes": 1 << 30} for one in item["connections"]]
     assert first(examine(bundle(*ranks))).confidence == 0.9
@@ -366,6 +371,23 @@ def test_an_older_process_of_the_same_rank_is_left_over_and_a_small_one_is_a_hel
     found = next(item for item in answer.report.causes if item.id == "hang.leftover")
     assert "rank 1 (pid 77)" in found.title and "pid 101 on gpu01" in found.title
     assert [row.pid for row in answer.ranks] == [100, 101, 102, 103]
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+def test_what_the_gpus_do_is_quoted_and_missed_where_it_is_not_known(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path, gpus=2, nics=0)
+    for index, busy in enumerate((100, 0)):  # those of ranks 2 and 3: NCCL's kernel waits, and nothing runs
+        machine.gpus[index].update({"utilization": str(busy), "processes": f"{102 + index}:1073741824"})
+    asked = machine.facts(limits={"use_only": True})["gpu"]
+    assert asked["outcome"] == "ok" and asked["data"]["smi"]["outcome"] == "not-run", asked
+    ranks = [process(rank, OWN if rank == 3 else BARRIER, devices=["gpu"]) for rank in range(4)]
+    answer = examine(bundle(*ranks, gpu=asked["data"]))
+    quoted = {item.text for item in first(answer).evidence if item.source == "NVML"}
+    assert len(quoted) == 1 and "GPU 1: 0 % busy, " in quoted.pop()
+    assert "GPU 0: 100 % busy" in answer.ranks[2].gpus[0] and "GPU 0: 100 %" in str(
+        [item.evidence for item in answer.report.findings if item.id == "hang.waiting"]
+    )
+    assert [gap.hosts for gap in answer.report.unknown if gap.what == "what the GPUs do"] == [("gpu01",)]
 
 
 def test_all_wait_and_nobody_stands_out() -> None:
