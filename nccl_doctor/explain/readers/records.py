@@ -41,7 +41,7 @@ def lists_settings(text: str) -> bool:
 
 def plain(raw: bytes) -> str:
     """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
-    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    text = raw.rstrip(b" \t\r\n").decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if "\x1b" in text:
         text = prefix.ANSI.sub("", text)
     if "\r" in text:
