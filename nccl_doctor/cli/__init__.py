@@ -46,7 +46,8 @@ app = typer.Typer(
     help="Multi-node diagnostics for NCCL training clusters: to the guilty host, with quoted proof and a fix.",
     epilog=examples(
         {
-            "explain logs/": "a job died or hangs: why?",
+            "explain logs/": "a job died: why?",
+            "hang --hosts hostfile": "a job hangs: who holds it?",
             "check --hosts hostfile": "which host is to blame?",
             "preflight --slurm -- srun ...": "go or no-go, then run it",
             "playbook net.mtu": "what to do about a finding",
@@ -108,6 +109,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # what cannot be told shall be known before the exit code is
     except KeyboardInterrupt:  # while the command's own packages were loading
+        typer.echo("\nnccl-doctor: interrupted before it began", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except _streams.NotToldError as error:
         typer.echo(f"nccl-doctor: the output cannot be written: {error.strerror}", err=True)

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import typer
 
-from nccl_doctor.agent.children import die_with_parent
+from nccl_doctor.agent import children
 
 if TYPE_CHECKING:
     from nccl_doctor.findings.model import EnvAdvice
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.gate import Gate
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 
 
 def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventory, gate: Gate) -> int:
@@ -101,33 +102,41 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
             if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
                 child.send_signal(number)
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    try:
-        # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
-        orphaned = die_with_parent(os.getpid(), signal.SIGTERM)
-        child = subprocess.Popen(
-            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=orphaned
-        )
-        started.append(child)
-        for number in tuple(told):  # came while it started
-            child.send_signal(number)
-        assert child.stdout is not None and child.stderr is not None
-        copies = [
-            threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
-            for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
-        ]
-        for copy in copies:
-            copy.start()
-        status = child.wait()
-        for copy in copies:
-            copy.join(5.0)
-    except OSError as error:
-        typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
-        return 127, False
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with _handled_by(pass_on):
+        try:
+            # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
+            orphaned = children.die_with_parent(os.getpid(), signal.SIGTERM)
+            child = subprocess.Popen(
+                argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=orphaned
+            )
+            started.append(child)
+            for number in tuple(told):  # came while it started
+                child.send_signal(number)
+            assert child.stdout is not None and child.stderr is not None
+            copies = [
+                threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
+                for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+            ]
+            for copy in copies:
+                copy.start()
+            status = child.wait()
+            for copy in copies:
+                copy.join(5.0)
+        except OSError as error:
+            typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
+            return 127, False
     return 128 - status if status < 0 else status, bool(told)
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """What tells this process to end is the handler's business."""
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def _has_terminal() -> bool:
@@ -148,16 +157,31 @@ def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
 
 
 def _explain(kept: _Kept) -> None:
-    from nccl_doctor.explain.files import explain_paths
-    from nccl_doctor.report.explanation_text import print_explanation
-    from nccl_doctor.report.terminal import stderr_console
-
+    """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     if not files:
         typer.echo("nccl-doctor: the job failed and printed nothing: there is nothing to explain", err=True)
         return
     typer.echo("nccl-doctor: the job failed; its output says:", err=True)
-    started = time.monotonic()
-    found = explain_paths(files, None)
-    console = stderr_console()
-    print_explanation(found, console, time.monotonic() - started)
+    child = children.spawn(_explaining(files), stdout=sys.stderr.fileno())
+    ended: list[int] = []
+
+    def end(number: int = 0, _: object = None) -> None:
+        ended.append(number)
+        children.kill_group(child.pid)
+
+    with _handled_by(end):
+        try:
+            child.wait(EXPLAIN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            end()
+        children.finish(child, 5.0)
+    if ended:
+        why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"
+        typer.echo(f"nccl-doctor: {why}: the job's output is not explained", err=True)
+
+
+def _explaining(files: list[str]) -> list[str]:
+    """``nccl-doctor explain`` as this very installation, whatever lies in the working directory."""
+    program = f"import sys; sys.path[:] = {sys.path!r}; from nccl_doctor.cli import main; main()"
+    return [sys.executable, "-c", program, "explain", *files]

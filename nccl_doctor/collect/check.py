@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import pkgutil
 import secrets
@@ -20,10 +21,13 @@ import msgspec
 import nccl_doctor.agent.probes
 from nccl_doctor import __version__
 from nccl_doctor.agent.probing import PROBES
-from nccl_doctor.collect import mesh_plan
+from nccl_doctor.collect import job, mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
+from nccl_doctor.facts.job import Job
+from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -34,6 +38,7 @@ from nccl_doctor.facts.model import (
     Plan,
     ProbeResult,
     Reach,
+    ReachOutcome,
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
@@ -50,6 +55,7 @@ MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 # What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
 ALSO_NEEDED = {"interfaces": ("system", "software")}
+KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
@@ -63,6 +69,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     connect: ConnectOptions
     deadline_s: float = 180.0
     host_limit_s: float = 60.0
+    job: job.JobOptions | None = None  # look at a running job instead, and measure nothing beside it
 
 
 def local_probes(stages: Sequence[str]) -> dict[str, float]:
@@ -113,11 +120,12 @@ class _Run:
         threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
 
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
-        """Keep a result; after an interruption a bad one only means that we hung up ourselves."""
-        if self.interrupted and result.outcome is not Outcome.OK:
-            result = ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED)
+        """Keep a result. What comes after an interruption saw us hang up (agents end their ranks and listeners)."""
         with self.lock:
-            self.results[host][probe] = result
+            if self.interrupted:
+                self.results[host].setdefault(probe, ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED))
+            else:
+                self.results[host][probe] = result
 
     def facts(self, kind: type[F]) -> dict[str, F]:
         """The hosts' facts of this kind, as far as they were collected."""
@@ -231,15 +239,29 @@ def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
 
 def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFacts:
     reach = found.reach if isinstance(found, Session) else found
+    if run.interrupted and reach.outcome is ReachOutcome.NOT_TRIED:
+        reach = msgspec.structs.replace(reach, detail=INTERRUPTED, evidence=())
     return HostFacts(entry.name, reach, dict(sorted(run.results.get(entry.name, {}).items())), entry.slots)
 
 
 def _examine(run: _Run) -> None:
     """All stages but the collectives. Each host's own probes run while the mesh is measured."""
+    if run.options.job:
+        run.stage("ranks", functools.partial(_look_at_job, run, run.options.job))
+        return
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
     _read_links_again(run)
+
+
+def _look_at_job(run: _Run, options: job.JobOptions, host: str, session: Session) -> str:
+    result = job.ask(session, options, run.left(options.interval_s + job.PROBE_S))
+    run.keep(host, Job.PROBE, result)
+    if result.outcome is Outcome.OK and result.data["processes"]:
+        run.ask(host, session, KernelLogFact.PROBE, {}, KERNEL_LOG_S)
+        run.ask(host, session, GpuFact.PROBE, job.GPU_USE, job.GPU_USE_S)
+    return "" if result.outcome is Outcome.OK else result.outcome.value
 
 
 def _read_links_again(run: _Run) -> None:
@@ -282,8 +304,14 @@ def _mesh_stages(run: _Run) -> None:
         trouble = run.ask_all(host, session, first)
         if host != reference:
             run.ask(host, session, "names", {"names": names, "same_as": same_as, "reference": reference}, 20.0)
-        port = plan.master_port if host == master else None
-        run.ask(host, session, "listening", {"token": token, "name": host, "master_port": port, "ephemeral": 3}, 10.0)
+        arguments = {
+            "token": token,
+            "name": host,
+            "master_port": plan.master_port if host == master else None,
+            "ephemeral": mesh_plan.port_count(len(names)),
+            "share": names.index(host) / len(names),
+        }
+        run.ask(host, session, "listening", arguments, 10.0)
         run.progress.advance("host facts", host, trouble)
 
     run.each(prepare, run.sessions)
@@ -330,8 +358,10 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
 
     def connect(host: str, session: Session) -> None:
         targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
-        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
-        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * (1 + len(targets) // 32))
+        sweep = mesh_plan.sweep(peers[host], listening, addresses)
+        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets, "sweep": sweep}
+        rounds = 3 + len(targets) // 32 + sum(len(one["ports"]) for one in sweep) // 64
+        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * rounds)
 
     run.stage("ports", connect, lambda: _release_master_port(run, master))
     if "connectivity" not in plan.stages:

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
-from nccl_doctor.rules.mesh_pairs import Pair, pairs, shifts
+from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, Pair, pairs, shifts
 
 __all__ = ["Pair", "best_address", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 
+# Ports of each host that every peer tries, at equal distances over its ephemeral range: three, and in a small fleet,
+# once these answered, thirteen more. No closed part of the range as wide as that distance is missed.
+PORTS, PORTS_OF_FEW = 3, 16
 MESSAGES = 100  # small paced messages per pair: 0.2 s, and a loss of 5 % is missed once in 170 times per pair
 # A transfer that looks slow is timed again, and the fastest one counts: a busy moment of either host looks like a slow
 # link, but does not last. First those below half of what the best eighth of all transfers reach, each host with one at a
@@ -50,6 +53,28 @@ def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str,
     return reached_at.get(host, "")
 
 
+def port_count(hosts: int) -> int:
+    """How many ephemeral ports each host listens on."""
+    return PORTS_OF_FEW if hosts <= FULL_UP_TO else PORTS
+
+
+def _at_first(ports: Sequence[int]) -> Sequence[int]:
+    """Those that are tried at first, as far apart as all of them allow."""
+    return ports[:: max(1, len(ports) // PORTS)][:PORTS]
+
+
+def sweep(
+    peers: Sequence[str], listening: Mapping[str, Listening], addresses: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The further ports of each peer, for when those of :func:`link_targets` answered."""
+    found = []
+    for peer in peers:
+        ports = listening[peer].ephemeral if peer in listening and addresses[peer] else ()
+        if further := [port for port in ports if port not in _at_first(ports)]:
+            found.append({"peer": peer, "address": addresses[peer], "ports": further})
+    return found
+
+
 def link_targets(
     host: str,
     peers: Sequence[str],
@@ -73,7 +98,7 @@ def link_targets(
         if peer not in listening:
             continue
         ports = listening[peer].ephemeral
-        for index, port in enumerate(ports):
+        for index, port in enumerate(_at_first(ports)):
             add(peer, addresses[peer], port, "ephemeral", MESSAGES if index == 0 else 0)
         by_name = _resolved(resolver, host, peer)
         if by_name and by_name != addresses[peer]:

@@ -132,8 +132,9 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     end = case.last("ended-well", last.file) or case.last("nccl-tests-ok", last.file)
     if end is not None and end.line > last.line:
         return True
-    lines = LINES_AFTER if _at_start(item) or _told(case, item) or _retried(item) else MANY_LINES
+    soon = _at_start(item) or _told(case, item) or _retried(item) or _waited(item)
     step = case.last("progress", last.file)
+    lines = LINES_AFTER if soon else MANY_LINES
     return (step is not None and step.line >= last.line + lines) or case.course.resumed_after(last)
 
 
@@ -154,6 +155,11 @@ _RETRY = re.compile(
 def _retried(item: Candidate) -> bool:
     """Whether every line of it says that the program tries again, or goes on without."""
     return all(_RETRY.search(hit.text) for hit in item.hits)
+
+
+def _waited(item: Candidate) -> bool:
+    """Whether all of it only warns of a wait, which the next step has ended."""
+    return all(hit.signature == "horovod-stall" for hit in item.hits)
 
 
 _FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)

@@ -71,9 +71,10 @@ class Listening(Fact, frozen=True, omit_defaults=True):
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """One TCP connect to a peer, and where ``messages`` were exchanged over it, what they showed.
 
-    ``purpose``: master, ephemeral or chosen-interface. ``outcome``: ok, refused, timed-out, unreachable,
-    reset, name-unresolved, wrong-peer, failed. Times are in milliseconds; ``lost_forward`` and ``lost_back`` count
-    retransmitted segments in each direction out of ``messages`` small paced ones.
+    ``purpose``: ephemeral, name (the address that the host's own resolver gives), chosen-interface or master.
+    ``outcome``: ok, refused, timed-out, unreachable, reset, not-permitted, wrong-peer, failed. Times are in milliseconds;
+    ``lost_forward`` and ``lost_back`` count retransmitted segments in each direction out of ``messages`` small paced
+    ones; None: the peer did not tell.
     """
 
     peer: str
@@ -91,7 +92,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: int = 0
     answered: int = 0
     lost_forward: int = 0
-    lost_back: int = 0
+    lost_back: int | None = 0  # left out where none was lost
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -104,10 +105,14 @@ class Neighbour(msgspec.Struct, frozen=True):
 
 
 class Links(Fact, frozen=True, omit_defaults=True):
-    """All connects that this host tried, and what it takes for the hardware addresses of those that failed."""
+    """All connects that this host tried, and what it takes for the hardware addresses of those that failed.
+
+    ``swept``: peer -> how many further ephemeral ports of it answered; those that did not stand among ``links``.
+    """
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
+    swept: dict[str, int] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
 
 

@@ -44,9 +44,9 @@ class Filesystem(msgspec.Struct, frozen=True):
     mount: str = ""
     type: str = ""
     source: str = ""
-    read_only: bool = False
+    read_only: bool | None = False  # None, here and below: its mount is not known
     detail: str = ""
-    noexec: bool | None = None  # programs and libraries on it may not be executed; None: its mount is not known
+    noexec: bool | None = None  # programs and libraries on it may not be executed
 
 
 class Cgroup(msgspec.Struct, frozen=True):

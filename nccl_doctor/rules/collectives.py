@@ -127,7 +127,11 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         for host in fleet.hosts
         if Collectives.PROBE in host.facts.probes
     }
-    yield from failures(facts, lost_hosts(probes), _owners(fleet))
+    found = list(failures(facts, lost_hosts(probes), _owners(fleet)))
+    yield from found
+    if not found and (absent := _absent(ranks_of(facts))):
+        why = f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
+        fleet.lack("collectives", why, *facts)
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
     yield from _measured(facts)
@@ -228,13 +232,20 @@ def failures(
     def unanswered(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
         return _unanswered(ranks, bad, owners or {})
 
-    for judge in (_setup, _died, _stopped, _wrong_first, _own_error, unanswered, _stuck):
+    own = (_setup, _died, _stopped, _wrong_first, _own_error)
+    for judge in own if _absent(ranks) else (*own, unanswered, _stuck):
         found = list(judge(ranks, bad))
         if found:
             yield from found
             if judge in (_own_error, unanswered, _stuck):
                 yield from _explained(bad)
             return
+
+
+def _absent(ranks: list[RankOnHost]) -> list[int]:
+    """Ranks of the world of which nothing is known (their host fell silent): who waits is then no proof of anything."""
+    known = {rank.end.rank for rank in ranks}
+    return [number for number in range(ranks[0].fact.world if ranks else 0) if number not in known]
 
 
 def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
@@ -273,7 +284,10 @@ def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
         host: result.detail
         for host, result in probes.items()
         if (result.outcome is Outcome.FAILED and result.detail.startswith("connection lost"))
-        or (result.outcome is Outcome.TIMED_OUT and result.detail.startswith("no answer"))
+        or (
+            result.outcome is Outcome.TIMED_OUT
+            and result.detail.startswith(("no answer", "the agent did not answer"))  # its launcher keeps its own limit
+        )
     }
 
 

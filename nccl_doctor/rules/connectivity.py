@@ -21,9 +21,9 @@ from nccl_doctor.rules.mesh_pairs import unasked, untried
 # (Mathis et al. 1997), and three of them are no accident.
 LOSS_SHARE = 0.01
 LOSS_COUNT = 3
-# A slow link: under a quarter of the fleet's median. Hosts of one fleet differ by less (half, behind a bond of two).
+# A slow link: under a quarter of what the best eighth of all pairs reaches. Hosts of one fleet differ by less (half, behind a bond of two).
 SLOW_SHARE = 0.25
-# Delay: ten times the fleet's median and above 5 ms. Hosts of one data centre are within 1 ms of each other.
+# Delay: ten times that of the best eighth, and above 5 ms. Hosts of one data centre are within 1 ms of each other.
 DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 # Beyond this, logs of several hosts can no longer be put in order by their time stamps.
 CLOCK_SECONDS = 1.0
@@ -528,6 +528,8 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     lost: dict[Pair, int] = {}
     for host, link in _measured(fleet):
         for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
+            if count is None:
+                continue  # the peer's own messages tell of this direction
             sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
     # A single lost packet points to the host that loses 2 of 100 on each of its links; how many there are decides.

@@ -95,7 +95,8 @@ def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
 @host_rule("gpu", "gpu.needs-reset")
 def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
     """The driver itself asks for no recovery action (drivers from R570 on tell)."""
-    for gpu in devices(answered(host)):
+    gpus = devices(answered(host))
+    for gpu in gpus:
         if gpu.recovery_action in (None, "none"):
             continue
         yield finding(
@@ -106,6 +107,7 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
             places=[place(host, gpu)],
             fixes=[_recovery(host, gpu)],
         )
+    need_field(gpus, "recovery_action", "recovery action")
 
 
 def _recovery(host: Host, gpu: GpuDevice) -> Fix:
@@ -154,7 +156,12 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     for gpu in gpus:
         yield from _hot(host, gpu)
     yield from _capped(host, gpus)
-    need_field(gpus, "throttle_reasons", "throttle reasons")
+    for field, what in (
+        ("throttle_reasons", "throttle reasons"),
+        ("temperature_c", "temperature"),
+        ("power_limit_w", "power limit"),
+    ):
+        need_field(gpus, field, what)
 
 
 def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str) -> Finding:

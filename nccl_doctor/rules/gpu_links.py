@@ -147,6 +147,7 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     if untold:
         why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
         raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
+    need_field(gpus, "nvlinks", "NVLink state")
 
 
 def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
@@ -280,6 +281,7 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
             places=[place(host, gpu) for gpu, _ in bad],
         )
+    need_field(gpus, "fabric", "state of the NVLink fabric")
 
 
 def _manager_fix(host: Host, fact: GpuFact) -> Fix:

@@ -493,6 +493,7 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
     _several(fleet)
     seen = views(fleet)
     env = _advice(seen, attempts(fleet))
+    reached = {host.name: host.facts.reach.address for host in fleet.hosts}
     for number, items in sorted(_shared(seen).items()):
         chosen = [next(address for address in item.used if address.address == number) for item in items]
         caught = [trap(address, item.facts) for item, address in zip(items, chosen, strict=True)]
@@ -501,6 +502,9 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             for found, item, address in zip(caught, items, chosen, strict=True)
         ):
             continue  # chosen_interface names it
+        # Where one of them is reached at it, the others have it besides their own, and connects go astray, too.
+        contested = number in {reached[item.host] for item in items}
+        besides = [pair for pair in zip(items, chosen, strict=True) if contested and reached[pair[0].host] != number]
         yield finding(
             "net.wrong-interface.duplicate-address",
             Severity.FAIL,
@@ -509,8 +513,29 @@ def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
             tuple(_choice_evidence(item, address) for item, address in list(zip(items, chosen, strict=True))[:4]),
             hosts=tuple(item.host for item in items),
             env=env(),
-            explains=("net.wrong-interface.unreachable", "net.wrong-neighbour", "collectives"),
+            fixes=[_take_away(item.host, address) for item, address in besides],
+            explains=_EITHER_ANSWERS
+            if contested
+            else ("net.wrong-interface.unreachable", "net.wrong-neighbour", "collectives"),
         )
+
+
+def _take_away(host: str, address: Address) -> Fix:
+    command = f"sudo ip address del {address.address}/{address.prefix} dev {address.name}"
+    return Fix(f"take the address from {host}, if it is another host's", command, host)
+
+
+# What is sent to an address that two hosts have reaches one or the other.
+_EITHER_ANSWERS = (
+    "net.wrong-interface.unreachable",
+    "net.hostname-resolution.wrong-address",
+    "net.wrong-neighbour",
+    "net.firewall",
+    "net.master-unreachable",
+    "net.packet-loss",
+    "net.slow",
+    "collectives",
+)
 
 
 def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
@@ -547,23 +572,8 @@ def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
                     _choice_evidence(owner, theirs),
                 ),
                 hosts=(item.host, owner.host),
-                fixes=(
-                    Fix(
-                        f"take the address from {item.host}, if it is {owner.host}'s",
-                        f"sudo ip address del {address.address}/{address.prefix} dev {address.name}",
-                        item.host,
-                    ),
-                ),
-                explains=(
-                    "net.wrong-interface.unreachable",
-                    "net.hostname-resolution.wrong-address",
-                    "net.wrong-neighbour",
-                    "net.firewall",
-                    "net.master-unreachable",
-                    "net.packet-loss",
-                    "net.slow",
-                    "collectives",
-                ),
+                fixes=(_take_away(item.host, address),),
+                explains=_EITHER_ANSWERS,
             )
 
 
@@ -792,12 +802,16 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
             groups.setdefault(str(address.network), set()).add(address.name)
     overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
     for network, names in sorted(groups.items()):
+        if len(names) < 2:
+            continue
+        if not overall:
+            raise MissingFact("net.ipv4.conf.all.rp_filter", "not readable")
         strict = [
             name
             for name in sorted(names)
-            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter"), default=0) == 1
+            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter")) == 1
         ]
-        if len(names) > 1 and strict:
+        if strict:
             yield finding(
                 "net.rp-filter.strict",
                 Severity.WARN,

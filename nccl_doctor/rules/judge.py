@@ -160,8 +160,8 @@ class _Causes:
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         peers = {place.peer for place in effect.places if place.peer}
-        # A collective that hangs is everybody's; other consequences must touch the host at fault.
-        if effect.stage == "collectives" or not (effect.hosts or peers):
+        # A collective or a job that hangs is everybody's; other consequences must touch the host at fault.
+        if effect.stage in ("collectives", engine.JOB) or not (effect.hosts or peers):
             return set().union(*(self._by_id.get(parent, set()) for parent in parents)) - {number}
         known = [parent for parent in parents if parent in self._by_id]
 
@@ -252,18 +252,19 @@ def _stage(
     skipped = [dict(result.skipped) for result in mine]
     through = [set(result.passed) | set(result.skipped) for result in mine]
     passed = set(hosts).intersection(*through) if mine else set()
+    all_skipped = all(set(item) == set(hosts) for item in skipped)
     if Severity.FAIL in worst:
         state, reason = "fail", ""
-    elif Severity.WARN in worst:
-        state, reason = "warn", ""
     elif not mine or not hosts:
         state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
     elif any(result.unknown for result in mine):
         state, reason = "unknown", _few(sorted({gap.what for gap in unknown if name in gap.stages}))
-    elif all(set(item) == set(hosts) for item in skipped):
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
-    elif len(hosts) < len(bundle.hosts):
+    elif len(hosts) < len(bundle.hosts) and not all_skipped:
         state, reason = "unknown", f"{len(bundle.hosts) - len(hosts)} of {len(bundle.hosts)} hosts not reached"
+    elif Severity.WARN in worst:
+        state, reason = "warn", ""
+    elif all_skipped:
+        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)

@@ -71,8 +71,9 @@ def card_words(fact: GpuFact, bus_id: str | None, serial: str | None) -> str:
 def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:
     """``MissingFact`` if a GPU did not tell ``field`` although the driver supports it; for the end of a rule."""
     for gpu in gpus:
-        if getattr(gpu, field) is None and field not in gpu.not_supported and field in gpu.errors:
-            raise MissingFact(what, gpu.errors[field])
+        refused = "not permitted" if field in gpu.not_permitted else ""
+        if getattr(gpu, field) is None and (why := gpu.errors.get(field, refused)):
+            raise MissingFact(what, why)
 
 
 def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:

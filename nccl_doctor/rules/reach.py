@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.facts.model import NO_ANSWER, Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
@@ -64,9 +64,9 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ReachOutcome.CUT_OFF: (
         "host.cut-off",
         "the connection, or the Python that was started over it, ended before it had answered",
-        "look for an out-of-memory kill or an sshd restart, a flapping link, or a login profile that fails or reads "
-        "standard input (~/.bashrc runs for commands, too)",
-        "ssh {login} 'echo started'; ssh {login} 'dmesg -T | tail -50'",
+        "see what the login does before a command: a profile that fails, ends, reads standard input or starts another "
+        "shell (~/.bashrc runs for commands, too), a restricted shell, a host out of memory",
+        "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: (
         "host.unexpected-output",
@@ -96,6 +96,20 @@ _NO_ANSWER = (
     "time ssh -v {login} 'echo started'",
 )
 
+_LOST = (
+    "host.cut-off",
+    "the connection ended in the middle of the run",
+    "look for a reboot, an out-of-memory kill, an sshd restart or a flapping link",
+    "ssh {login} 'uptime; dmesg -T | tail -50'",
+)
+
+_SETUP = (
+    "host.transport-failed",
+    "the --env-setup line failed on the host",
+    "try the line there: it runs in bash, in the login's home directory, without a terminal",
+    "ssh {login}",
+)
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -112,13 +126,17 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
 
 def _way(reach: Reach) -> tuple[str, str, str, str]:
     """Its row of the table above."""
-    silent = reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER)
-    return _NO_ANSWER if silent else _WAYS[reach.outcome]
+    if reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER):
+        return _NO_ANSWER
+    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
+        return _SETUP
+    lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
+    return _LOST if lost else _WAYS[reach.outcome]
 
 
 def _told(reach: Reach) -> tuple[str, ...]:
     """What happened, then what was seen; never nothing."""
-    seen = tuple(text for text in reach.evidence if text != reach.detail)
+    seen = tuple(text for text in reach.evidence if text not in reach.detail)
     return (reach.detail, *seen) if reach.detail else seen or (reach.outcome.value,)
 
 
@@ -141,11 +159,15 @@ def _finding(hosts: list[HostFacts]) -> Finding:
     filled = command.format(
         host=first.name, address=first.reach.address or first.name, login=_login(first), known=known
     )
+    fixes = [Fix(advice, filled)]
+    if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
+        told = "it would take a password, which nccl-doctor never asks for: put your key there"
+        fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
     return finding(
         id,
         Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
         title,
         evidence,
         places=[Place(host=facts.name) for facts in hosts],
-        fixes=[Fix(advice, filled)],
+        fixes=fixes,
     )

@@ -404,7 +404,14 @@ def versions(software: Software) -> dict[str, str]:
 def drift_table(every: Mapping[str, Software]) -> tuple[DriftRow, ...]:
     """Every subject over all hosts, whole versions, for the report; :func:`drift` judges it."""
     found = {host: versions(software) for host, software in every.items()}
-    return table({subject: {host: values[subject] for host, values in found.items()} for subject in subjects()})
+    # A host without torch differs in torch, and in nothing that is a part of it.
+    parts = {"torch CUDA": {host for host, software in every.items() if software.torch is None}}
+    return table(
+        {
+            subject: {host: values[subject] for host, values in found.items() if host not in parts.get(subject, ())}
+            for subject in subjects()
+        }
+    )
 
 
 def _shortened(version: str, parts: int) -> str:
@@ -458,6 +465,9 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
         title = (
             f"{name}{more} differs: {odd}; the other {len(first.values[0][1])} hosts have {first.majority or 'none'}"
         )
+    fixes = [Fix(f"{_cure(name, first, hosts)} ({subjects()[name].why})")]
+    if name == "torch" and "" in dict(first.values):
+        fixes.append(Fix("or, if the job uses another Python there, name it: --python PATH, --env-setup LINE"))
     return finding(
         id,
         worst,
@@ -468,7 +478,7 @@ def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
             for value, group in found.values[:4]
         ),
         hosts=hosts,
-        fixes=(Fix(f"{_cure(name, first, hosts)} ({subjects()[name].why})"),),
+        fixes=fixes,
         explains=("collectives",) if worst is Severity.FAIL else (),
     )
 

@@ -108,6 +108,9 @@ def _shm_fixes(host: Host) -> tuple[Fix, ...]:
         return (
             Fix("start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir with medium: Memory)"),
         )
+    if system is not None and not system.shm.present:
+        command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size=50%,mode=1777,nosuid,nodev tmpfs /dev/shm"
+        return (Fix("mount one until the next boot", command, host.name),)
     return (Fix("make it larger until the next boot", "sudo mount -o remount,size=50% /dev/shm", host.name),)
 
 
@@ -121,8 +124,9 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     system = host.need(System)
     limit = _limit(system, "memlock")
     proof = Evidence(f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}", "ulimit -l", host=host.name)
+    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)
     fixes = (
-        Fix("in the job's shell, if the hard limit allows it", "ulimit -l unlimited", host.name),
+        *((own,) if limit.hard == UNLIMITED else ()),
         Fix(
             "for logins",
             "printf '* soft memlock unlimited\\n* hard memlock unlimited\\n'"
@@ -174,6 +178,8 @@ def limits_differ(fleet: Fleet) -> Iterator[Finding]:
     every = fleet.every(System)
     for name, label in _COMPARED_LIMITS.items():
         known = {host: system.limits[name].soft for host, system in every.items() if name in system.limits}
+        if untold := set(every) - set(known):
+            fleet.lack(f"limit on {label}", "not collected", *untold)
         row = drift.row(label, {host: _show(soft, name) for host, soft in known.items()})
         if not row.odd:
             continue
@@ -263,7 +269,9 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     system = host.need(System)
     group = system.cgroup
-    if group.pids_limit is not None and group.pids_used is not None:
+    if group.pids_limit is not None:
+        if group.pids_used is None:
+            raise MissingFact("pids.current", f"not readable in {group.pids_group}")
         room = group.pids_limit - group.pids_used
         if room < value("pids.free.warn"):
             yield finding(
@@ -277,8 +285,8 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
                 fixes=(Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),),
                 explains=("collectives",),
             )
-    limit = system.limits.get("nproc")
-    if limit and system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
+    limit = _limit(system, "nproc")
+    if system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
         yield finding(
             "sys.threads.nproc",
             Severity.WARN,
@@ -289,6 +297,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+_WRITTEN = ("/tmp", "TMPDIR")
 _EXECUTED = ("/tmp", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 
@@ -329,6 +338,9 @@ def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     unknown = [entry for entry in entries if entry.outcome not in ("ok", "timed-out")]
     if unknown and not found:
         raise MissingFact(f"free space of {unknown[0].path}", f"{unknown[0].outcome}: {unknown[0].detail}")
+    for entry in entries:
+        if entry.role in _WRITTEN and entry.read_only is None:
+            raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
 
 
 def _one_per_mount(entries: tuple[Filesystem, ...]) -> list[Filesystem]:
@@ -353,7 +365,7 @@ def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
         host=host,
     )
     look = (Fix("see what fills it", f"sudo du -xsh {entry.looked_at}/* 2>/dev/null | sort -h | tail", host),)
-    if entry.read_only and entry.role in ("/tmp", "TMPDIR"):
+    if entry.read_only and entry.role in _WRITTEN:
         yield finding(
             "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
             fixes=(
@@ -442,12 +454,19 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def gpu_count(host: Host) -> int:
+    """How many NVIDIA GPUs are on the bus, or where that was not asked, have a device file."""
+    software = host.want(Software)
+    return len(software.driver.pci_gpus) if software else host.need(System).gpu_processes.gpu_devices
+
+
 def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
     limit, used = group.memory_limit_bytes, group.memory_used_bytes
-    if limit is None or used is None:
+    if limit is None:
         return
-    software = host.want(Software)
-    gpus = len(software.driver.pci_gpus) if software else 0
+    if used is None:
+        raise MissingFact("memory used", f"not readable in {group.memory_group}")
+    gpus = gpu_count(host)
     room = limit - (used - group.memory_cache_bytes)
     needed = max(value("memory.available.warn"), gpus * value("memory.per-gpu.warn"))
     if room < needed:
@@ -469,8 +488,7 @@ def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
 def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
     """The job may use at least two CPUs per GPU: one for Python, one for NCCL's proxy thread."""
     system = host.need(System)
-    software = host.want(Software)
-    gpus = len(software.driver.pci_gpus) if software else 0
+    gpus = gpu_count(host)
     if not gpus:
         raise SkipRule("no NVIDIA GPU on this host")
     usable = min(float(system.processors.allowed), system.cgroup.cpu_limit or float("inf"))
@@ -488,105 +506,6 @@ def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=(
                 Fix("give the job more: docker run --cpus, Kubernetes resources.limits.cpu, Slurm --cpus-per-task"),
-            ),
-        )
-
-
-@host_rule("system", "net.slow.tcp-buffers")
-def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The kernel may grow TCP buffers to at least 1 MiB (third number of tcp_rmem and tcp_wmem)."""
-    system = host.need(System)
-    for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
-        numbers = system.sysctl_numbers(name)
-        if len(numbers) != 3:
-            raise MissingFact(name, "not readable")
-        if numbers[2] < value("tcp.buffer.warn"):
-            crippled = numbers[2] < value("tcp.buffer.fail")
-            yield finding(
-                "net.slow.tcp-buffers",
-                Severity.FAIL if crippled else Severity.WARN,
-                f"{name} lets a TCP buffer grow to {size(numbers[2])} only: one stream cannot fill a fast link",
-                Evidence(f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}", host=host.name),
-                hosts=(host.name,),
-                fixes=(Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'", host.name),),
-                explains=("net.slow.link", "collectives") if crippled else (),
-            )
-
-
-@host_rule("system", "net.conntrack-full")
-def connection_tracking(host: Host, plan: Plan) -> Iterator[Finding]:
-    """Where the kernel tracks connections (a stateful firewall, NAT, Kubernetes), its table has room for a job's.
-
-    A full table drops the first packet of every new connection, and no rule of the firewall shows it.
-    """
-    system = host.need(System)
-    used, room = (system.sysctl_numbers(f"net.netfilter.nf_conntrack_{what}") for what in ("count", "max"))
-    if not (used and room and room[0]):
-        raise SkipRule("no connection tracking in this kernel, or not collected")
-    share = used[0] / room[0]
-    if share >= value("conntrack.used.warn"):
-        full = share >= value("conntrack.used.fail")
-        yield finding(
-            "net.conntrack-full",
-            Severity.FAIL if full else Severity.WARN,
-            f"The connection tracking table is {'full' if full else 'nearly full'} ({used[0]} of {room[0]} entries): "
-            "new connections are dropped" + ("" if full else " when it is"),
-            Evidence(
-                f"nf_conntrack_count = {used[0]}, nf_conntrack_max = {room[0]}",
-                "/proc/sys/net/netfilter",
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "more room, until the next boot",
-                    f"sudo sysctl -w net.netfilter.nf_conntrack_max={room[0] * 4}",
-                    host.name,
-                ),
-                Fix(
-                    "see who fills it",
-                    "sudo conntrack -L -o extended 2>/dev/null | awk '{print $7}' | sort | uniq -c | sort -n | tail",
-                    host.name,
-                ),
-            ),
-            explains=("net.firewall", "net.master-unreachable", "net.packet-loss", "collectives") if full else (),
-        )
-
-
-@host_rule("system", "net.ephemeral-ports.few", "net.port-in-use.ephemeral-range")
-def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
-    """There are enough ephemeral ports, and the master port is not one of them.
-
-    NCCL and Gloo listen on ephemeral ports; a master port inside the range can be taken by any outgoing connection.
-    """
-    system = host.need(System)
-    numbers = system.sysctl_numbers("net.ipv4.ip_local_port_range")
-    if len(numbers) != 2:
-        raise MissingFact("net.ipv4.ip_local_port_range", "not readable")
-    low, high = numbers
-    proof = Evidence(
-        f"net.ipv4.ip_local_port_range = {low} {high}", "/proc/sys/net/ipv4/ip_local_port_range", host=host.name
-    )
-    fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'", host.name)
-    if high - low + 1 < value("ports.ephemeral.warn"):
-        severity = Severity.FAIL if high - low + 1 < value("ports.ephemeral.fail") else Severity.WARN
-        yield finding(
-            "net.ephemeral-ports.few", severity, f"Only {high - low + 1} ephemeral ports", proof,
-            hosts=(host.name,), fixes=(fix,), explains=("collectives",),
-        )  # fmt: skip
-    if plan.master == host.name and low <= plan.master_port <= high:
-        yield finding(
-            "net.port-in-use.ephemeral-range",
-            Severity.INFO,
-            f"The master port {plan.master_port} is an ephemeral port: an outgoing connection may take it first",
-            proof,
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    f"choose a port below {low}, or reserve it",
-                    f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={plan.master_port}",
-                    host.name,
-                ),
             ),
         )
 

@@ -35,7 +35,9 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
     tried = fleet.every(Links)
-    facts = {host.name: found for host in fleet.hosts if (found := host.want(Interfaces)) is not None}
+    if "interfaces" not in fleet.plan.stages and not any(host.want(Interfaces) for host in fleet.hosts):
+        raise SkipRule("routes are asked for in the interfaces stage, which was left out")
+    facts = fleet.every(Interfaces)
     macs = {
         (name, address.address): device.mac.lower()
         for name, found in sorted(facts.items())
@@ -137,7 +139,7 @@ def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str
             (
                 Evidence(
                     f"{entry.address} {entry.mac} {entry.interface}" + (" permanent" if entry.permanent else ""),
-                    "/proc/net/arp",
+                    "ip neighbour",
                     host=host,
                 ),
                 Evidence(f"{link.address} is on {mac}", "/sys/class/net", host=owner),
@@ -152,7 +154,9 @@ def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str
                 ),
                 Fix(
                     "who answers for the address? more than one hardware address: it is in use twice",
-                    f"sudo arping -c 3 -I {entry.interface} {entry.address}",
+                    f"sudo ndisc6 -m {entry.address} {entry.interface}"
+                    if ":" in entry.address
+                    else f"sudo arping -c 3 -I {entry.interface} {entry.address}",
                     host,
                 ),
             ),

@@ -76,6 +76,7 @@ CASES = [
     # ports
     Case("port-dropped", ("net.firewall.dropped",), quotes=("gpu02 itself can connect out",)),
     Case("port-dropped", ("net.firewall.dropped",), parameters={"outward": True}),
+    Case("port-dropped", ("net.firewall.dropped",), quotes=("of 16 ports",), parameters={"ports": "59235-60999"}),
     Case("outbound-dropped", ("net.firewall.dropped",), quotes=("from gpu02",)),
     Case("port-rejected", ("net.firewall",), parameters={"reply": "icmp"}),
     Case("port-rejected", ("net.firewall.rejected",), parameters={"reply": "reset"}),
@@ -132,7 +133,7 @@ CASES = [
 ]
 
 # Sights that look odd and break nothing. (A docker0 on every host: NCCL leaves it out by itself.)
-HARMLESS = ["ping-dropped", "login-noise", "read-only-root", "same-bridge-everywhere"]
+HARMLESS = ["ping-dropped", "login-noise", "read-only-root", "same-bridge-everywhere", "ipv6-only"]
 
 
 def check(lab: Lab, *options: str, timeout: float = 60, bundle: Path | None = None) -> tuple[int, dict[str, Any]]:
@@ -319,6 +320,22 @@ def test_two_faults_at_once_are_laid_at_the_right_doors(
     assert {host for item in found for host in item["hosts"]} == {"gpu02", "gpu03"}, told
     assert all(lies_beneath(item["id"], ids) for item in found), told
     assert all(any(lies_beneath(item["id"], (id,)) for item in found) for id in ids), told
+
+
+def test_a_wrong_neighbour_and_a_wrong_route_of_ipv6_hosts(lab: Lab) -> None:
+    with (
+        lab.fault("ipv6-only"),
+        lab.fault("wrong-neighbour", "gpu02", ipv6=True),
+        lab.fault("wrong-route", "gpu04", peer="gpu01", ipv6=True),
+    ):
+        _, report = check(lab, "--quick")
+    found = {item["id"]: item for item in causes(report, "fail", "warn")}
+    assert {id: item["hosts"] for id, item in found.items()} == {
+        "net.wrong-neighbour": ["gpu02"],
+        "net.wrong-route": ["gpu04"],
+    }
+    assert "02:00:00:00:00:99" in text_of(found["net.wrong-neighbour"])
+    assert "fd77::1/128" in text_of(found["net.wrong-route"])
 
 
 STRANGE_PYTHONS = {

@@ -395,6 +395,16 @@ def test_wrong_neighbour_and_route(lab: Lab) -> None:
         assert connect(lab, "gpu02", "gpu03", 22) == "open"
 
 
+def test_ipv6_only(lab: Lab) -> None:
+    with lab.fault("ipv6-only"):
+        assert connect(lab, "gpu01", "gpu02", 22) == "open" != connect(lab, "gpu01", lab.address("gpu02"), 22)
+        for name in ("wrong-neighbour", "wrong-route"):
+            with lab.fault(name, ipv6=True):
+                assert connect(lab, "gpu02", "gpu03", 22) != "open" and connect(lab, "gpu02", "gpu01", 22) == "open"
+            assert connect(lab, "gpu02", "gpu03", 22) == "open"
+    assert connect(lab, "gpu01", "gpu02", 22) == connect(lab, "gpu01", lab.address("gpu02"), 22) == "open"
+
+
 def test_link_flaps(lab: Lab) -> None:
     def losses() -> int:
         return int(lab.on("gpu02", ["cat", "/sys/class/net/eth0/carrier_down_count"], check=True).stdout)

@@ -41,7 +41,13 @@ def system(**changes: Any) -> System:
     """A healthy host's facts."""
     healthy = System(
         shm=SharedMemory(True, 64 * GIB, 63 * GIB, read_only=False),
-        limits={"memlock": Limit(-1, -1), "nofile": Limit(65536, 1048576), "nproc": Limit(500000, 500000)},
+        limits={
+            "memlock": Limit(-1, -1),
+            "nofile": Limit(65536, 1048576),
+            "nproc": Limit(500000, 500000),
+            "as": Limit(-1, -1),
+            "fsize": Limit(-1, -1),
+        },
         filesystems=tuple(
             msgspec.structs.replace(entry, noexec=False)
             for entry in (
@@ -62,6 +68,7 @@ def system(**changes: Any) -> System:
             "net.ipv4.tcp_wmem": "4096 16384 4194304",
             "net.ipv4.ip_local_port_range": "32768 60999",
             "net.ipv4.conf.all.rp_filter": "0",
+            "net.core.somaxconn": "4096",
         },
     )
     return msgspec.structs.replace(healthy, **changes)

@@ -140,6 +140,18 @@ def size(wrong: list[int]) -> dict[str, Any]:
     return {"event": "size", "collective": "allreduce", "size": 1024, "rank_means_us": [1.0], "wrong": wrong}
 
 
+def test_who_waits_for_a_host_that_fell_silent_is_not_to_blame() -> None:
+    facts = world(*(end(rank, "store", **STUCK) for rank in range(4)))
+    assert list(failures(facts))
+    del facts["h1"]
+    assert list(failures(facts)) == []
+    (gap,) = short_run(bundle(**{name: ok(fact) for name, fact in facts.items()})).unknown
+    assert gap.hosts == ("h0", "h2", "h3") and "nothing was heard of rank 1," in gap.why
+    died = world(end(0, **STUCK), end(1, **STUCK), end(2, exit=-9, signal="SIGKILL"))
+    del died["h1"]
+    assert [(item.id, item.hosts) for item in failures(died)] == [("collectives.rank-died", ("h2",))]
+
+
 def test_wrong_elements_name_their_ranks() -> None:
     ends = (end(0, "end", **FINISHED), end(1, "end", **FINISHED))
     (found,) = wrong_results(world(*ends, events=(size([0, 0]), size([0, 5]), size([0, 2]))))

@@ -147,6 +147,31 @@ def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: 
     assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
 
 
+def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
+    builder = Builder()
+    refused = Reach(
+        ReachOutcome.AUTH_FAILED, "no", ("the server accepts: publickey, password",), "10.0.0.2", 22, user="a"
+    )
+    builder.reach["gpu02"] = refused
+    (found,) = reach.reach_findings(builder.bundle())
+    assert [fix.command for fix in found.fixes] == ["ssh -v a@gpu02 true", "ssh-copy-id a@gpu02"]
+    builder.reach["gpu02"] = msgspec.structs.replace(refused, evidence=("the server accepts: publickey",))
+    assert len(reach.reach_findings(builder.bundle())[0].fixes) == 1
+
+
+def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_began() -> None:
+    builder = Builder()
+    lost = Reach(ReachOutcome.CUT_OFF, "connection lost: the stream ended", ("the stream ended",), "10.0.0.2", 22)
+    builder.reach["gpu02"] = lost
+    builder.reach["gpu03"] = Reach(ReachOutcome.CUT_OFF, "status 1 before the agent answered", ("exec: restricted",))
+    begun, never = sorted(reach.reach_findings(builder.bundle()), key=lambda item: item.hosts)
+    assert begun.id == never.id == "host.cut-off"
+    builder.reach["gpu02"] = Reach(ReachOutcome.TRANSPORT_FAILED, "--env-setup failed: source /no/activate")
+    assert "--env-setup line failed" in [item.title for item in reach.reach_findings(builder.bundle())][-1]
+    assert "in the middle of the run" in begun.title and len(begun.evidence) == 1 and "reboot" in begun.fixes[0].text
+    assert "before it had answered" in never.title and "restricted shell" in never.fixes[0].text
+
+
 def test_the_worst_is_told_first_and_then_the_earliest_stage() -> None:
     builder = Builder()
     builder.probes["gpu01"]["clock"]["offset"] = 30.0
@@ -168,6 +193,7 @@ def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
     # What was not asked in those days is not taken for well.
     assert {gap.what for gap in report.unknown} == {
         "mount options of /tmp", "mount options of /dev/shm", "time of look-ups", "carriers",
+        "limit on address space", "limit on file size", "net.core.somaxconn",
     }  # fmt: skip
     states = dict.fromkeys(STAGES, "pass") | {"connectivity": "fail", "system": "unknown", "interfaces": "unknown"}
     del states["collectives"]

@@ -355,6 +355,34 @@ def test_a_port_range_that_is_closed_between_two_hosts_alone_is_told_of_their_co
     assert "from gpu01 to gpu03" in found.title and "1 of 2 ports" in found.title
 
 
+def test_further_ports_that_answered_count_as_tried() -> None:
+    builder = Builder()
+    for host in ("gpu01", "gpu03", "gpu04"):
+        closed = {
+            **builder.links(host, "gpu02")[0],
+            "port": 50000,
+            "outcome": "timed-out",
+            "messages": 0,
+            "answered": 0,
+        }
+        builder.probes[host]["links"]["links"].append(closed)
+        builder.probes[host]["links"]["swept"] = {"gpu02": 12}
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.firewall.dropped", ("gpu02",))
+    assert "on 1 of 15 ports tried (50000)" in found.title
+
+
+def test_a_count_of_lost_packets_that_the_peer_did_not_tell_is_no_zero() -> None:
+    """Each host lost 2 of 100 messages to gpu02, which told none of its own counts: as zeros they would halve the share."""
+    builder = Builder()
+    for host in NAMES:
+        for link in builder.links(host, "gpu02") if host != "gpu02" else ():
+            link.update(lost_forward=2 if link["messages"] else 0)
+        for link in builder.links("gpu02", host):
+            link.update(lost_back=None)
+    assert "2.0 % of packets towards gpu02" in only(judge(builder.bundle())).title
+
+
 @pytest.mark.parametrize(("lost", "found"), [(0, ["net.connect-delayed"]), (1, [])])
 def test_a_limit_on_new_connections_is_told_from_lost_packets(lost: int, found: list[str]) -> None:
     builder = Builder()

@@ -156,6 +156,15 @@ def test_a_host_that_carries_the_address_of_a_peer_is_named() -> None:
     assert "net.firewall" in found.explains
 
 
+def test_of_two_hosts_with_one_address_the_one_reached_elsewhere_has_it_besides_its_own() -> None:
+    """An IPv6 address that was added last is listed first: both would hand it out."""
+    both = {"a": interfaces("eth0/fd00::1/64"), "b": interfaces("eth0/fd00::1/64", "eth0/fd00::2/64")}
+    reached_at = {"a": "fd00::1", "b": "fd00::2"}
+    found = only(run("interfaces.duplicate_addresses", fleet(both), reached_at=reached_at))
+    assert found.hosts == ("a", "b") and "net.firewall" in found.explains
+    assert [(fix.host, fix.command) for fix in found.fixes] == [("b", "sudo ip address del fd00::1/64 dev eth0")]
+
+
 @pytest.mark.parametrize(("network", "severity"), [("10.0.0", Severity.WARN), ("192.168.7", Severity.FAIL)])
 def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
     facts = {name: interfaces(f"eth0/{network}.{number}/24") for number, name in enumerate("abc", 1)}
@@ -330,6 +339,8 @@ def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() 
     twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
     strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
     assert ids(run("interfaces.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
+    unread = run("interfaces.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
+    assert not unread.passed and unread.unknown
     single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
     assert ids(run("interfaces.reverse_path_filter", single)) == []
 

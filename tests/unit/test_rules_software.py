@@ -182,6 +182,14 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
     assert "kernel (and C library) differs" in result.findings[1].title
 
 
+def test_a_host_without_torch_differs_in_torch_alone() -> None:
+    cpu = software(torch=torch(version="2.13.0+cpu", cuda=""))
+    result = run("software.drift", {"a": {"software": cpu}, "b": host(torch=None)["a"], "c": {"software": cpu}})
+    (found,) = [item for item in result.findings if item.severity is Severity.FAIL]
+    assert (found.id, found.hosts) == ("sw.nccl-version-mismatch.torch", ("b",))
+    assert "--python" in found.fixes[1].text
+
+
 def test_drift_table_lists_equal_rows_too_and_leaves_out_what_nobody_has() -> None:
     rows = {row.subject: row for row in drift_table({"a": software(), "b": software()})}
     assert rows["NCCL"].equal and rows["NCCL"].values == (("2.27.3", ("a", "b")),)

@@ -32,6 +32,13 @@ def test_a_way_that_is_right_has_no_finding() -> None:
     assert not result.findings and result.passed == ("a", "b", "c")
 
 
+def test_a_host_whose_routes_are_not_known_has_not_passed() -> None:
+    hosts = fleet()
+    del hosts["c"]["interfaces"]
+    result = run("way.way_to_peers", hosts)
+    assert result.passed == ("a", "b") and result.unknown[0].hosts == ("c",)
+
+
 @pytest.mark.parametrize(
     ("route", "told"),
     [

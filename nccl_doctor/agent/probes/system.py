@@ -187,8 +187,8 @@ def filesystems() -> List[Dict[str, Any]]:
         entry["mount"] = mount.get("point", "")
         entry["type"] = mount.get("type", "")
         entry["source"] = mount.get("source", "")
-        entry["read_only"] = bool(mount.get("read_only"))
-        entry["noexec"] = bool(mount["noexec"]) if mount else None
+        for option in ("read_only", "noexec"):
+            entry[option] = bool(mount[option]) if mount else None
     return found
 
 

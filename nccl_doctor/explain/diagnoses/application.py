@@ -19,7 +19,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import later, ranks_of
+from nccl_doctor.explain.lines import later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import Work
 
@@ -348,14 +348,21 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
 
 
+_NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
+
+
 @diagnosis
 def jax_barrier(case: Case) -> Iterable[Candidate]:
     """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
-    hits = case.hits("jax-barrier-count")
-    if not hits:
+    hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
+    if not hits and not registration:
         return
-    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks"
-    if registration := case.hits("jax-registration"):
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
+    refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
+    if registration and refused:
+        title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"
+        yield Candidate("net.master-unreachable", 0.78, title, [*refused[:3], *hits, *registration], *speakers(refused))
+    elif registration:
         yield Candidate(
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )

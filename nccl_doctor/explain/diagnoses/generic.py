@@ -106,17 +106,17 @@ _BUILT_IN = frozenset(("IB", "Socket", "IBext", "IBext_v8"))
 @diagnosis
 def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
     """A plugin was named (NCCL_NET_PLUGIN) or found, NCCL could not use it, and the job goes over TCP sockets instead."""
-    wanted = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
-    wanted += [
-        hit for hit in case.hits("no-net-plugin") if "symbols v" in hit.text
-    ]  # a library without fitting symbols
+    named = [hit for hit in case.env.get("NCCL_NET_PLUGIN", []) if hit.groups.get("value", "").strip(" .") != "none"]
+    unfit = [hit for hit in case.hits("no-net-plugin") if "symbols v" in hit.text]  # a library without fitting symbols
+    wanted = [*named, *unfit]
     refused = [
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
     if wanted and refused and case.sockets:
+        told = named or case.nodes > 1 or case.has("channel-net", "busbw-average") or complaints(case)
         yield Candidate(
             "net.plugin",
-            0.66,
+            0.66 if told else 0.4,  # a library may lie there by chance
             "the network plugin was not loaded, and the job goes over TCP sockets",
             [refused[0], wanted[0], case.sockets[0]],
             hosts=hosts_of(case.sockets),
@@ -213,6 +213,8 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("net.peer-lost", "ib.retry-exceeded"),
     ),
 )
+# ncclResult_t on its way up -> what it means and what it points to
+_TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
 
 
 @diagnosis
@@ -222,6 +224,9 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     if told or case.summary.proofs:
         return
     for hit in case.hits("nccl-trail")[:1]:
+        phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
+        for at, cause in enumerate(causes):
+            yield Candidate(cause, 0.3 - 0.02 * at, phrase, [hit], ranks_of([hit]))
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
@@ -366,8 +371,8 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted")
-_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", *_OF_WATCHDOGS)
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "timeout-frame")
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -383,6 +388,17 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
         if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"
             yield Candidate("app.straggler-timeout", 0.28, title, hits, vague=True)
+
+
+@diagnosis
+def experts_wait(case: Case) -> Iterable[Candidate]:
+    """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,
+    IBGDA) delivers nothing. The logs of the rank that does not speak, and NVSHMEM_DEBUG=INFO, would tell."""
+    hits = case.hits("deepep-timeout")
+    between = any("RDMA" in hit.text for hit in hits)
+    causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
+    for at, cause in enumerate(causes if hits else ()):
+        yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {

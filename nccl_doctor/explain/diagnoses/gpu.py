@@ -128,6 +128,9 @@ _XID_RECOVERY = 154
 _XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
 _XID_RECORDS = frozenset((63, 92, 160, 137, 121, 43, 45))
 _XID_REMAPPED = frozenset((63, 92))  # memory that was or will be replaced by spare rows: no job fails of it
+_XID_AFTER_FAULT = 109  # the context whose kernel has just faulted cannot be switched away from in time
+_XID_FAULTS = frozenset((13, 31))
+_XID_BEFORE = re.compile(r"caused by previous Xid (\d+)")
 _MANY_STEPS = 21  # lines
 
 
@@ -135,11 +138,13 @@ _MANY_STEPS = 21  # lines
 def xid(case: Case) -> Iterable[Candidate]:
     """Xids in the kernel log, by the catalogue's class: hardware and NVLink faults explain everything after them.
 
-    Application Xids (13, 31, 43, 45) are the program's own and mostly follow from something earlier.
+    Application Xids (13, 31, 43, 45) are the program's own and mostly follow from something earlier; newer drivers say
+    from which Xid.
     """
     by_number: dict[int, list[Hit]] = {}
     for hit in case.hits("xid"):
-        digits = hit.groups.get("xid", "").lstrip("+")
+        before = _XID_BEFORE.search(hit.text)
+        digits = before.group(1) if before else hit.groups.get("xid", "").lstrip("+")
         if digits.isdigit():
             by_number.setdefault(int(digits), []).append(hit)
     for number, hits in sorted(by_number.items()):
@@ -155,6 +160,9 @@ def xid(case: Case) -> Iterable[Candidate]:
             for other in by_number
         ):
             strength = _XID_IGNORED  # the driver asks for a reset because of the other one
+        faults = [other[0] for at, other in by_number.items() if at in _XID_FAULTS]
+        if number == _XID_AFTER_FAULT and any(_same_gpu(fault, hits[0]) for fault in faults):
+            strength = _XID_IGNORED
         outlived = number in _XID_REMAPPED and case.course.outlived(hits[-1], _MANY_STEPS)
         if outlived or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
@@ -166,6 +174,11 @@ def xid(case: Case) -> Iterable[Candidate]:
             hosts=hosts_of(hits),
             why=f"{xid.__doc__} {entry.note}".strip(),
         )
+
+
+def _same_gpu(earlier: Hit, hit: Hit) -> bool:
+    """Whether this Xid came from the same GPU as an earlier one of the same log."""
+    return earlier.file == hit.file and earlier.line < hit.line and earlier.groups.get("pci") == hit.groups.get("pci")
 
 
 _THERMAL_SXIDS = frozenset((10004,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
@@ -92,6 +93,26 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
             [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
         )
+
+
+@diagnosis
+def tests_without_mpi(case: Case) -> Iterable[Candidate]:
+    """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
+
+    Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    """
+    firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
+    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
+    together = [
+        (one, other)
+        for one, other in itertools.pairwise(firsts)
+        if one.file == other.file
+        and one.groups["pid"] != other.groups["pid"]
+        and not any(one.line < line < other.line for line in rows)
+    ]
+    if together:
+        title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
+        yield Candidate("launch.world-size", 0.86, title, [*itertools.chain(*together)], final=True)
 
 
 _CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"

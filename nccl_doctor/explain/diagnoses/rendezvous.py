@@ -72,6 +72,19 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def members_missing(case: Case) -> Iterable[Candidate]:
+    """Lightning's processes say which of how many they are: some are missing, and where others are there twice, every
+    node counts itself as the first (the launcher starts one process per node, or does not tell the node's number)."""
+    said = case.hits("lightning-member")
+    ranks = {hit.groups["rank"] for hit in said}
+    if not said or len(ranks) >= int(said[0].groups["world"]) or case.has("progress", "nccl-init-complete"):
+        return
+    twice = case.count("lightning-member") >= 2 * len(ranks)
+    title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', each of them more than once' * twice}"
+    yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said)
+
+
+@diagnosis
 def came_too_late(case: Case) -> Iterable[Candidate]:
     """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
     gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)

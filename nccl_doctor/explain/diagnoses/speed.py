@@ -95,8 +95,40 @@ def _last_step(case: Case, unit: str, hit: Hit) -> float:
     return times[-1] if times else 0.0
 
 
+_EARLIER = re.compile(
+    r"last (?:week|month|time|run)|yesterday|previous run|previously|same config|used to (?:be|take)", re.I
+)
+_NAMED_RATE = re.compile(
+    r"\b(tps|mfu|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
+)
+_TIME_OF_STEP = re.compile(
+    r"(?:\bstep[_ ]?time\W{0,3}|(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)", re.IGNORECASE
+)
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(m?s)\b")
+
+
+def _times_slower_than_before(case: Case, hit: Hit) -> float:
+    """How many times slower the last step is than what this line tells of an earlier run; 0 where they cannot be compared."""
+    word = _EARLIER.search(hit.text)
+    if word is None:
+        return 0.0
+    told, steps = hit.text[word.end() :], [*case.hits("progress"), *case.tail]
+    texts = [hit.text[: word.start()], *(step.text for step in steps[::-1] if place(step) != place(hit))]
+    rates = [rate for text in texts for rate in _NAMED_RATE.findall(text)]
+    for key, was in _NAMED_RATE.findall(told):
+        now = next((float(rate.replace(",", "")) for name, rate in rates if name == key), 0.0)
+        if now:
+            return float(was.replace(",", "")) / now
+    times = [time for text in texts for time in _TIME_OF_STEP.findall(text)]
+    for was, unit in _TIME.findall(told):
+        now = next((float(time) for time, its_unit in times if its_unit == unit), 0.0)
+        if float(was):
+            return now / float(was)
+    return 0.0
+
+
 def complaints(case: Case) -> list[Hit]:
-    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be."""
+    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be, or once was."""
     last = case.last("expectation")
     far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
     shown = [hit for hit in case.hits("expectation") if far and (_times_too_slow(case, hit) or 0.0) >= _FAR]
@@ -105,7 +137,8 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("slow-complaint")
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
-    return list({place(hit): hit for hit in (*told, *shown)}.values())
+    slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= _FAR]
+    return list({place(hit): hit for hit in (*told, *shown, *slower)}.values())
 
 
 @diagnosis
@@ -166,6 +199,9 @@ _GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of
 def slow_interface(case: Case) -> Iterable[Candidate]:
     """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that an interface has no more than gigabit Ethernet."""
     told = case.hits("link-speed")
+    used = {name for hit in case.hits("net-socket-using") for name in _SOCKET_INTERFACE.findall(hit.text)}
+    asked = {hit.line + 1: hit.groups["interface"] for hit in case.hits("ethtool-asked")}
+    told = [hit for hit in told if not used or asked.get(hit.line, "") in {"", *used}]
     speeds = [hit for hit in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
     if any("gigabits" in hit.groups or float(hit.groups.get("speed") or 0) > _GIGABIT for hit in told):
         return  # which of them the job uses is not told

@@ -96,6 +96,7 @@ says(
     "DataLoader worker (pid {pid:int}) is killed by signal: {signal}",
     "DataLoader worker (pid(s) {pids}) exited unexpectedly",
     "DataLoader worker (pid {pid:int}) exited unexpectedly",
+    "DataLoader worker exited unexpectedly",
     "DataLoader timed out after {seconds:int} seconds",
     "Caught {name:word} in DataLoader worker process {index:int}",
     "Pin memory thread exited unexpectedly",

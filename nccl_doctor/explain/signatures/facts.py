@@ -67,6 +67,11 @@ says(
     why="The number of ranks the program says it has.",
 )
 says(
+    "lightning-member",
+    "GLOBAL_RANK: {rank:int}, MEMBER: {member:int}/{world:int}",
+    why="Lightning's process of this global rank comes to init_process_group. Each rank says it once.",
+)
+says(
     "bootstrap-using",
     "Bootstrap : Using {interface}:{address}<",
     "Bootstrap: Using {interface}:{address}<",
@@ -305,7 +310,8 @@ says(
 )
 says(
     "tests-device",
-    "Pid {pid:int} on {host:word} device {device:int} ",
+    "Rank {rank:int} Group {}Pid {pid:int} on {host:word} device {device:int} [",
+    "Rank {rank:int} Pid {pid:int} on {host:word} device {device:int} [",
     why="nccl-tests' list of devices: which rank runs on which host.",
     where=lambda groups, line: "Rank" in line,
 )
@@ -444,6 +450,22 @@ says(
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
     where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+)
+says(
+    "earlier-run",
+    "last week",
+    "last month",
+    "last time",
+    "last run",
+    "yesterday",
+    "previous run",
+    "previously",
+    "same config",
+    "used to be",
+    "used to take",
+    sampled=True,
+    why="Somebody writes what an earlier run reached, or how long its steps took.",
+    where=lambda groups, line: re.search(r"\d", line) is not None,
 )
 says(
     "slow-complaint",

@@ -670,7 +670,8 @@ says(
     strength=0.82,
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
-    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme", line) is None,
+    # Xid 154 follows another fault, and is weighed as an Xid
+    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None,
 )
 says(
     "recovery-action",

@@ -610,6 +610,16 @@ says(
     strength=0.68,
     title="UCX reports an error: {error}",
     why="UCX (plugin or MPI transport) failed.",
+    where=lambda groups, line: "ibv_" not in line,
+)
+says(
+    "ucx-verbs",
+    "ibv_modify_qp({what}) failed",
+    "ibv_create_ah({what}) failed",
+    cause="ib.qp-connect",
+    strength=0.72,
+    title="UCX cannot set up a queue pair of the adapter ({what})",
+    why="Verbs refused a queue pair or an address handle: the port's state, its GID, the fabric's route or the partition key.",
 )
 says(
     "ucx-cuda-ipc",

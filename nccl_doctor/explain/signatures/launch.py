@@ -8,6 +8,15 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
+    "mpi-no-such-rank",
+    "Failed: MPI error {place} '6'",
+    "MPI_ERR_RANK",
+    cause="launch.world-size",
+    strength=0.72,
+    title="MPI has no rank of that number: the job was started with fewer processes than it was built for",
+    why="Open MPI's error 6 is MPI_ERR_RANK. TensorRT-LLM's engines demand as many MPI processes as they were built for.",
+)
+says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
     "Error initializing torch.distributed using env:// rendezvous",
@@ -153,6 +162,8 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+# A list of what may have happened: "has failed, got preempted, or crashed", "scheduler events (e.g. preemption, eviction)"
+_ONE_OF_MANY = re.compile(r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. ")
 says(
     "cancelled",
     "CANCELLED AT",
@@ -216,6 +227,7 @@ says(
             r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)",
             line,
         )
+        and not _ONE_OF_MANY.search(line)
     ),
 )
 says(
@@ -324,6 +336,7 @@ says(
     "Cannot schedule{}GPU",
     "Requested node configuration is not available",
     "insufficient GPUs",
+    "Not enough GPUs available",
     "tasks in gang unschedulable",
     "pod group is not ready",
     "insufficient unused quota",

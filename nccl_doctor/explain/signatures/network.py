@@ -32,6 +32,7 @@ says(
     "master-refused",
     "client socket has failed to connect to [{host}]:{port:int} (errno: {errno:int} - {error})",
     "failed to connect to [{host}]:{port:int} (errno: {errno:int}",
+    "failed to connect to [{host}]:{port:int} (system error",
     "TCP client failed to connect/validate to host {host}:{port:int} - retrying",
     role=Role.SYMPTOM,
     cause="net.master-unreachable",
@@ -354,6 +355,7 @@ says(
     "reject-with icmp-host-prohibited",
     "Default: deny (incoming)",
     "policy DROP",
+    "-P INPUT DROP",
     why="firewall-cmd, iptables, nft or ufw: what a host's firewall lets in; the rest is rejected.",
     where=lambda groups, line: (
         re.search(r"ports: (?:[\d-]+/(?:tcp|udp)[ ,]?)*$", line.rstrip()) is not None
@@ -408,6 +410,7 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
+says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
 
 says(
     "net-types-differ",

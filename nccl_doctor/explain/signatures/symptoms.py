@@ -50,6 +50,20 @@ says(
     why="Always follows an error or a time-out.",
 )
 says(
+    "timeout-frame",
+    "ProcessGroupNCCL::WorkNCCL::checkTimeout",
+    role=S,
+    fold="native stack of torch's watchdog",
+    why="torch's watchdog throws this exception when a collective runs into its time-out.",
+)
+says(
+    "deepep-timeout",
+    "DeepEP {what}timeout",
+    role=S,
+    fold="DeepEP waits for other ranks in vain",
+    why="A kernel of DeepEP (or its host side) got no tokens from a peer in time; each rank that waits says so.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",
@@ -356,6 +370,7 @@ says(
     "jax-registration",
     "cluster registration failed",
     "Wait_for_all_tasks_to_register",
+    "Barrier_id: PjRT_Client_Connect",
     why="JAX's tasks had to register with the coordinator, and some did not.",
 )
 says(
@@ -383,6 +398,16 @@ says(
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(
+    "jax-task-silent",
+    "task:{task:int} heartbeat timeout",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="JAX coordination service",
+    title="task {task} of the JAX job stopped answering its coordinator",
+    why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+)
+says(
     "grpc-unavailable",
     "failed to connect to all addresses",
     "UNAVAILABLE: ",
@@ -392,6 +417,7 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
+    where=lambda groups, line: "heartbeat timeout" not in line,  # the coordinator itself tells of another task
 )
 says(
     "ray-vanished",

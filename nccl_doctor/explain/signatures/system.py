@@ -329,8 +329,6 @@ says(
     "node.kubernetes.io/unreachable",
     "node.kubernetes.io/not-ready",
     "the node is down",
-    "lost communication with a remote daemon",
-    "has lost communication with",
     "not responding, setting DOWN",
     "not responding, setting to DOWN",
     "NOT_RESPONDING",
@@ -357,6 +355,14 @@ says(
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
 
+says(
+    "mpi-daemon-lost",
+    "has lost communication with a remote daemon",
+    cause="sys.node-failure",
+    strength=0.48,
+    title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
+    why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
+)
 says(
     "oom-more",
     "killed due to memory pressure (OOM)",
@@ -451,5 +457,10 @@ says(
     strength=0.66,
     title="the container could not be started",
     why="The container runtime failed before the program began.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|FATAL|denied|BackOff|not ", line)),
+    where=lambda groups, line: bool(
+        # pyxis tells its progress by slurmstepd's function for errors
+        re.search(
+            r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
+        )
+    ),
 )

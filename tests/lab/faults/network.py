@@ -12,6 +12,7 @@ from .base import Fault
 
 if TYPE_CHECKING:
     from ..host import Host
+    from ..lab import Lab
 
 LISTENER = Path(__file__).parents[1] / "programs" / "listener.py"
 NEW_TCP = "tcp flags & (syn|ack) == syn"
@@ -19,13 +20,14 @@ NEW_TCP = "tcp flags & (syn|ack) == syn"
 
 @dataclass
 class PortDropped(Fault):
-    """New TCP connections to the host vanish on every port but 22; with ``outward``, from it as well."""
+    """New TCP connections to the host vanish on every port but 22, or on ``ports``; with ``outward``, from it as well."""
 
     name = "port-dropped"
     outward: bool = False
+    ports: str = "!= 22"
 
     def apply(self) -> None:
-        self.filter("input", [f"iifname != lo {NEW_TCP} tcp dport != 22 drop"])
+        self.filter("input", [f"iifname != lo {NEW_TCP} tcp dport {self.ports} drop"])
         if self.outward:
             self.filter("output", [f"oifname != lo {NEW_TCP} drop"])
 
@@ -103,18 +105,18 @@ class ConnectLimit(Fault):
 
 @dataclass
 class WrongNeighbour(Fault):
-    """The host has a static ARP entry for ``peer`` with a hardware address that nobody has."""
+    """The host has a static neighbour entry for ``peer`` with a hardware address that nobody has."""
 
     name = "wrong-neighbour"
     peer: str = "gpu03"
+    ipv6: bool = False
 
     def apply(self) -> None:
-        self.inside(
-            f"ip neighbour replace {self.lab.address(self.peer)} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"
-        )
+        address = _address(self.lab, self.peer, self.ipv6)
+        self.inside(f"ip neighbour replace {address} lladdr 02:00:00:00:00:99 dev eth0 nud permanent")
 
     def undo(self) -> None:
-        self.inside(f"ip neighbour del {self.lab.address(self.peer)} dev eth0 || true")
+        self.inside(f"ip neighbour del {_address(self.lab, self.peer, self.ipv6)} dev eth0 || true")
 
 
 @dataclass
@@ -124,13 +126,47 @@ class WrongRoute(Fault):
     name = "wrong-route"
     peer: str = "gpu03"
     kind: str = "unreachable"
+    ipv6: bool = False
 
     def apply(self) -> None:
-        how = f"{self.kind} {{}}" if self.kind != "gateway" else f"{{}} via {self.lab.controller.address}"
-        self.inside(f"ip route add {how.format(self.lab.address(self.peer) + '/32')}")
+        gateway = _address(self.lab, "controller", self.ipv6)
+        address = _address(self.lab, self.peer, self.ipv6)
+        self.inside(
+            f"ip route add {f'{address} via {gateway}' if self.kind == 'gateway' else f'{self.kind} {address}'}"
+        )
 
     def undo(self) -> None:
-        self.inside(f"ip route flush {self.lab.address(self.peer)}/32")
+        self.inside(f"ip {'-6' if self.ipv6 else '-4'} route flush {_address(self.lab, self.peer, self.ipv6)}")
+
+
+def _address(lab: Lab, name: str, ipv6: bool) -> str:
+    """A host's address, or the one that the fault ipv6-only gives it."""
+    return f"fd77::{lab.address(name).rpartition('.')[2]}" if ipv6 else lab.address(name)
+
+
+@dataclass
+class Ipv6Only(Fault):
+    """All hosts have an IPv6 address each and no IPv4 one but the loopback's. No cause of any failure."""
+
+    name = "ipv6-only"
+
+    def apply(self) -> None:
+        for name in ("controller", *self.lab.hostnames):
+            host = self.lab.host(name)
+            lines = host.etc.joinpath("hosts").read_text().splitlines()
+            names = [f"{_address(self.lab, one, True)} {one}" for one in ("controller", *self.lab.hostnames)]
+            self.write(host.etc / "hosts", "\n".join([*lines[:2], *names]) + "\n")
+            self._readdress(host, "add", "del")
+
+    def undo(self) -> None:
+        super().undo()
+        for name in ("controller", *self.lab.hostnames):
+            self._readdress(self.lab.host(name), "del", "add")
+
+    def _readdress(self, host: Host, ipv6: str, ipv4: str) -> None:
+        # Not in use by anybody else: without the kernel's second of asking for it.
+        new, old = f"{_address(self.lab, host.name, True)}/64", f"{host.address}/{self.lab.prefix_length}"
+        host.run(["sh", "-c", f"ip address {ipv6} {new} dev eth0 nodad; ip address {ipv4} {old} dev eth0"])
 
 
 @dataclass

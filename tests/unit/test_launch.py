@@ -1,0 +1,73 @@
+"""What ``preflight`` does with the output of a job that failed: explained within a limit, and not when told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.cli import _launch
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> _launch._Kept:
+    kept = _launch._Kept(tmp_path)
+    kept.write(b"RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    return kept
+
+
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Explaining takes for ever, in two processes; the file into which the second one's id is written."""
+    told = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {tmp_path}/new; mv {tmp_path}/new {told}; wait"
+    monkeypatch.setattr(_launch, "_explaining", lambda files: ["sh", "-c", script])
+    return told
+
+
+def gone(told: Path) -> bool:
+    """Whether the process of this id has ended, or does within two seconds."""
+    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 2
+    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_an_explanation_that_takes_too_long_is_ended(
+    kept: _launch._Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_launch, "EXPLAIN_LIMIT_S", 0.3)
+    _launch._explain(kept)
+    assert "no end after 0.3 s: the job's output is not explained" in capfd.readouterr().err
+    assert gone(endless)
+
+
+def test_an_explanation_ends_at_once_when_told_to(
+    kept: _launch._Kept, endless: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def tell() -> None:
+        while not endless.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    before = signal.getsignal(signal.SIGTERM)
+    _launch._explain(kept)
+    assert "told to end: the job's output is not explained" in capfd.readouterr().err
+    assert gone(endless) and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_lies_in_the_working_directory_is_not_what_explains(
+    kept: _launch._Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    _launch._explain(kept)
+    told = capfd.readouterr().err
+    assert "illegal" in told and "not this one" not in told and "not explained" not in told
