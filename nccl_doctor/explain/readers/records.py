@@ -71,9 +71,7 @@ def unwrap(text: str) -> list[str]:
         return [text]
     lead = _lead(text, start)
     lines = [line for piece in pieces for line in re.split(r"\r?\n", piece) if line.strip()]
-    lines = [
-        inner for line in lines for inner in (unwrap(line) if line.startswith('{"') else [line])
-    ]  # docker's, of a program's
+    lines = [inner for line in lines for inner in unwrap(line)]  # docker's record of a program's own
     return [lead + line for line in lines[:MOST_LINES]] or [text]
 
 
