@@ -149,7 +149,7 @@ def trouble(case: Case) -> list[Hit]:
         for hit in case.hits("error-line")
         if place(hit) not in quiet
         and not _NOISE.search(hit.text)
-        and (says_failure(hit.text) or not prefix.is_of_a_service(hit.text))
+        and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
     ]
 
 
