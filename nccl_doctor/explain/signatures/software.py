@@ -285,6 +285,7 @@ says(
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
         bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
+        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?![\w-])", line))  # a function; a host may be called nccl-0
         and "watchdog" not in line.lower()
     ),
 )
