@@ -47,6 +47,7 @@ class ReachOutcome(enum.Enum):
     NOT_TRIED = "not-tried"  # or hardly: the run's deadline, or the stop after repeated authentication failures
 
 
+SETUP_FAILED = "--env-setup failed"  # so begins the detail where the user's own line ended the start
 NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
 
 
@@ -128,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] = {}  # NCCL/torch variables the job will run with (allow-listed, redacted)
     require: tuple[str, ...] = ()  # what the job needs, as ``name=value``
     nccl_version: str = ""  # the version the user named; empty: the one found on the hosts
+    job: str = ""  # which of the jobs that run on the hosts; empty: every one
 
 
 class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -108,6 +108,9 @@ def _shm_fixes(host: Host) -> tuple[Fix, ...]:
         return (
             Fix("start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir with medium: Memory)"),
         )
+    if system is not None and not system.shm.present:
+        command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size=50%,mode=1777,nosuid,nodev tmpfs /dev/shm"
+        return (Fix("mount one until the next boot", command, host.name),)
     return (Fix("make it larger until the next boot", "sudo mount -o remount,size=50% /dev/shm", host.name),)
 
 
@@ -121,8 +124,9 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     system = host.need(System)
     limit = _limit(system, "memlock")
     proof = Evidence(f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}", "ulimit -l", host=host.name)
+    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)
     fixes = (
-        Fix("in the job's shell, if the hard limit allows it", "ulimit -l unlimited", host.name),
+        *((own,) if limit.hard == UNLIMITED else ()),
         Fix(
             "for logins",
             "printf '* soft memlock unlimited\\n* hard memlock unlimited\\n'"

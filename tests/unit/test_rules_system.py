@@ -89,6 +89,16 @@ def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], 
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
 
 
+def test_fixes_are_such_as_can_work_there() -> None:
+    """No remount of a /dev/shm that is not there, and no ulimit above the hard limit."""
+    (fix,) = only(run("system.shared_memory", host(shm=SharedMemory(False)))).fixes
+    assert "mount -t tmpfs" in fix.command and "remount" not in fix.command
+    for hard, offered in ((-1, True), (8 << 20, False)):
+        facts = host(limits=limits(memlock=Limit(8 << 20, hard)), rdma_devices=("mlx5_0",))
+        commands = [fix.command for fix in only(run("system.locked_memory", facts)).fixes]
+        assert ("ulimit -l unlimited" in commands) is offered
+
+
 def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
     shut = msgspec.structs.replace(system().shm, read_only=True)
     assert ids(run("system.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
