@@ -176,6 +176,14 @@ def collect_facts(
         return collect(entries, options, progress, choose)
 
 
+def collect_all(entries: Sequence[HostEntry], options: CheckOptions) -> Bundle:
+    """The same, for what can be concluded from a whole run only: an interrupted one ends the program."""
+    bundle = collect_facts(entries, options)
+    if bundle.interrupted:
+        raise KeyboardInterrupt
+    return bundle
+
+
 def tell_interrupted(bundle: Bundle) -> None:
     """Say that the run was ended before its end, and by what."""
     if bundle.interrupted:
