@@ -245,7 +245,7 @@ def _on_all_reached(stage: StageResult, report: Report) -> bool:
 def _shortest(reasons: str) -> str:
     """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     parts = reasons.split("; ")
-    return "; ".join([part for part in parts if part.endswith("on any host")] or parts)
+    return "; ".join([part for part in parts if part.endswith(("on any host", "on this host"))] or parts)
 
 
 def no_setting(report: Report) -> str:

@@ -163,6 +163,8 @@ def _finding(hosts: list[HostFacts]) -> Finding:
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
+    if first.name in ("localhost", "127.0.0.1", "::1"):
+        fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
     return finding(
         id,
         Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,

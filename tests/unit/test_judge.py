@@ -14,7 +14,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
@@ -157,6 +157,12 @@ def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
     assert [fix.command for fix in found.fixes] == ["ssh -v a@gpu02 true", "ssh-copy-id a@gpu02"]
     builder.reach["gpu02"] = msgspec.structs.replace(refused, evidence=("the server accepts: publickey",))
     assert len(reach.reach_findings(builder.bundle())[0].fixes) == 1
+
+
+def test_this_machine_needs_no_ssh() -> None:
+    refused = HostFacts("localhost", Reach(ReachOutcome.REFUSED, "nothing listens"))
+    (found,) = reach.reach_findings(Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(()), (refused,)))
+    assert found.hosts == ("localhost",) and found.fixes[0].command == "nccl-doctor check"
 
 
 def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_began() -> None:
