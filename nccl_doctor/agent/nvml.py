@@ -162,8 +162,11 @@ class _Asker:
             self.into[reason].append(field)
 
 
-def collect(nvml: Any, report: Report) -> None:
-    """Report everything, step by step: ``{"at": ...}`` before each call, then ``{"system": ...}``, ``{"gpu": ...}``."""
+def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
+    """Report everything, step by step: ``{"at": ...}`` before each call, then ``{"system": ...}``, ``{"gpu": ...}``.
+
+    ``use_only``: of each GPU only who uses it and how much, which is a few calls.
+    """
     report({"at": "nvmlInit", "gpu": None})
     try:
         nvml.nvmlInit()
@@ -185,9 +188,10 @@ def collect(nvml: Any, report: Report) -> None:
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             handles[index] = handle
-            _gpu(asker, handle)
+            (_use if use_only else _gpu)(asker, handle)
         report({"gpu": gpu})
-    _pairs(nvml, report, handles)
+    if not use_only:
+        _pairs(nvml, report, handles)
     report({"done": True})
 
 
@@ -231,6 +235,20 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     gpu["processes"] = _processes(asker, handle)
 
 
+def _use(asker: _Asker, handle: Any) -> None:
+    gpu = asker.into
+    for field, call in (("power_w", "nvmlDeviceGetPowerUsage"), ("power_limit_w", "nvmlDeviceGetPowerManagementLimit")):
+        milliwatts = asker.ask(field, call, handle)
+        gpu[field] = None if milliwatts is None else milliwatts / 1000.0
+    gpu["utilization_percent"] = _utilization(asker, handle)
+    gpu["processes"] = _processes(asker, handle)
+
+
+def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
+    use = asker.ask("utilization", "nvmlDeviceGetUtilizationRates", handle)
+    return None if use is None else int(use.gpu)
+
+
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
     memory = asker.ask("memory", "nvmlDeviceGetMemoryInfo", handle)
@@ -240,8 +258,7 @@ def _structures(asker: _Asker, handle: Any) -> None:
     gpu["bar1_total_bytes"] = None if bar1 is None else bar1.bar1Total
     capability = asker.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
     gpu["compute_capability"] = None if capability is None else "%d.%d" % tuple(capability)
-    use = asker.ask("utilization", "nvmlDeviceGetUtilizationRates", handle)
-    gpu["utilization_percent"] = None if use is None else use.gpu
+    gpu["utilization_percent"] = _utilization(asker, handle)
     for field, call in (("ecc_mode", "nvmlDeviceGetEccMode"), ("mig_mode", "nvmlDeviceGetMigMode")):
         modes = asker.ask(field, call, handle)
         gpu[field] = None if modes is None else bool(modes[0])

@@ -46,7 +46,8 @@ app = typer.Typer(
     help="Multi-node diagnostics for NCCL training clusters: to the guilty host, with quoted proof and a fix.",
     epilog=examples(
         {
-            "explain logs/": "a job died or hangs: why?",
+            "explain logs/": "a job died: why?",
+            "hang --hosts hostfile": "a job hangs: who holds it?",
             "check --hosts hostfile": "which host is to blame?",
             "preflight --slurm -- srun ...": "go or no-go, then run it",
             "playbook net.mtu": "what to do about a finding",

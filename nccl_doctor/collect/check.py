@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import pkgutil
 import secrets
@@ -20,10 +21,13 @@ import msgspec
 import nccl_doctor.agent.probes
 from nccl_doctor import __version__
 from nccl_doctor.agent.probing import PROBES
-from nccl_doctor.collect import mesh_plan
+from nccl_doctor.collect import job, mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
+from nccl_doctor.facts.job import Job
+from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
@@ -51,6 +55,7 @@ MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 # What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
 ALSO_NEEDED = {"interfaces": ("system", "software")}
+KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
 PARALLEL_CALLS = 128
@@ -64,6 +69,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     connect: ConnectOptions
     deadline_s: float = 180.0
     host_limit_s: float = 60.0
+    job: job.JobOptions | None = None  # look at a running job instead, and measure nothing beside it
 
 
 def local_probes(stages: Sequence[str]) -> dict[str, float]:
@@ -240,10 +246,22 @@ def _host_facts(entry: HostEntry, found: Session | Reach, run: _Run) -> HostFact
 
 def _examine(run: _Run) -> None:
     """All stages but the collectives. Each host's own probes run while the mesh is measured."""
+    if run.options.job:
+        run.stage("ranks", functools.partial(_look_at_job, run, run.options.job))
+        return
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(_host_stages, run), pool.submit(_mesh_stages, run)]:
             future.result()
     _read_links_again(run)
+
+
+def _look_at_job(run: _Run, options: job.JobOptions, host: str, session: Session) -> str:
+    result = job.ask(session, options, run.left(options.interval_s + job.PROBE_S))
+    run.keep(host, Job.PROBE, result)
+    if result.outcome is Outcome.OK and result.data["processes"]:
+        run.ask(host, session, KernelLogFact.PROBE, {}, KERNEL_LOG_S)
+        run.ask(host, session, GpuFact.PROBE, job.GPU_USE, job.GPU_USE_S)
+    return "" if result.outcome is Outcome.OK else result.outcome.value
 
 
 def _read_links_again(run: _Run) -> None:

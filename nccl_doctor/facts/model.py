@@ -129,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] = {}  # NCCL/torch variables the job will run with (allow-listed, redacted)
     require: tuple[str, ...] = ()  # what the job needs, as ``name=value``
     nccl_version: str = ""  # the version the user named; empty: the one found on the hosts
+    job: str = ""  # which of the jobs that run on the hosts; empty: every one
 
 
 class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -32,6 +32,6 @@ _MEANING = {
     ExitCode.INCOMPLETE: "nothing wrong was found, but something that was asked for could not be measured",
     ExitCode.WARNINGS: "warnings only, and --strict was given",
     ExitCode.FINDINGS: "at least one finding of severity fail (for explain: a cause was found)",
-    ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause",
+    ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause; hang: the job stands, nobody stands out",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C, SIGTERM or SIGHUP; what was measured until then was printed",
 }

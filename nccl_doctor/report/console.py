@@ -26,7 +26,7 @@ _STYLE = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO
 def render(report: Report, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
     """Print the report. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
     console.print(_verdict(report))
-    _body(report, console, verbose)
+    body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
     print_again(console, _verdict(report))
 
@@ -48,12 +48,13 @@ def render_gate(
             reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
             line = Text(f"{state:<13}{visible(fold(hosts))}", style)
             print_hanging(console, line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"), 2, 13)
-    _body(report, console, verbose)
+    body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
     print_again(console, decision)
 
 
-def _body(report: Report, console: Console, verbose: bool) -> None:
+def body(report: Report, console: Console, verbose: bool) -> None:
+    """Print the causes with their proof and what to do."""
     causes = [item for item in report.causes if verbose or item.severity is not Severity.INFO]
     for number, items in enumerate(alike(causes), 1):
         console.print()
@@ -188,9 +189,14 @@ def _evidence(proof: Evidence) -> Text:
 def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:
     for label, style, text in _closing(report, verbose):
         print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
-    tail = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
-    told = f"   saved: {visible(saved)}" if saved else ""
-    console.print(Text(f"{tail}{told}   exit {exit_code}", "dim"), soft_wrap=True)
+    tail(report, console, saved, exit_code)
+
+
+def tail(report: Report, console: Console, saved: str, exit_code: int) -> None:
+    """Print the last line: how many hosts, how long, where it was saved, the exit code."""
+    text = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
+    text += f"   saved: {visible(saved)}" if saved else ""
+    console.print(Text(f"{text}   exit {exit_code}", "dim"), soft_wrap=True)
 
 
 def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
@@ -218,17 +224,22 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
             untold = 0 < len(on) < len(report.reached) and not any(host in title for host in on)
             where = f" ({fold(on)})" if len(items) > 1 or untold else ""
             yield "note", "cyan", Text(visible(title + where))
-    # What is missing for one reason on the same hosts (a deadline, a dead link) is one line.
+    for text in not_checked(report, verbose):
+        yield "not checked", "yellow", text
+
+
+def not_checked(report: Report, verbose: bool) -> Iterator[Text]:
+    """What is not known: what is missing for one reason on the same hosts (a deadline, a dead link) is one line."""
     gaps: dict[tuple[tuple[str, ...], str, str], list[str]] = {}
     for gap in report.unknown:
         gaps.setdefault((gap.hosts, gap.why, gap.next), []).append(gap.what)
     shown = list(gaps.items())[: None if verbose else GAPS_SHOWN]
     for (hosts, why, then), names in shown:
         told = f"{visible(', '.join(names))} on {visible(fold(hosts))}: {visible(why)}"
-        yield "not checked", "yellow", Text(told + (f" (try: {visible(then)})" if then else ""))
+        yield Text(told + (f" (try: {visible(then)})" if then else ""))
     if len(gaps) > len(shown):
         more = f"... and {len(gaps) - len(shown)} more (--verbose shows all)"
-        yield "not checked", "yellow", Text(more, "yellow")
+        yield Text(more, "yellow")
 
 
 def _of_reached(report: Report) -> str:

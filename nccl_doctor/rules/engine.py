@@ -29,6 +29,7 @@ STAGES = (
     "infiniband",
     "collectives",
 )
+JOB = "job"  # the stage of `hang` alone: what the ranks of a running job do
 
 
 class MissingFact(Exception):
@@ -149,7 +150,7 @@ FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Findin
 
 
 def _register(rule: Rule) -> None:
-    if rule.stage not in STAGES:
+    if rule.stage not in (*STAGES, JOB):
         raise ValueError(f"rule {rule.name}: no stage {rule.stage!r}")
     if not rule.doc:
         raise ValueError(f"rule {rule.name} has no docstring: it is the rule's published page")
@@ -183,7 +184,8 @@ def all_rules() -> tuple[Rule, ...]:
     """Every rule of every module in this package, in stage order, then by name."""
     for module in pkgutil.iter_modules(nccl_doctor.rules.__path__):
         importlib.import_module(f"nccl_doctor.rules.{module.name}")
-    return tuple(sorted(_RULES.values(), key=lambda rule: (STAGES.index(rule.stage), rule.name)))
+    order = (*STAGES, JOB)
+    return tuple(sorted(_RULES.values(), key=lambda rule: (order.index(rule.stage), rule.name)))
 
 
 def reached(bundle: Bundle) -> tuple[Host, ...]:

@@ -160,8 +160,8 @@ class _Causes:
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         peers = {place.peer for place in effect.places if place.peer}
-        # A collective that hangs is everybody's; other consequences must touch the host at fault.
-        if effect.stage == "collectives" or not (effect.hosts or peers):
+        # A collective or a job that hangs is everybody's; other consequences must touch the host at fault.
+        if effect.stage in ("collectives", engine.JOB) or not (effect.hosts or peers):
             return set().union(*(self._by_id.get(parent, set()) for parent in parents)) - {number}
         known = [parent for parent in parents if parent in self._by_id]
 

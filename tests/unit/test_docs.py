@@ -159,9 +159,7 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     found = CliRunner().invoke(cli.app, ["playbook", "address", "already in", "use"])
     assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
     hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
-    assert hang[0].startswith("collectives.") and "collectives.slow-pair" not in "".join(
-        hang
-    )  # it holds "exchange" only
+    assert hang[0].startswith("hang.") and "collectives.slow-pair" not in "".join(hang)  # it holds "exchange" only
     none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
     assert none.exit_code == 2 and "none holds these words" in none.output
 

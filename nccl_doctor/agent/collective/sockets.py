@@ -35,7 +35,8 @@ def interface_of(address: str, known: Dict[str, str]) -> str:
     return known.get(address, "")
 
 
-def _decode(text: str) -> Tuple[str, int]:
+def decode(text: str) -> Tuple[str, int]:
+    """Address and port as /proc/net/tcp and tcp6 write them."""
     raw, port = text.split(":")
     words = [bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8)]
     packed = b"".join(words)
@@ -79,7 +80,7 @@ def connections(ignored_port: int) -> List[Dict[str, Any]]:
                 fields = line.split()
                 if len(fields) < 10 or fields[3] != "01" or fields[9] not in own:
                     continue
-                (local, local_port), (remote, remote_port) = _decode(fields[1]), _decode(fields[2])
+                (local, local_port), (remote, remote_port) = decode(fields[1]), decode(fields[2])
                 if ignored_port in (local_port, remote_port):
                     continue
                 key = (interface_of(local, known), local, remote)

@@ -42,8 +42,8 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """All that four witnesses say of the GPUs.
 
     Arguments, in seconds: ``nvml_limit_s``, ``nvml_start_s`` (for nvmlInit), ``nvml_silence_s`` (for any other call) and
-    ``smi_limit_s``. ``nvml.outcome`` says how NVML's part ended; a hang is ``timed-out`` with the call it hung in, never
-    a hang of this probe.
+    ``smi_limit_s``; ``use_only``: just who uses each GPU and how much, by NVML alone. ``nvml.outcome`` says how NVML's
+    part ended; a hang is ``timed-out`` with the call it hung in, never a hang of this probe.
     """
     data = _witnesses()
     if not _any_sign(data):
@@ -57,7 +57,10 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
     silence_s = float(arguments.get("nvml_silence_s", NVML_SILENCE_S))
     start_s = float(arguments.get("nvml_start_s", NVML_START_S))
-    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S)), silence_s, start_s))
+    use_only = bool(arguments.get("use_only"))
+    data.update(_nvml(pynvml, float(arguments.get("nvml_limit_s", NVML_LIMIT_S)), silence_s, start_s, use_only))
+    if use_only:
+        return dict(data, smi={"outcome": "not-run", "detail": "not asked"})
     hung = data["nvml"]["outcome"] == "timed-out"
     limit_s = float(arguments.get("smi_limit_s", SMI_LIMIT_S))
     data["smi"] = _smi(min(limit_s, 5.0) if hung else limit_s)
@@ -215,9 +218,9 @@ def _fabric_manager() -> Dict[str, Any]:
     }
 
 
-def _nvml(pynvml: Any, limit_s: float, silence_s: float, start_s: float) -> Dict[str, Any]:
+def _nvml(pynvml: Any, limit_s: float, silence_s: float, start_s: float, use_only: bool) -> Dict[str, Any]:
     """Ask NVML in a child process; the answer's ``nvml`` part says how that ended."""
-    answer = isolated.call(lambda report: nvml.collect(pynvml, report), limit_s, silence_s, start_s=start_s)
+    answer = isolated.call(lambda report: nvml.collect(pynvml, report, use_only), limit_s, silence_s, start_s=start_s)
     data: Dict[str, Any] = {"system": {}, "gpus": [], "pairs": []}
     state: Dict[str, Any] = {"outcome": answer.outcome, "detail": answer.detail, "seconds": round(answer.seconds, 3)}
     last: Dict[str, Any] = {}

@@ -1,0 +1,127 @@
+"""TCP connections as the kernel keeps them: state, queues, retransmissions, and when bytes last moved.
+
+The kernel's own question (``sock_diag``) also tells bytes and times; /proc/PID/net/tcp, which any namespace has, only
+state and queues. Both are keyed by the socket's inode, as /proc/PID/fd shows it.
+"""
+
+import socket
+import struct
+from typing import Any, Dict, Iterator
+
+from nccl_doctor.agent.collective.sockets import decode
+from nccl_doctor.agent.probing import read_text
+
+STATES = {
+    1: "ESTABLISHED",
+    2: "SYN_SENT",
+    3: "SYN_RECV",
+    4: "FIN_WAIT1",
+    5: "FIN_WAIT2",
+    6: "TIME_WAIT",
+    7: "CLOSE",
+    8: "CLOSE_WAIT",
+    9: "LAST_ACK",
+    10: "LISTEN",
+    11: "CLOSING",
+}
+_SOCK_DIAG_BY_FAMILY = 20
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_INET_DIAG_INFO = 2
+_LIMIT_S = 3.0
+
+Table = Dict[int, Dict[str, Any]]
+
+
+def own_namespace() -> Table:
+    """All TCP sockets of this network namespace, by inode. ``OSError`` where the kernel does not answer."""
+    found: Table = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for message in _dump(family):
+            entry = _entry(message)
+            found[entry.pop("inode")] = entry
+    return found
+
+
+def of_process(pid: int) -> Table:
+    """All TCP sockets of a process's network namespace, by inode, as /proc has them."""
+    found: Table = {}
+    for name in ("tcp", "tcp6"):
+        text = read_text("/proc/%d/net/%s" % (pid, name), 16 << 20) or ""
+        for line in text.splitlines()[1:]:
+            fields = line.split()
+            if len(fields) < 10 or fields[9] == "0":
+                continue
+            send, _, receive = fields[4].partition(":")
+            found[int(fields[9])] = {
+                "local": "%s:%d" % decode(fields[1]),
+                "peer": "%s:%d" % decode(fields[2]),
+                "state": STATES.get(int(fields[3], 16), fields[3]),
+                "unsent_bytes": int(send, 16),
+                "unread_bytes": int(receive, 16),
+                "timeouts": int(fields[6], 16),
+            }
+    return found
+
+
+def _dump(family: int) -> Iterator[bytes]:
+    """The kernel's messages, one a socket."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as asked:  # NETLINK_SOCK_DIAG
+        asked.settimeout(_LIMIT_S)
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, 0xFFFFFFFF)
+        request += b"\0" * 48  # of any address
+        asked.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + request)
+        while True:
+            block = asked.recv(1 << 20)
+            while len(block) >= 16:
+                length, kind = struct.unpack_from("=IH", block)
+                if kind == 3:  # NLMSG_DONE
+                    return
+                if kind == 2:  # NLMSG_ERROR
+                    code = -struct.unpack_from("=i", block, 16)[0]
+                    raise OSError(code, "sock_diag: error %d" % code)
+                yield block[16:length]
+                block = block[(length + 3) & ~3 :]
+
+
+def _entry(message: bytes) -> Dict[str, Any]:
+    """One ``inet_diag_msg`` with its ``tcp_info``."""
+    family, state, _, timeouts = struct.unpack_from("=BBBB", message)
+    ports = struct.unpack_from(">HH", message, 4)
+    unread, unsent, _, inode = struct.unpack_from("=IIII", message, 56)
+    entry: Dict[str, Any] = {
+        "inode": inode,
+        "local": "%s:%d" % (_address(family, message[8:24]), ports[0]),
+        "peer": "%s:%d" % (_address(family, message[24:40]), ports[1]),
+        "state": STATES.get(state, str(state)),
+        "unsent_bytes": unsent,
+        "unread_bytes": unread,
+        "timeouts": timeouts,
+    }
+    info = _attribute(message, _INET_DIAG_INFO)
+    if len(info) >= 104:
+        entry["timeouts"] = info[2]  # retransmissions in a row without an answer
+        entry["sent_ago_ms"], _, entry["received_ago_ms"], _ = struct.unpack_from("=IIII", info, 44)
+        entry["retransmitted"] = struct.unpack_from("=I", info, 100)[0]  # segments, in the connection's life
+    if len(info) >= 136:
+        entry["acked_bytes"], entry["received_bytes"] = struct.unpack_from("=QQ", info, 120)
+    return entry
+
+
+def _address(family: int, packed: bytes) -> str:
+    if family == socket.AF_INET:
+        return socket.inet_ntoa(packed[:4])
+    if packed[:12] == b"\0" * 10 + b"\xff\xff":
+        return socket.inet_ntoa(packed[12:])
+    return socket.inet_ntop(socket.AF_INET6, packed)
+
+
+def _attribute(message: bytes, wanted: int) -> bytes:
+    at = 72
+    while at + 4 <= len(message):
+        length, kind = struct.unpack_from("=HH", message, at)
+        if length < 4:
+            break
+        if kind == wanted:
+            return message[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return b""

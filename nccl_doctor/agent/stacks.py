@@ -1,0 +1,84 @@
+"""Python stacks of running processes through py-spy, which reads their memory and pauses nothing.
+
+py-spy is the host's own, or the controller's copy: that is held in memory (memfd), never written to the host's disk.
+"""
+
+import base64
+import json
+import os
+import platform
+import shutil
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, Optional, Sequence
+
+from nccl_doctor.agent.probing import run_command
+
+LIMIT_S = 8.0  # of one process
+FRAMES = 40  # innermost ones kept of each thread
+THREADS = 4  # kept of each process: the main thread, then those that run
+AT_ONCE = 8
+
+_held: List[int] = []  # the descriptor of the controller's copy, for the agent's life
+
+
+def find() -> str:
+    """The host's own py-spy: on the PATH, or beside the Python that runs this; empty if there is none."""
+    beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")
+    return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else "")
+
+
+def hold(packed: str) -> str:
+    """A path at which the controller's copy (base64 of zlib-packed bytes) can be executed; nothing lies on a disk."""
+    if not _held:
+        descriptor = os.memfd_create("py-spy")
+        with os.fdopen(os.dup(descriptor), "wb") as stream:
+            stream.write(zlib.decompress(base64.b64decode(packed)))
+        _held.append(descriptor)
+    return "/proc/%d/fd/%d" % (os.getpid(), _held[0])
+
+
+def machine() -> str:
+    """The processor's kind, for the controller to know whether its copy runs here."""
+    return platform.machine()
+
+
+def take(program: str, pids: Sequence[int]) -> Dict[int, Dict[str, Any]]:
+    """Process id -> how it ended (``outcome``, ``detail``) and the ``threads`` with their frames, innermost first."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(pids, pool.map(lambda pid: _one(program, pid), pids)))
+
+
+def _one(program: str, pid: int) -> Dict[str, Any]:
+    argv = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    result = run_command(argv, limit_s=LIMIT_S, limit_bytes=4 << 20)
+    if result.outcome != "ok":
+        denied = "ermission" in result.stderr or "EPERM" in result.stderr
+        return {"outcome": "not-permitted" if denied else result.outcome, "detail": result.detail, "threads": []}
+    try:
+        threads = [_thread(item) for item in json.loads(result.stdout)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"outcome": "failed", "detail": "py-spy's answer: %s: %s" % (type(error).__name__, error), "threads": []}
+    threads.sort(key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not item["active"]))
+    return {"outcome": "ok", "detail": "", "threads": threads[:THREADS]}
+
+
+def _thread(item: Dict[str, Any]) -> Dict[str, Any]:
+    return {
+        "id": _whole(item.get("os_thread_id")),
+        "name": str(item.get("thread_name") or "")[:60],
+        "active": bool(item.get("active")),
+        "frames": [
+            {
+                "function": str(frame.get("name", ""))[:120],
+                "file": str(frame.get("filename", ""))[-200:],
+                "line": _whole(frame.get("line")) or 0,
+            }
+            for frame in item["frames"][:FRAMES]
+        ],
+    }
+
+
+def _whole(value: Any) -> Optional[int]:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,96 @@
+"""``nccl-doctor hang``: look at a job that runs now, and name the rank that the others wait for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.findings.exit_codes import ExitCode
+
+
+@app.command(
+    short_help="A job hangs now: which rank holds the others?",
+    epilog=examples(
+        {
+            "hang": "this machine's job",
+            "hang --hosts hostfile": "as the job's user or root",
+            "hang -H gpu[01-64] --save hang.ndb": "keep what was seen",
+            "hang --from hang.ndb --verbose": "judge it again, anywhere",
+        },
+        codes="11 a rank is to blame, 12 it stands and nobody stands out, 4 it moves or too little was seen, 3 no job",
+    ),
+)
+def hang(
+    misplaced: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]")] = None,
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    job: Annotated[str, typer.Option(metavar="ID", help="Which job, where several run on the hosts.")] = "",
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.5, max=60.0, help="Time between the two looks at every rank.")
+    ] = 3.0,
+    stacks: Annotated[
+        bool, typer.Option("--stacks/--no-stacks", help="Take Python stacks (py-spy, which pauses nothing).")
+    ] = True,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    format: _hosts.Format = "text",
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all that was seen as a bundle.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and every rank's pid.")] = False,
+) -> None:
+    """Find the rank that holds a hanging job: states, stacks, connections, workers, NCCL's own counts, looked at twice.
+
+    Without hosts, this machine is looked at. Reads only: no signal is sent, no process is paused.
+    """
+    import msgspec
+
+    if misplaced:
+        _hosts.stop(f"{misplaced[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
+    if save is not None:
+        _hosts.check_writable(save, "--save")
+    if from_ is not None:
+        if hosts or host_list or slurm or save:
+            _hosts.stop("--from judges a saved bundle: it takes no hosts and no --save")
+        from nccl_doctor.facts import bundle as bundles
+
+        with _hosts.bad_input_stops():
+            bundle = bundles.read(from_)
+        if "job" not in bundle.plan.stages:
+            _hosts.stop(f"{from_}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
+        bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))
+    else:
+        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.collect.job import JobOptions
+        from nccl_doctor.facts.model import Plan
+
+        local = _hosts.is_this_machine(hosts, host_list, slurm)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+        entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+        plan = Plan(stages=("job",), job=job)
+        options = CheckOptions(plan, connect, deadline_s=deadline, job=JobOptions(interval, stacks))
+        bundle = _hosts.collect_facts(entries, options)
+
+    from nccl_doctor.rules.hang import examine, to_json
+
+    saved = _hosts.save_bundle(bundle, save)
+    answer = examine(bundle)
+    _hosts.tell_interrupted(bundle)
+    code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
+    if format == "json":
+        sys.stdout.buffer.write(to_json(answer) + b"\n")
+    else:
+        from nccl_doctor.report.hang import render
+        from nccl_doctor.report.terminal import stdout_console
+
+        render(answer, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
+    raise typer.Exit(code)

@@ -1,0 +1,164 @@
+"""The processes of a distributed job, read twice within seconds (probe ``job``)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Fact
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One Python frame, as py-spy tells it."""
+
+    function: str
+    file: str
+    line: int = 0
+
+    @property
+    def short(self) -> str:
+        """The file from the package's name on, or its own name: ``torch/nn/parallel/distributed.py``, ``train.py``."""
+        for part in ("/site-packages/", "/dist-packages/"):
+            if part in self.file:
+                return self.file.rpartition(part)[2]
+        return self.file.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.short}:{self.line})"
+
+
+class PythonThread(msgspec.Struct, frozen=True):
+    """A Python thread and its frames, innermost first."""
+
+    id: int | None = None
+    name: str = ""
+    active: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+class Stacks(msgspec.Struct, frozen=True):
+    """What py-spy said of one process; the main thread comes first."""
+
+    outcome: str
+    detail: str = ""
+    threads: tuple[PythonThread, ...] = ()
+
+
+class Thread(msgspec.Struct, frozen=True):
+    """A kernel thread. ``waits_in`` is the kernel function it sleeps in, ``call`` and ``file`` its system call's."""
+
+    id: int
+    name: str = ""
+    state: str = ""
+    cpu_s: float = 0.0
+    waits_in: str = ""
+    call: str = ""
+    file: str = ""
+    file_system: str = ""
+    kernel_stack: tuple[str, ...] = ()
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
+
+    state: str
+    cpu_s: float
+    threads: int = 0
+    main: Thread | None = None
+    others: tuple[Thread, ...] = ()
+    switches: int | None = None
+    tracer: int = 0
+    resident_bytes: int = 0
+    swapped_bytes: int = 0
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """A TCP socket at the second reading; ``before_`` and ``moved_bytes`` compare it with the first.
+
+    ``timeouts``: retransmissions in a row that nothing answered. None: this kernel does not tell it here.
+    """
+
+    local: str
+    peer: str
+    state: str
+    unsent_bytes: int = 0
+    unread_bytes: int = 0
+    before_unsent_bytes: int | None = None
+    before_unread_bytes: int | None = None
+    timeouts: int = 0
+    moved_bytes: int | None = None
+    sent_ago_ms: int | None = None
+    received_ago_ms: int | None = None
+    retransmitted: int | None = None
+    acked_bytes: int | None = None
+    received_bytes: int | None = None
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, or a ``wrapper`` around it.
+
+    ``readings`` and ``stacks``: at the first and the second look; None where it had ended, or was not asked.
+    """
+
+    pid: int
+    parent: int
+    role: str
+    comm: str = ""
+    program: str = ""
+    script: str = ""
+    uid: int = 0
+    start_ticks: int = 0
+    age_s: float = 0.0
+    namespace: str = ""
+    environment: dict[str, str] = {}
+    rank_pid: int = 0
+    launcher: str = ""
+    readings: tuple[Reading | None, ...] = ()
+    stacks: tuple[Stacks | None, ...] = ()
+    connections: tuple[Connection, ...] = ()
+    devices: tuple[str, ...] = ()  # open ones that ranks talk through: gpu, rdma
+
+
+class RasAnswer(msgspec.Struct, frozen=True):
+    """One answer of NCCL's RAS service, or why there is none."""
+
+    address: str
+    text: str = ""
+    error: str = ""
+
+
+class DumpFile(msgspec.Struct, frozen=True):
+    """A flight-recorder dump that a rank has written: base64 of the zlib-packed file."""
+
+    rank: int
+    pid: int
+    path: str
+    data: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Python processes whose variables this user may not read."""
+
+    count: int = 0
+    pids: tuple[int, ...] = ()
+
+
+class Job(Fact, frozen=True):
+    """All processes on this host that bear a rank, and what surrounds them."""
+
+    PROBE: ClassVar[str] = "job"
+    uid: int = 0
+    namespace: str = ""
+    interval_s: float = 0.0
+    processes: tuple[Process, ...] = ()
+    refused: Refused = Refused()
+    no_stacks: str = ""  # why there are none; empty: they were taken
+    ras: tuple[RasAnswer, ...] = ()
+    dumps: tuple[DumpFile, ...] = ()
+    dump_problems: tuple[str, ...] = ()
+    memory: tuple[dict[str, int], ...] = ()
+    pressure: dict[str, str] = msgspec.field(default_factory=dict)
+    total_memory: dict[str, int] = msgspec.field(default_factory=dict)

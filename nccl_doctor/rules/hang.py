@@ -1,0 +1,183 @@
+"""From a bundle of a running job to the answer: who holds it, or what is known instead."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.job import Job
+from nccl_doctor.facts.model import Bundle, Plan
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Finding, Severity, Unknown
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import engine
+from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.rules.ranks import Rank, RunningJob, jobs_of, local_rank
+from nccl_doctor.rules.units import duration, size
+
+HANG_SCHEMA = "nccl-doctor/hang/1"
+
+
+class RankRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank as it was found. ``doing`` is a word of :class:`nccl_doctor.rules.ranks.Doing`, ``where`` a quoted frame."""
+
+    rank: int
+    host: str
+    pid: int
+    local_rank: int | None = None
+    state: str = ""
+    doing: str = ""
+    where: str = ""
+    waits: bool = False
+    stays: bool = False  # both looks found it at the same place
+    cpu_s: float | None = None  # between the looks
+    gpus: tuple[str, ...] = ()
+
+
+class JobRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One job that runs on the hosts. ``world`` is 0 where no variable says it."""
+
+    id: str
+    world: int
+    found: int
+    hosts: tuple[str, ...]
+    script: str = ""
+    age_s: float = 0.0
+    interval_s: float = 0.0
+    moved_bytes: int | None = None  # on TCP connections between its ranks, from look to look
+    silent_s: float | None = None  # for how long no byte has moved on them
+    stands: bool = False  # proved: no byte moved, and who waits stayed where it was
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """The answer. ``verdict``: ``held`` (somebody is to blame), ``stands`` (nobody stands out), ``moves``, ``not-known``,
+    ``no-job``, ``several-jobs`` (one has to be chosen)."""
+
+    verdict: str
+    sentence: str
+    jobs: tuple[JobRow, ...]
+    ranks: tuple[RankRow, ...]
+    report: Report
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The published exit code: never 0, as nothing proves from outside that a job takes its steps."""
+        return {
+            "held": ExitCode.FINDINGS,
+            "stands": ExitCode.UNDECIDED,
+            "moves": ExitCode.INCOMPLETE,
+            "not-known": ExitCode.INCOMPLETE,
+            "several-jobs": ExitCode.USAGE,
+        }.get(self.verdict, ExitCode.NOTHING_CHECKED)
+
+
+def examine(bundle: Bundle) -> Hang:
+    """The answer of a bundle that ``hang`` collected; ``bundle.plan.job`` chooses among several jobs."""
+    hosts = engine.reached(bundle)
+    jobs = jobs_of(engine.Fleet(hosts, bundle.plan))
+    if not jobs and bundle.plan.job:
+        jobs = jobs_of(engine.Fleet(hosts, Plan(stages=bundle.plan.stages)))
+    if jobs and bundle.plan.job not in ("", *(job.id for job in jobs)):
+        return _answer(bundle, "several-jobs", f"no job {bundle.plan.job!r} runs on these hosts", jobs)
+    if len(jobs) > 1:  # none was chosen
+        return _answer(bundle, "several-jobs", f"{len(jobs)} jobs run on these hosts: choose one with --job ID", jobs)
+    if not hosts:
+        return _answer(bundle, "no-job", "no host was reached", jobs)
+    if not jobs:
+        return _answer(bundle, "no-job", _nothing_found(hosts), jobs)
+    report = judge(bundle)
+    causes = [item for item in report.causes if item.severity is Severity.FAIL]
+    job = jobs[0]
+    if causes:
+        first = causes[0]
+        more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
+        return _answer(bundle, "held", f"{fold(first.hosts)}: {first.title}{more}", jobs, report)
+    verdict, sentence = _without_cause(job)
+    return _answer(bundle, verdict, sentence, jobs, report)
+
+
+def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
+    found = [fact for host in hosts if (fact := host.want(Job))]
+    refused = sum(fact.refused.count for fact in found)
+    if refused:
+        return (
+            f"no rank is visible to this user: {refused} Python processes of others may not be read "
+            "(log in as the job's user, or as root)"
+        )
+    return "no process on these hosts has RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK in its environment"
+
+
+def _without_cause(job: RunningJob) -> tuple[str, str]:
+    interval = f"{job.interval_s:.1f} s"
+    who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
+    if job.moves:
+        moved = f"{size(job.moved_bytes)} moved between ranks in {interval}" if job.moved_bytes else "stacks changed"
+        return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"
+    if job.stands:
+        silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
+        return "stands", f"job {job.id} stands: {who}{silent}; none of them stands out"
+    return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"
+
+
+def _answer(
+    bundle: Bundle, verdict: str, sentence: str, jobs: tuple[RunningJob, ...], report: Report | None = None
+) -> Hang:
+    ranks = tuple(_row(rank, job) for job in jobs[:1] if report for rank in job.ranks.values())
+    return Hang(verdict, sentence, tuple(map(_job_row, jobs)), ranks, report or judge(bundle))
+
+
+def _job_row(job: RunningJob) -> JobRow:
+    ranks = list(job.ranks.values())
+    return JobRow(
+        job.id, job.world, len(ranks), job.hosts,
+        script=ranks[0].process.script,
+        age_s=max(rank.process.age_s for rank in ranks),
+        interval_s=job.interval_s,
+        moved_bytes=job.moved_bytes,
+        silent_s=job.silent_s,
+        stands=job.stands,
+    )  # fmt: skip
+
+
+def _row(rank: Rank, job: RunningJob) -> RankRow:
+    reading = rank.process.readings[-1]
+    return RankRow(
+        rank.number, rank.host, rank.process.pid, local_rank(rank.process),
+        state=reading.state if reading else "",
+        doing=rank.now.kind + (f" {rank.now.name}" if rank.now.name else ""),
+        where=rank.now.user or rank.now.frame,
+        waits=rank in job.waiting,
+        stays=rank.stays,
+        cpu_s=rank.cpu_s,
+        gpus=rank.gpus,
+    )  # fmt: skip
+
+
+class Document(msgspec.Struct, frozen=True):
+    """What ``--format json`` prints. A finding that is folded under another one is its consequence."""
+
+    schema: str
+    tool: str
+    created: str
+    verdict: str
+    sentence: str
+    exit_code: int
+    jobs: tuple[JobRow, ...]
+    ranks: tuple[RankRow, ...]
+    findings: tuple[Finding, ...]
+    playbooks: dict[str, str]  # of each finding id
+    unknown: tuple[Unknown, ...]
+    hosts: tuple[str, ...]
+    reached: tuple[str, ...]
+    seconds: float
+
+
+def to_json(answer: Hang) -> bytes:
+    """The answer as JSON: sorted, reproducible."""
+    report = answer.report
+    document = Document(
+        HANG_SCHEMA, report.tool, report.created, answer.verdict, answer.sentence, int(answer.exit_code), answer.jobs,
+        answer.ranks, report.findings, {item.id: for_finding(item.id) for item in report.findings}, report.unknown,
+        report.hosts, report.reached, report.seconds,
+    )  # fmt: skip
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2)

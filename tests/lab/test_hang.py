@@ -1,0 +1,194 @@
+"""``nccl-doctor hang`` on a real job of four ranks on three hosts, which is made to hang in one way after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import machine
+from .lab import Lab
+
+PROGRAM = Path(__file__).parent / "programs" / "training.py"
+PLACES = {0: "gpu01", 1: "gpu01", 2: "gpu02", 3: "gpu03"}
+PORT = 29577
+
+
+class Training:
+    """The job: four ranks that take a step each 20 ms or so."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.place = lab.shared / "training"
+        self.place.mkdir()
+        for name in ("checkpoint", "data"):
+            os.mkfifo(self.place / name)
+        self.pids = {rank: self._start(rank, host) for rank, host in PLACES.items()}
+        machine.wait_for(lambda: all(self.steps(rank) > 2 for rank in PLACES), "steps of all ranks", 120)
+
+    def _start(self, rank: int, host: str) -> int:
+        local = [other for other, at in PLACES.items() if at == host]
+        variables = {
+            "RANK": rank, "WORLD_SIZE": len(PLACES), "LOCAL_RANK": local.index(rank), "LOCAL_WORLD_SIZE": len(local),
+            "MASTER_ADDR": "gpu01", "MASTER_PORT": PORT, "OMP_NUM_THREADS": 1, "SECRET_TOKEN": "hunter2",
+        }  # fmt: skip
+        words = [f"{name}={value}" for name, value in variables.items()]
+        return self.lab.spawn(host, ["env", *words, sys.executable, str(PROGRAM), str(self.place)])
+
+    def steps(self, rank: int) -> int:
+        """The steps that a rank has taken."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.place / f"steps-{rank}").read_text())
+        return 0
+
+    def order(self, rank: int, what: str) -> None:
+        """Tell a rank what to do, and wait until the others wait for it."""
+        (self.place / f"rank-{rank}").write_text(what)
+        self.wait_until_it_stands()
+
+    def wait_until_it_stands(self) -> None:
+        """Until no rank has taken a step for 0.3 s."""
+
+        def stands() -> bool:
+            before = [self.steps(rank) for rank in PLACES]
+            time.sleep(0.3)
+            return before == [self.steps(rank) for rank in PLACES]
+
+        machine.wait_for(stands, "the job to stand", 20)
+
+    def goes_on(self) -> None:
+        """All ranks take steps again."""
+        before = {rank: self.steps(rank) for rank in PLACES}
+        machine.wait_for(lambda: all(self.steps(rank) > before[rank] for rank in PLACES), "further steps", 60)
+
+    def hang(self, *options: str, hosts: str = "gpu[01-03]") -> dict[str, Any]:
+        """What ``hang`` says of it, as JSON."""
+        done = self.told(*options, "--format", "json", hosts=hosts)
+        assert done.stdout, done.stderr
+        assert "hunter2" not in done.stdout
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert answer["exit_code"] == done.returncode
+        return answer
+
+    def told(self, *options: str, hosts: str = "gpu[01-03]") -> subprocess.CompletedProcess[str]:
+        """What ``hang`` prints. All hosts of a lab share /proc, so that jobs beside it are seen, too."""
+        chosen = ["--job", f"gpu01:{PORT}"]
+        return self.lab.run(["nccl-doctor", "hang", "-H", hosts, "--interval", "0.5", *chosen, *options])
+
+    def end(self) -> None:
+        """Kill all ranks and what they started."""
+        left = [process.pid for host in sorted(set(PLACES.values())) for process in self.lab.processes(host)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        machine.end(left)
+
+
+@pytest.fixture(scope="module")
+def training(whole_lab: Lab) -> Iterator[Training]:
+    """One job for all tests here: each brings it back to work. The last one kills a rank of it."""
+    job = Training(whole_lab)
+    yield job
+    whole_lab.clear_faults()
+    job.end()
+
+
+def held(answer: dict[str, Any], id: str, host: str, rank: int) -> dict[str, Any]:
+    """The first finding; it blames this rank on this host."""
+    assert answer["verdict"] == "held", (answer["sentence"], answer["findings"])
+    found: dict[str, Any] = answer["findings"][0]
+    assert (found["id"], found["hosts"]) == (id, [host]), answer["findings"]
+    assert [place.get("rank") for place in found["places"]] == [rank]
+    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]
+    return found
+
+
+def text(found: dict[str, Any]) -> str:
+    return found["title"] + " " + " ".join(item["text"] for item in found["evidence"])
+
+
+def test_a_job_that_works_is_not_accused(training: Training) -> None:
+    answer = training.hang()
+    assert answer["verdict"] == "moves" and answer["exit_code"] == 4 and not answer["findings"], answer
+    assert [(row["rank"], row["host"], row["pid"]) for row in answer["ranks"]] == [
+        (rank, PLACES[rank], training.pids[rank]) for rank in PLACES
+    ]
+    assert answer["jobs"][0]["moved_bytes"] > 100_000
+    training.goes_on()
+
+
+def test_a_stopped_rank(training: Training) -> None:
+    os.kill(training.pids[2], signal.SIGSTOP)
+    try:
+        training.wait_until_it_stands()
+        found = held(training.hang(), "hang.stopped", "gpu02", 2)
+        console = training.told()
+    finally:
+        os.kill(training.pids[2], signal.SIGCONT)
+    assert "3 other ranks wait in all_reduce" in found["title"] and "state T" in text(found)
+    assert console.returncode == 11 and f"on gpu02: kill -CONT {training.pids[2]}" in console.stdout
+    training.goes_on()
+
+
+def test_a_rank_that_sleeps_while_the_others_wait(training: Training) -> None:
+    training.order(3, "sleep")
+    found = held(training.hang(), "hang.elsewhere", "gpu03", 3)
+    assert "sleeps in evaluate_alone (training.py:" in found["title"] and "no byte moved" in text(found)
+    without = held(training.hang("--no-stacks"), "hang.elsewhere", "gpu03", 3)
+    assert "nanosleep" in without["title"] and without["confidence"] <= 0.6
+    os.kill(training.pids[3], signal.SIGUSR1)
+    training.goes_on()
+
+
+def test_a_checkpoint_to_a_pipe_that_nobody_reads_and_a_py_spy_that_is_lent(training: Training) -> None:
+    training.order(2, "checkpoint")
+    bare = ("--python", "/usr/bin/python3", "--env-setup", "export PATH=/usr/bin:/bin")  # a host without py-spy
+    found = held(training.hang(*bare), "hang.elsewhere", "gpu02", 2)
+    assert "FIFO" in found["title"] and "save_checkpoint (training.py:" in found["title"]
+    (training.place / "checkpoint").read_bytes()
+    training.goes_on()
+
+
+def test_a_loader_worker_that_hangs(training: Training) -> None:
+    (training.place / "data-1").touch()
+    training.wait_until_it_stands()
+    found = held(training.hang(), "hang.dataloader", "gpu01", 1)
+    assert "read_sample (training.py:" in found["title"]
+    (training.place / "data-1").unlink()
+    (training.place / "data").write_bytes(b"")
+    training.goes_on()
+
+
+def test_a_network_that_drops_what_was_established(training: Training) -> None:
+    with training.lab.fault("lossy-link", "gpu02", percent=99):
+        training.wait_until_it_stands()
+        answer = training.hang("--interval", "1")
+    assert answer["verdict"] == "held", answer
+    found = answer["findings"][0]
+    assert found["id"] == "hang.network" and found["hosts"] == ["gpu02"], answer["findings"]
+    assert "retransmissions unanswered" in text(found) and "not acknowledged" in text(found)
+    training.goes_on()
+
+
+def test_another_user_is_told_that_it_may_not_look(training: Training) -> None:
+    place = "command=env HOST={host} setpriv --reuid=65534 --regid=65534 --clear-groups"
+    answer = training.hang("--transport", place, "--python", "/usr/bin/python3", hosts="gpu01")
+    assert answer["verdict"] == "no-job" and answer["exit_code"] == 3 and "may not be read" in answer["sentence"]
+
+
+def test_a_rank_that_was_killed(training: Training) -> None:
+    (training.place / "last-wait").touch()
+    training.wait_until_it_stands()
+    os.kill(training.pids[1], signal.SIGKILL)
+    machine.wait_for(lambda: not Path(f"/proc/{training.pids[1]}").exists(), "the rank's end")
+    found = held(training.hang(), "hang.rank-gone", "gpu01", 1)
+    assert "LOCAL_WORLD_SIZE=2, and only rank 0 found" in text(found)

@@ -1,0 +1,446 @@
+"""``hang``: who holds a job, from what was read of its processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.model import Finding
+from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules.engine import JOB, all_rules
+from nccl_doctor.rules.hang import Hang, examine
+from tests.hardware_kit import machines
+
+cli._load_commands()
+
+BARRIER = [("barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", 5356), ("train", "/job/train.py", 37)]
+REDUCE = [("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 3), ("train", "/job/train.py", 20)]
+OWN = [("evaluate", "/job/train.py", 31), ("<module>", "/job/train.py", 40)]
+LOADER = [("_try_get_data", "/x/site-packages/torch/utils/data/dataloader.py", 1), ("train", "/job/train.py", 9)]
+WORKER = [
+    ("__getitem__", "/job/train.py", 14),
+    ("fetch", "/x/site-packages/torch/utils/data/_utils/fetch.py", 52),
+    ("_worker_loop", "/x/site-packages/torch/utils/data/_utils/worker.py", 3),
+]
+IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
+
+Stack = list[tuple[str, str, int]]
+
+
+def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait", **more: Any) -> dict[str, Any]:
+    main = {"id": 1, "state": state, "waits_in": waits_in, **more.pop("main", {})}
+    return {"state": state, "cpu_s": cpu_s, "main": main, **more}
+
+
+def stacks(frames: Stack | None) -> dict[str, Any] | None:
+    if frames is None:
+        return None
+    told = [{"function": name, "file": file, "line": line} for name, file, line in frames]
+    return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": told}]}
+
+
+def process(rank: int, stack: Stack | None = None, before: Stack | None = None, **more: Any) -> dict[str, Any]:
+    """A rank of four, two on each host, that waits in the barrier unless told otherwise."""
+    stack = BARRIER if stack is None else stack
+    environment = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)}
+    return {
+        "pid": 100 + rank,
+        "parent": 50,
+        "role": "rank",
+        "comm": "python",
+        "script": "train.py",
+        "start_ticks": rank,
+        "age_s": 600.0,
+        "rank_pid": 100 + rank,
+        "environment": {"MASTER_ADDR": "gpu01", "MASTER_PORT": "29500", **environment},
+        "readings": [reading(), reading()],
+        "stacks": [stacks(before if before is not None else stack), stacks(stack)],
+        "connections": [_connection(rank, peer) for peer in range(4) if peer != rank],
+        **more,
+    }
+
+
+def _connection(rank: int, peer: int, **more: Any) -> dict[str, Any]:
+    def end(one: int, other: int) -> str:
+        return f"10.0.0.{1 + one // 2}:{40000 + 10 * one + other}"
+
+    quiet = {"moved_bytes": 0, "sent_ago_ms": 90_000, "received_ago_ms": 90_000, "received_bytes": 5, "acked_bytes": 5}
+    return {"local": end(rank, peer), "peer": end(peer, rank), "state": "ESTABLISHED", **quiet, **more}
+
+
+def bundle(
+    *processes: dict[str, Any], job: str = "", kernel: tuple[str, ...] = (), gpu: Any = None, **facts: Any
+) -> Bundle:
+    """The hosts gpu01 (ranks 0 and 1) and gpu02 (ranks 2 and 3) with these processes."""
+    hosts = []
+    for number, name in enumerate(("gpu01", "gpu02")):
+        own = [item for item in processes if int(item["environment"].get("RANK", 0)) // 2 == number]
+        data = {"interval_s": 3.0, "processes": own, **facts}
+        reach = Reach(ReachOutcome.OK)
+        lines = [{"text": line, "at_s": 9_500.0} for line in kernel]
+        log = {"source": "/dev/kmsg", "uptime_s": 10_000.0, "lines": lines if name == "gpu02" else []}
+        told = {
+            "job": ProbeResult(Outcome.OK, json.loads(json.dumps(data))),
+            "kernel_log": ProbeResult(Outcome.OK, log),
+        }
+        if gpu and name == "gpu02":
+            told["gpu"] = ProbeResult(Outcome.OK, gpu)
+        hosts.append(HostFacts(name, reach, told))
+    return Bundle(1, "test", "2026-11-21T00:00:00+00:00", Plan(stages=(JOB,), job=job), tuple(hosts))
+
+
+def four(**others: dict[str, Any]) -> list[dict[str, Any]]:
+    """Four ranks in the barrier, with these (``r2=...``) in the place of some."""
+    return [others.get(f"r{rank}") or process(rank) for rank in range(4)]
+
+
+def first(answer: Hang) -> Finding:
+    assert answer.verdict == "held" and int(answer.exit_code) == 11, answer.sentence
+    return answer.report.causes[0]
+
+
+def blamed(found: Finding) -> list[tuple[str, int | None]]:
+    return [(place.host, place.rank) for place in found.places]
+
+
+def test_a_stopped_rank_holds_the_others() -> None:
+    stopped = process(2, readings=[reading("T"), reading("T", waits_in="do_signal_stop")])
+    answer = examine(bundle(*four(r2=stopped)))
+    found = first(answer)
+    assert found.id == "hang.stopped" and blamed(found) == [("gpu02", 2)]
+    assert "rank 2 (pid 102)" in found.title and "3 other ranks wait in barrier" in found.title
+    assert found.fixes[0].command == "kill -CONT 102" and found.fixes[0].host == "gpu02"
+    folded = [item for item in answer.report.findings if item.id == "hang.waiting"]
+    assert folded and all(item.folded_under == "hang.stopped" for item in folded)
+
+
+def test_a_debugger_that_holds_a_rank_is_named() -> None:
+    found = first(examine(bundle(*four(r1=process(1, readings=[reading("t"), reading("t", tracer=77)])))))
+    assert found.id == "hang.stopped.traced" and "pid 77" in found.title and blamed(found) == [("gpu01", 1)]
+
+
+def test_a_rank_that_is_elsewhere_is_named_with_its_line() -> None:
+    away = process(3, OWN, readings=[reading(waits_in="hrtimer_nanosleep")] * 2)
+    found = first(examine(bundle(*four(r3=away))))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    assert "sleeps in evaluate (train.py:31)" in found.title
+    quoted = " ".join(item.text for item in found.evidence)
+    assert "no byte moved on 12 connections between ranks for 90 s" in quoted and "barrier (torch/" in quoted
+
+
+def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
+    ranks = [process(rank, stacks=[None, None]) for rank in range(4)]
+    ranks[1]["readings"] = [reading(waits_in="pipe_write", main={"call": "write", "file": "/ckpt/last.pt"})] * 2
+    found = first(examine(bundle(*ranks, no_stacks="left out")))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu01", 1)] and found.confidence <= 0.6
+    assert "write /ckpt/last.pt" in found.evidence[0].text
+    ranks[1]["readings"] = [reading("R", waits_in=""), reading("R", 1.1, waits_in="")]
+    found = first(examine(bundle(*ranks, no_stacks="left out")))
+    assert found.id == "hang.elsewhere" and "computes" in found.title and found.confidence <= 0.6
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda ranks: ranks[0]["connections"][0].update(moved_bytes=65536),
+        lambda ranks: ranks[1].update(stacks=[stacks(REDUCE), stacks(BARRIER)]),
+    ],
+    ids=["bytes moved", "a waiting rank was elsewhere before"],
+)
+def test_where_something_moves_nobody_is_accused(spoil: Callable[[Any], None]) -> None:
+    ranks = four(r3=process(3, OWN))
+    spoil(ranks)
+    answer = examine(bundle(*ranks))
+    assert answer.verdict == "moves" and int(answer.exit_code) == 4 and not answer.report.causes, answer.sentence
+    assert "no proof" in answer.sentence
+
+
+SYNC = [
+    ("step", "/job/train.py", 22),
+    ("<module>", "/job/train.py", 40),
+]  # perhaps loss.item(), which waits for the GPU
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda item: item.update(connections=[]),
+        lambda item: item.update(devices=["gpu"]),  # NVLink, shared memory: its connections are the start's
+        lambda item: item.update(devices=["gpu", "rdma"]),
+    ],
+    ids=["no connection", "gpu", "rdma"],
+)
+def test_where_tcp_is_not_the_ranks_way_its_silence_proves_nothing(way: Callable[[Any], None]) -> None:
+    ranks = [process(rank, OWN if rank == 3 else SYNC) for rank in range(4)]
+    for item in ranks:
+        way(item)
+    answer = examine(bundle(*ranks))
+    assert answer.verdict == "not-known" and int(answer.exit_code) == 4
+    (found,) = [item for item in answer.report.causes if item.id == "hang.elsewhere"]
+    assert found.severity.value == "warn" and blamed(found) == [("gpu02", 3)]
+    assert "no byte moved" not in " ".join(item.text for item in found.evidence)
+    for item in ranks[:3]:  # who is in a call of torch.distributed waits for others, whatever the way
+        item["stacks"] = [stacks(BARRIER)] * 2
+    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
+    assert examine(bundle(*ranks[:3], process(3, connections=[], devices=["gpu"]))).verdict == "not-known"
+
+
+def test_heartbeats_are_no_movement_and_sockets_that_carried_much_tell_of_gpus_too() -> None:
+    ranks = four(r3=process(3, OWN))
+    ranks[0]["connections"][0].update(moved_bytes=600)
+    assert examine(bundle(*ranks)).verdict == "moves"  # without GPUs, small steps
+    for item in ranks:  # NCCL's RAS threads, in 3 s
+        item["devices"] = ["gpu"]
+        item["connections"] = [{**one, "received_bytes": 1 << 30} for one in item["connections"]]
+    assert first(examine(bundle(*ranks))).confidence == 0.9
+
+
+def test_a_rank_without_a_process_is_gone_where_its_host_has_fewer_than_it_says() -> None:
+    ranks = four()
+    ranks[0]["connections"][2].update(state="CLOSE_WAIT")
+    found = first(examine(bundle(*ranks[:3])))
+    assert found.id == "hang.rank-gone" and found.hosts == ("gpu02",) and found.places[0].rank == 3
+    quoted = " ".join(item.text for item in found.evidence)
+    assert "LOCAL_WORLD_SIZE=2, and only rank 2 found" in quoted and "CLOSE_WAIT" in quoted
+
+
+def test_ranks_of_hosts_that_were_not_named_are_unknown_and_not_gone() -> None:
+    """As of whoever types ``nccl-doctor hang`` on one host of many."""
+    whole = bundle(*four()[:2])
+    answer = examine(msgspec.structs.replace(whole, hosts=whole.hosts[:1]))
+    assert answer.verdict == "stands" and "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
+    slurm = [process(rank) for rank in range(2)]
+    for item in slurm:  # nobody says how many ranks a host has
+        item["environment"] = {"SLURM_PROCID": item["environment"]["RANK"], "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    answer = examine(bundle(*[{**item, "environment": {**item["environment"], "RANK": "0"}} for item in slurm[:1]]))
+    assert answer.verdict != "held" and any("of job slurm:7" in gap.what for gap in answer.report.unknown)
+
+
+def test_a_host_without_any_rank_where_the_job_needs_one_more() -> None:
+    found = first(examine(bundle(*four()[:2])))
+    assert found.id == "hang.rank-gone.host" and found.hosts == ("gpu02",)
+    assert [place.rank for place in found.places] == [2, 3] and "WORLD_SIZE=4 at 2 a host" in found.evidence[0].text
+
+
+def test_processes_of_others_that_may_not_be_read_do_not_hide_a_rank_of_ours() -> None:
+    answer = examine(bundle(*four()[:3], refused={"count": 2, "pids": [7, 8]}))
+    assert first(answer).id == "hang.rank-gone" and blamed(first(answer)) == [("gpu02", 3)]
+    assert any(gap.why.startswith("not-permitted") for gap in answer.report.unknown)
+
+
+def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None:
+    whole = bundle(*four()[:2])
+    lost = HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, "the host did not answer in time"))
+    answer = examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost)))
+    assert [item.id for item in answer.report.causes if item.severity.value == "fail"] == ["host.ssh-timeout"]
+    assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
+
+
+def test_a_rank_that_ended_between_the_looks() -> None:
+    found = first(examine(bundle(*four(r0=process(0, readings=[reading("Z"), reading("Z")])))))
+    assert found.id == "hang.rank-gone.ended" and blamed(found) == [("gpu01", 0)]
+
+
+def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:
+    stuck = {"call": "fsync", "file": "/mnt/ckpt/a.pt", "file_system": "nfs4", "kernel_stack": ["rpc_wait_bit", "nfs_"]}
+    ranks = four(r2=process(2, OWN, readings=[reading("D", main=stuck)] * 2))
+    found = first(examine(bundle(*ranks)))
+    assert found.id == "hang.kernel-wait" and "/mnt/ckpt/a.pt (nfs4)" in found.title and blamed(found) == [("gpu02", 2)]
+    assert any("rpc_wait_bit < nfs_" in item.text for item in found.evidence)
+    ranks[2]["readings"][0] = reading("S")  # once is no proof
+    assert examine(bundle(*ranks)).verdict != "held"
+
+
+def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> None:
+    def worker(pid: int, frames: Stack) -> dict[str, Any]:
+        more = {"role": "child", "rank_pid": 101, "pid": pid, "start_ticks": pid, "connections": []}
+        return {**process(1, frames), **more}
+
+    ranks = four(r1=process(1, LOADER))
+    found = first(examine(bundle(*ranks, worker(900, IDLE_WORKER), worker(901, WORKER))))
+    assert found.id == "hang.dataloader" and "worker 901" in found.title and "__getitem__ (train.py:14)" in found.title
+    answer = examine(bundle(*ranks, worker(900, IDLE_WORKER)))
+    assert first(answer).id == "hang.elsewhere" and "waits for data" in first(answer).title
+
+
+def test_ranks_in_different_collectives_are_a_mismatch() -> None:
+    found = first(examine(bundle(*four(r1=process(1, REDUCE)))))
+    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu01", 1)]
+    assert "rank 1 waits in all_reduce, ranks 0,2-3 in barrier" in found.title
+
+
+def test_data_that_nobody_acknowledges_is_the_network_and_a_reader_that_stopped_is_not() -> None:
+    ranks = four()
+    full = {"unsent_bytes": 70_000, "before_unsent_bytes": 70_000}
+    for rank, peer in ((0, 2), (1, 3)):
+        ranks[rank]["connections"] = [_connection(rank, peer, timeouts=5, **full)]
+    found = first(examine(bundle(*ranks)))
+    assert found.id == "hang.network" and found.hosts == ("gpu01", "gpu02")
+    assert "5 retransmissions unanswered" in found.evidence[0].text and "68.4 KiB not ack" in found.evidence[0].text
+    for rank in (0, 1):
+        ranks[rank]["connections"][0]["timeouts"] = 0
+    assert examine(bundle(*ranks)).verdict == "stands"
+
+
+def test_two_ras_reports_name_who_is_behind() -> None:
+    def report(counts: list[int]) -> dict[str, str]:
+        status = {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": False,
+            "destroy_flag": False,
+            "abort_flag": False,
+        }
+        ranks = [
+            {"rank": rank, "host": "10.0.0.1", "pid": 100 + rank, "cuda_dev": 0, "nvml_dev": 0, "status": status,
+             "collective_counts": {"AllReduce": count}}
+            for rank, count in enumerate(counts)
+        ]  # fmt: skip
+        world = {"hash": "0xa", "secondary_hash": "0x1:0x2", "size": 4, "ranks_count": 4, "missing_ranks_count": 0}
+        told = {"nccl_version": "2.29.2", "timestamp": "2026-02-03 04:05:06", "communicators_count": 1,
+                "communicators": [{**world, "ranks": ranks, "missing_ranks": []}],
+                "ras": {"collection_time_sec": 0.01, "timeouts_count": 0}}  # fmt: skip
+        return {"address": "127.0.0.1:28028", "text": "SERVER PROTOCOL 2\nOK\nOK\n" + json.dumps(told) + "\n"}
+
+    stuck = report([90, 90, 89, 90])
+    found = first(examine(bundle(*four(), ras=[stuck, stuck])))
+    assert found.id == "hang.behind" and blamed(found) == [("gpu02", 2)] and "89" in found.evidence[0].text
+    assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
+    alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
+    assert alive.verdict == "moves" and not alive.report.causes
+
+
+@pytest.mark.parametrize(
+    ("scenario", "id", "rank"), [("operation", "app.collective-mismatch", 1), ("skipped", "hang.behind", 2)]
+)
+def test_dumps_that_the_ranks_have_written_are_compared(scenario: str, id: str, rank: int) -> None:
+    recorded = Path(__file__).parents[1] / "fixtures" / "flight_recorder" / scenario
+
+    def dump(number: int, pid: int) -> dict[str, Any]:
+        packed = base64.b64encode(zlib.compress((recorded / f"rank_{number}").read_bytes())).decode()
+        return {"rank": number, "pid": pid, "path": f"/tmp/nccl_trace_rank_{number}", "data": packed}
+
+    answer = examine(bundle(*four(), dumps=[dump(number, 100 + number) for number in range(3)]))
+    told = [item for item in answer.report.causes if item.id == id]
+    assert told and [place.rank for place in told[0].places] == [rank], answer.report.causes
+    others = examine(bundle(*four(), dumps=[dump(number, 900 + number) for number in range(3)]))
+    assert [item.id for item in others.report.causes] == ["hang.waiting"]  # dumps of another job's processes
+
+
+def test_a_host_that_swaps_or_kills_is_told() -> None:
+    before, swapping = ({"pswpin": count, "pswpout": 0, "oom_kill": 1} for count in (10, 90_000))
+    answer = examine(bundle(*four(), memory=[before, swapping]))
+    assert {item.id for item in answer.report.causes if item.id.startswith("sys")} == {"sys.host-oom.swapping"}
+    killing = first(examine(bundle(*four()[:3], memory=[before, {**before, "oom_kill": 2}])))
+    assert killing.id == "sys.host-oom.killed-now" and "oom_kill 1 -> 2" in killing.evidence[0].text
+
+
+def test_what_the_kernel_has_logged_since_the_job_started_is_quoted() -> None:
+    oom, xid = (
+        "Out of memory: Killed process 103 (python)",
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    )
+    found = first(examine(bundle(*four()[:3], kernel=(oom, xid))))
+    assert found.id == "hang.rank-gone" and "the kernel has killed for want of memory" in found.title
+    assert any(item.text == oom and item.source == "/dev/kmsg, 8 min ago" for item in found.evidence)
+    answer = examine(bundle(*four(), kernel=(oom, xid)))
+    assert {item.id for item in answer.report.causes} >= {"gpu.driver.xid.during-job", "sys.host-oom.killed"}
+    young = [{**item, "age_s": 400.0} for item in four()]
+    assert [item.id for item in examine(bundle(*young, kernel=(oom, xid))).report.causes] == ["hang.waiting"]
+
+
+def test_an_older_process_of_the_same_rank_is_left_over_and_a_small_one_is_a_helper() -> None:
+    def second(pid: int, age_s: float, resident_bytes: int) -> dict[str, Any]:
+        more = {"pid": pid, "start_ticks": pid, "age_s": age_s, "connections": []}
+        return {**process(1, OWN), **more, "readings": [reading(resident_bytes=resident_bytes)] * 2}
+
+    ranks = four(r1=process(1, readings=[reading(resident_bytes=4 << 30)] * 2))
+    answer = examine(bundle(*ranks, second(77, 9000.0, 3 << 30), second(78, 20.0, 50 << 20)))
+    assert {item.id for item in answer.report.causes} == {"hang.waiting", "hang.leftover"}
+    found = next(item for item in answer.report.causes if item.id == "hang.leftover")
+    assert "rank 1 (pid 77)" in found.title and "pid 101 on gpu01" in found.title
+    assert [row.pid for row in answer.ranks] == [100, 101, 102, 103]
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+def test_what_the_gpus_do_is_quoted_and_missed_where_it_is_not_known(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path, gpus=2, nics=0)
+    for index, busy in enumerate((100, 0)):  # those of ranks 2 and 3: NCCL's kernel waits, and nothing runs
+        machine.gpus[index].update({"utilization": str(busy), "processes": f"{102 + index}:1073741824"})
+    asked = machine.facts(limits={"use_only": True})["gpu"]
+    assert asked["outcome"] == "ok" and asked["data"]["smi"]["outcome"] == "not-run", asked
+    ranks = [process(rank, OWN if rank == 3 else BARRIER, devices=["gpu"]) for rank in range(4)]
+    answer = examine(bundle(*ranks, gpu=asked["data"]))
+    quoted = {item.text for item in first(answer).evidence if item.source == "NVML"}
+    assert len(quoted) == 1 and "GPU 1: 0 % busy, " in quoted.pop()
+    assert "GPU 0: 100 % busy" in answer.ranks[2].gpus[0] and "GPU 0: 100 %" in str(
+        [item.evidence for item in answer.report.findings if item.id == "hang.waiting"]
+    )
+    assert [gap.hosts for gap in answer.report.unknown if gap.what == "what the GPUs do"] == [("gpu01",)]
+
+
+def test_all_wait_and_nobody_stands_out() -> None:
+    answer = examine(bundle(*four()))
+    assert answer.verdict == "stands" and int(answer.exit_code) == 12 and "4 of 4 ranks" in answer.sentence
+    assert [item.id for item in answer.report.causes] == ["hang.waiting"]
+
+
+def test_two_jobs_have_to_be_told_apart() -> None:
+    other = [process(rank) for rank in range(2)]
+    for item in other:
+        item["environment"] = {**item["environment"], "MASTER_PORT": "29600", "WORLD_SIZE": "2"}
+        item["pid"] += 100
+    stopped = four(r3=process(3, readings=[reading("T")] * 2))
+    answer = examine(bundle(*stopped, *other))
+    assert answer.verdict == "several-jobs" and [job.id for job in answer.jobs] == ["gpu01:29500", "gpu01:29600"]
+    assert first(examine(bundle(*stopped, *other, job="gpu01:29500"))).id == "hang.stopped"
+    assert examine(bundle(*stopped, *other, job="gpu01:29600")).verdict == "stands"
+    wrong = examine(bundle(*stopped, job="nobody:1"))
+    assert wrong.verdict == "several-jobs" and "nobody:1" in wrong.sentence and len(wrong.jobs) == 1
+
+
+def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
+    assert "RANK" in examine(bundle()).sentence
+    unseen = examine(bundle(refused={"count": 8}))
+    assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
+
+
+def test_one_machine_under_two_names_is_counted_once() -> None:
+    ranks = four(r3=process(3, readings=[reading("T")] * 2))
+    data = {"interval_s": 3.0, "processes": ranks}
+    here = {"job": ProbeResult(Outcome.OK, {**data, "namespace": "net:[1]"})}
+    for item in ranks:
+        item["namespace"] = "net:[1]"
+    hosts = tuple(HostFacts(name, Reach(ReachOutcome.OK), here) for name in ("alias", "real"))
+    answer = examine(Bundle(1, "test", "", Plan(stages=(JOB,)), hosts))
+    assert answer.jobs[0].found == 4 and first(answer).hosts == ("alias",)
+
+
+def test_every_id_has_a_playbook() -> None:
+    ids = [id for rule in all_rules() if rule.stage == JOB for id in rule.ids]
+    assert ids and all(for_finding(id) for id in ids)
+
+
+def test_a_saved_bundle_is_judged_again_on_the_console_and_as_json(tmp_path: Path) -> None:
+    saved = tmp_path / "hang.ndb"
+    bundles.write(bundle(*four(r2=process(2, readings=[reading("T")] * 2))), saved)
+    told = CliRunner().invoke(cli.app, ["hang", "--from", str(saved)])
+    assert told.exit_code == 11 and told.output.startswith("✗ HELD: gpu02: rank 2 (pid 102) is stopped")
+    assert "kill -CONT 102" in told.output and "└ explains 1 more: hang.waiting" in told.output
+    document = json.loads(CliRunner().invoke(cli.app, ["hang", "--from", str(saved), "--format", "json"]).stdout)
+    assert document["verdict"] == "held" and document["exit_code"] == 11
+    assert document["ranks"][2] == {
+        "rank": 2, "host": "gpu02", "pid": 102, "local_rank": 0, "state": "T", "doing": "stopped",
+        "where": "train (train.py:37)", "stays": True, "cpu_s": 0.0,
+    }  # fmt: skip

@@ -1,0 +1,191 @@
+"""The probe ``job`` on real little processes: found by their variables, read twice, and left as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nccl_doctor.agent import connections, stacks
+from nccl_doctor.agent.probes import job as probe
+from nccl_doctor.agent.probing import ProbeTrouble
+from nccl_doctor.facts.job import Job, Process
+
+JOB = str(os.getpid())  # MASTER_PORT, so that only this test's ranks are looked at
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a rank that runs this source; it says ``ready`` first. All are killed at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(rank: int, source: str, *before: str, **variables: str) -> subprocess.Popen[bytes]:
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "probe", "MASTER_PORT": JOB, **variables}
+        words = [*before, sys.executable, "-c", f"print('ready', flush=True)\n{source}"]
+        child = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(child)
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        return child
+
+    yield run
+    for child in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def look(**arguments: Any) -> tuple[Job, list[Process]]:
+    """What the probe says, through JSON as over the wire, and this test's processes of it."""
+    told = probe.job({"interval_s": 0.2, "stacks": False, **arguments})
+    fact = msgspec.convert(json.loads(json.dumps(told)), Job)
+    return fact, [item for item in fact.processes if item.environment.get("MASTER_PORT") == JOB]
+
+
+def look_until(there: Callable[[list[Process]], object], **arguments: Any) -> tuple[Job, list[Process]]:
+    """The same, again until what was started has come to its place."""
+    end = time.monotonic() + 20
+    while True:
+        fact, found = look(**arguments)
+        if there(found) or time.monotonic() > end:
+            return fact, found
+
+
+def waits_in(process: Process) -> str:
+    """The kernel function of its main thread at the second look."""
+    reading = process.readings[-1]
+    return reading.main.waits_in if reading and reading.main else ""
+
+
+def test_a_rank_its_wrapper_and_its_child_are_told_apart_and_no_other_variable_leaves(start: Start) -> None:
+    fork = "import os, time\nif not os.fork():\n    time.sleep(60)\ntime.sleep(60)"
+    shell = start(0, fork, "sh", "-c", '"$@"; :', "sh", AWS_SECRET_ACCESS_KEY="hunter2", LOCAL_RANK="0")
+    fact, found = look_until(lambda found: len(found) == 3 and "nanosleep" in waits_in(found[1]))
+    assert [item.role for item in found] == ["wrapper", "rank", "child"]
+    wrapper, rank, child = found
+    assert wrapper.pid == shell.pid and child.rank_pid == rank.pid == child.parent
+    assert set(rank.environment) == {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}
+    assert "hunter2" not in str(fact)
+    reading = rank.readings[-1]
+    assert reading is not None and reading.main is not None and reading.state == "S"
+    assert "nanosleep" in reading.main.waits_in and rank.script == "-c" and rank.age_s < 60
+
+
+def test_states_are_read_and_left_as_they_are(start: Start) -> None:
+    stopped, busy = start(0, "import time; time.sleep(60)"), start(1, "while True: pass")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    _, found = look_until(lambda found: all(not item.readings[0] or item.readings[0].state in "TR" for item in found))
+    states = {item.pid: [reading.state if reading else "" for reading in item.readings] for item in found}
+    assert states[stopped.pid] == ["T", "T"] and states[busy.pid][1] == "R"
+    spent = next(item for item in found if item.pid == busy.pid).readings
+    assert spent[0] and spent[1] and spent[1].cpu_s > spent[0].cpu_s
+    assert Path(f"/proc/{stopped.pid}/stat").read_text().split(") ")[1][0] == "T"
+
+
+def test_a_write_that_waits_names_its_file(start: Start, tmp_path: Path) -> None:
+    fifo = tmp_path / "checkpoint"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    start(0, f"import os\nf = os.open({str(fifo)!r}, os.O_WRONLY)\nwhile True: os.write(f, bytes(1 << 16))")
+    (rank,) = look_until(lambda found: "pipe" in waits_in(found[0]))[1]
+    os.close(reader)
+    main = rank.readings[-1].main if rank.readings[-1] else None
+    assert main and (main.call, main.file) == ("write", str(fifo)) and "pipe" in main.waits_in
+
+
+def test_connections_tell_what_moved_and_for_how_long_nothing_has(start: Start) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    source = f"import socket, time\ns = socket.create_connection(('127.0.0.1', {port}))\ns.sendall(bytes(5000))"
+    rank = start(0, source + "\ntime.sleep(60)")
+    other, _ = server.accept()
+    with server, other:
+        (connection,) = look_until(lambda found: "nanosleep" in waits_in(found[0]))[1][0].connections
+        assert connection.peer == f"127.0.0.1:{port}" and connection.state == "ESTABLISHED"
+        assert (connection.acked_bytes or 0) >= 5000 and connection.moved_bytes == 0
+        assert (connection.sent_ago_ms or 0) >= 150 and connection.timeouts == 0
+        with_proc = {entry["peer"]: entry for entry in connections.of_process(rank.pid).values()}
+        assert with_proc[connection.peer]["state"] == "ESTABLISHED"  # where sock_diag does not answer
+        mine = next(entry for entry in connections.own_namespace().values() if entry["local"] == connection.peer
+                    and entry["state"] == "ESTABLISHED")  # fmt: skip
+        assert mine["unread_bytes"] == 5000
+
+
+def test_stacks_are_taken_without_a_stop(start: Start) -> None:
+    if not stacks.find():
+        pytest.skip("no py-spy (pip install py-spy)")
+    start(0, "import time\ndef nap():\n    time.sleep(60)\nnap()")
+    (rank,) = look_until(lambda found: "nanosleep" in waits_in(found[0]), stacks=True)[1]
+    assert all(stack and stack.outcome == "ok" for stack in rank.stacks)
+    assert rank.stacks[-1] and [frame.function for frame in rank.stacks[-1].threads[0].frames] == ["nap", "<module>"]
+
+
+def test_a_host_without_py_spy_asks_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find", lambda: "")
+    with pytest.raises(ProbeTrouble) as asked:
+        look(stacks=True, machine=stacks.machine())
+    assert asked.value.outcome == "tool-missing"
+    assert "pip install py-spy" in probe._program({"machine": "another"})[1]
+
+
+RAS = """
+import os, socket
+server = socket.create_server(("127.0.0.1", {port}))
+while True:
+    asked, _ = server.accept()
+    text = b""
+    while not text.endswith(b"STATUS\\n"):
+        text += asked.recv(100)
+    known = [b"CLIENT PROTOCOL 2", b"TIMEOUT 4", b"SET FORMAT json", b"VERBOSE STATUS"]
+    answer = {answer!r} if text.splitlines() == known else b"what?"
+    asked.sendall(b"SERVER PROTOCOL 2\\nOK\\nOK\\n" + answer)
+    asked.close()
+"""
+
+
+def test_the_ras_service_of_a_rank_is_asked_twice_and_its_dump_is_read(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    prefix = str(tmp_path / "trace_rank_")
+    (tmp_path / "trace_rank_1").write_bytes(b"of an earlier job")
+    os.utime(tmp_path / "trace_rank_1", (1.0, 1.0))
+    variables = {"NCCL_RAS_ADDR": f"localhost:{port}", "TORCH_FR_DUMP_TEMP_FILE": prefix}
+    start(0, RAS.format(port=port, answer=b'{"nccl_version": "2.29.2"}\n'), **variables)
+    start(1, "import time; time.sleep(60)", **variables)
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as wait:
+            wait.sendall(b"STATUS\n")
+            break
+    (tmp_path / "trace_rank_0").write_bytes(b"a dump")
+    fact, _ = look()
+    assert [answer.text.splitlines()[-1] for answer in fact.ras] == ['{"nccl_version": "2.29.2"}'] * 2
+    assert [(dump.rank, dump.path) for dump in fact.dumps] == [(0, prefix + "0")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment")
+def test_what_another_user_may_not_read_is_counted_and_not_guessed(start: Start) -> None:
+    rank = start(0, "import time; time.sleep(60)")
+    code = "import json; from nccl_doctor.agent.probes import job; print(json.dumps(job.job({'stacks': False})))"
+    project = str(Path(probe.__file__).resolve().parents[3])
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-B", "-c", code]
+    if not Path("/usr/bin/python3").exists():
+        pytest.skip("no Python that another user may start")
+    done = subprocess.run(words, capture_output=True, env={"PYTHONPATH": project, "PATH": "/usr/bin:/bin"}, check=False)
+    if b"ModuleNotFoundError" in done.stderr:
+        pytest.skip("another user may not read this checkout")
+    told = msgspec.convert(json.loads(done.stdout), Job)
+    assert told.refused.count >= 1 and rank.pid not in [item.pid for item in told.processes]
