@@ -110,6 +110,13 @@ _SETUP = (
     "ssh {login}",
 )
 
+_NOT_INSTALLED = (
+    "host.transport-failed",
+    "this machine, not the host, lacks a program that the way there needs",
+    "install it here (ssh: Debian's openssh-client), or reach hosts another way: --transport",
+    "command -v ssh",
+)
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -130,6 +137,8 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
         return _NO_ANSWER
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
         return _SETUP
+    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.endswith("not installed"):
+        return _NOT_INSTALLED
     lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
     return _LOST if lost else _WAYS[reach.outcome]
 

@@ -173,6 +173,8 @@ def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_beg
     begun, never = sorted(reach.reach_findings(builder.bundle()), key=lambda item: item.hosts)
     assert begun.id == never.id == "host.cut-off"
     builder.reach["gpu02"] = Reach(ReachOutcome.TRANSPORT_FAILED, "--env-setup failed: source /no/activate")
+    builder.reach["gpu01"] = Reach(ReachOutcome.TRANSPORT_FAILED, "that needs the ssh program, which is not installed")
+    assert "this machine, not the host" in [item.title for item in reach.reach_findings(builder.bundle())][-2]
     assert "--env-setup line failed" in [item.title for item in reach.reach_findings(builder.bundle())][-1]
     assert "in the middle of the run" in begun.title and len(begun.evidence) == 1 and "reboot" in begun.fixes[0].text
     assert "before it had answered" in never.title and "restricted shell" in never.fixes[0].text

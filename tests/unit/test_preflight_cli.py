@@ -197,6 +197,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--spares", "1"), "--spares needs --min-hosts"),
         (("--master", "gpu9"), "--master gpu9: not among the hosts"),
         (("--no-such-option",), "No such option"),
+        (("--transport", "command=kubect1 exec -i {host} --"), "there is no program kubect1 on this machine"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
