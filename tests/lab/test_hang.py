@@ -21,6 +21,7 @@ from .lab import Lab
 PROGRAM = Path(__file__).parent / "programs" / "training.py"
 PLACES = {0: "gpu01", 1: "gpu01", 2: "gpu02", 3: "gpu03"}
 PORT = 29577
+JOB = f"gpu01:{PORT}"
 
 
 class Training:
@@ -81,8 +82,7 @@ class Training:
 
     def told(self, *options: str, hosts: str = "gpu[01-03]") -> subprocess.CompletedProcess[str]:
         """What ``hang`` prints. All hosts of a lab share /proc, so that jobs beside it are seen, too."""
-        chosen = ["--job", f"gpu01:{PORT}"]
-        return self.lab.run(["nccl-doctor", "hang", "-H", hosts, "--interval", "0.5", *chosen, *options])
+        return self.lab.run(["nccl-doctor", "hang", "-H", hosts, "--interval", "0.5", "--job", JOB, *options])
 
     def end(self) -> None:
         """Kill all ranks and what they started."""
@@ -126,14 +126,16 @@ def test_a_job_that_works_is_not_accused(training: Training) -> None:
     training.goes_on()
 
 
-def test_a_stopped_rank(training: Training) -> None:
+def test_a_stopped_rank_live_and_from_what_was_saved(training: Training, tmp_path: Path) -> None:
+    saved = tmp_path / "hang.ndb"
     os.kill(training.pids[2], signal.SIGSTOP)
     try:
         training.wait_until_it_stands()
-        found = held(training.hang(), "hang.stopped", "gpu02", 2)
-        console = training.told()
+        console = training.told("--save", str(saved))
     finally:
         os.kill(training.pids[2], signal.SIGCONT)
+    again = training.lab.run(["nccl-doctor", "hang", "--from", str(saved), "--job", JOB, "--format", "json"])
+    found = held(json.loads(again.stdout), "hang.stopped", "gpu02", 2)
     assert "3 other ranks wait in all_reduce" in found["title"] and "state T" in text(found)
     assert console.returncode == 11 and f"on gpu02: kill -CONT {training.pids[2]}" in console.stdout
     training.goes_on()
