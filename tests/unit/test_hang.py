@@ -410,6 +410,14 @@ def test_two_jobs_have_to_be_told_apart() -> None:
     assert wrong.verdict == "several-jobs" and "nobody:1" in wrong.sentence and len(wrong.jobs) == 1
 
 
+def test_a_lone_process_under_a_scheduler_is_no_second_job() -> None:
+    lone = process(0)
+    lone.update(pid=7, start_ticks=7, environment={"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "9"})
+    lone["environment"]["RANK"] = "0"
+    answer = examine(bundle(*four(), {**lone, "environment": {**lone["environment"], "WORLD_SIZE": "1"}}))
+    assert answer.verdict == "stands" and len(answer.jobs) == 1
+
+
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
     unseen = examine(bundle(refused={"count": 8}))
