@@ -212,3 +212,25 @@ def _wait(child: "subprocess.Popen[bytes]", end: float, cut: threading.Event) ->
             return True
         if left <= 0:
             return False
+
+
+def in_parallel(items: List[Any], work: Any, width: int) -> List[Any]:
+    """``work`` applied to all items by at most ``width`` threads; results in the items' order."""
+    results = [None] * len(items)  # type: List[Any]
+    todo = list(range(len(items)))
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                if not todo:
+                    return
+                index = todo.pop(0)
+            results[index] = work(items[index])
+
+    workers = [threading.Thread(target=run, daemon=True) for _ in range(min(width, len(items)))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return results

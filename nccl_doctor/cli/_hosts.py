@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import enum
 import os
 import shutil
 import sys
@@ -61,14 +60,30 @@ History = Annotated[
 ]
 
 
-class Output(str, enum.Enum):
-    """What standard output gets."""
+def one_of(*formats: str) -> Callable[[str], str]:
+    """A parser of ``--format``: one of these words. What people read is ``text`` in every command; it was ``console`` in
+    some and ``table`` in ``bench``, which they all take."""
 
-    CONSOLE = "console"
-    JSON = "json"
+    def parse(word: str) -> str:
+        word = "text" if word in ("console", "table") else word
+        if word not in formats:
+            raise typer.BadParameter(f"{word!r} is not one of {', '.join(formats)}")
+        return word
+
+    return parse
 
 
-Format = Annotated[Output, typer.Option(metavar="console|json", help="What is printed on standard output.")]
+def report_format(word: str) -> str:
+    """A parser of ``--format`` where a report can be told in many."""
+    from nccl_doctor.report import formats
+
+    return one_of(*formats.names())(word) if word else ""
+
+
+Format = Annotated[
+    str,
+    typer.Option(parser=one_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
+]
 Thresholds = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML file with other limits (nccl-doctor docs thresholds).")
 ]

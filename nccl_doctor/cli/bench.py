@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nccl_doctor.inventory import HostEntry
     from nccl_doctor.transport.base import ConnectOptions
 
-FORMATS = ("table", "json", "csv", "nccl-tests")
+FORMATS = ("text", "json", "csv", "nccl-tests")
 SIZES = "1K:64M:x4"
 
 
@@ -117,8 +117,9 @@ def bench(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     format: Annotated[
-        str, typer.Option(metavar="table|json|csv|nccl-tests", help="What standard output gets.")
-    ] = "table",
+        str,
+        typer.Option(parser=_hosts.one_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
+    ] = "text",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
     ] = None,
@@ -138,7 +139,7 @@ def bench(
     Without hosts, this machine. Inside torchrun, srun or mpirun, the ranks that these started. Wrong answers and
     failures give exit code 11, whatever --fail-on says.
     """
-    _known_words(("--format", format), ("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
+    _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on)
     names, wanted = _what(collective, sizes, dtype)
     if gpus_per_host and ranks_per_host:
@@ -182,7 +183,7 @@ def _known_words(*options: tuple[str, str]) -> None:
     from nccl_doctor.bench.model import DTYPES, OPS
 
     words = {
-        "--format": FORMATS, "--dtype": DTYPES, "--op": OPS, "--backend": ("auto", "nccl", "gloo"),
+        "--dtype": DTYPES, "--op": OPS, "--backend": ("auto", "nccl", "gloo"),
         "--fail-on": ("slow", "never"),
     }  # fmt: skip
     for name, value in options:
@@ -338,7 +339,7 @@ class _Telling:
         return code
 
     def _print(self, outcome: Outcome, saved: str, code: ExitCode) -> None:
-        if self.format == "table":
+        if self.format == "text":
             from nccl_doctor.report.bench_console import render
             from nccl_doctor.report.terminal import stdout_console
 

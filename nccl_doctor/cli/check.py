@@ -73,7 +73,7 @@ def check(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
     thresholds: _hosts.Thresholds = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
     history: _hosts.History = None,
@@ -167,7 +167,7 @@ def _fit(rows: Overrides | None) -> Callable[[Bundle], list[str]]:
 def _tell(
     bundle: Bundle,
     rows: Overrides | None,
-    format: _hosts.Output,
+    format: str,
     save: Path | None,
     history: Path | None,
     strict: bool,
@@ -184,7 +184,7 @@ def _tell(
         code = ExitCode.INTERRUPTED
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
-    if format is _hosts.Output.JSON:
+    if format == "json":
         sys.stdout.buffer.write(to_json(report) + b"\n")
     else:
         from nccl_doctor.report.console import render

@@ -27,7 +27,7 @@ def diff(
     ] = "",
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All changes.")] = False,
 ) -> None:
     """Show what changed between two bundles (yesterday's good run and today's), most important first.
@@ -52,7 +52,7 @@ def diff(
             found = compare.hosts(before, _names(hosts), judge)
     except compare.CompareError as error:
         _hosts.stop(f"{a}: {error}")
-    if format is _hosts.Output.JSON:
+    if format == "json":
         data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
     else:

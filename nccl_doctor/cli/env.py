@@ -32,13 +32,6 @@ LINT_STAGES = ("interfaces", "software", "infiniband")
 RECOMMEND_STAGES = ("connectivity", "interfaces", "system", "software", "infiniband")
 
 
-class Format(str, enum.Enum):
-    """How to print."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 NcclVersion = Annotated[
     str,
     typer.Option("--nccl-version", metavar="X.Y.Z", help="Judge for this NCCL release [default: the newest known]."),
@@ -88,7 +81,7 @@ def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more variables.")],
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
-    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
+    format: _hosts.Format = "text",
 ) -> None:
     """What a variable does: versions, values, default, when to set it, when never. Exit status 0 if it is known."""
     from nccl_doctor.env import knowledge
@@ -98,7 +91,7 @@ def show(
         answers = [knowledge.lookup(name.strip().split("=", 1)[0], nccl_version, torch_version) for name in names]
     except ValueError as error:
         _hosts.stop(str(error))
-    if format is Format.JSON:
+    if format == "json":
         pages = [report.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
     else:
@@ -156,7 +149,7 @@ def lint(
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
-    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
+    format: _hosts.Format = "text",
 ) -> None:
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
     from nccl_doctor.env import examine
@@ -186,7 +179,7 @@ def lint(
                 fixing.write(change, change.file)
             elif write:
                 typer.echo(f"wrote {fixing.write(change, change.file + '.fixed')}", err=True)
-    elif format is Format.JSON:
+    elif format == "json":
         typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
     else:
         typer.echo(report.lint_text(result, show_info, _hosts.columns(report.WIDTH)), nl=False)
@@ -202,16 +195,7 @@ class Purpose(str, enum.Enum):
     HANG = "hang"
 
 
-class AdviceFormat(str, enum.Enum):
-    """How to print a recommendation."""
-
-    TEXT = "text"
-    SHELL = "shell"
-    CONF = "nccl.conf"
-    SBATCH = "sbatch"
-    DOCKER = "docker"
-    K8S = "k8s"
-    JSON = "json"
+ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json")
 
 
 @env.command(short_help="Which variables do these hosts need?")
@@ -228,7 +212,10 @@ def recommend(
             "--for", metavar="run|hang", help="run: an ordinary job. hang: leave evidence behind when a job hangs."
         ),
     ] = Purpose.RUN,
-    format: Annotated[AdviceFormat, typer.Option("--format", help="How to print it.")] = AdviceFormat.TEXT,
+    format: Annotated[
+        str,
+        typer.Option(parser=_hosts.one_of(*ADVICE_FORMATS), metavar="|".join(ADVICE_FORMATS), help="How to print it."),
+    ] = "text",
     nccl_version: NcclVersion = "",
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
@@ -250,11 +237,11 @@ def recommend(
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
-    if format is AdviceFormat.TEXT:
+    if format == "text":
         typer.echo(report.advice_text(advice, _hosts.columns(report.WIDTH)), nl=False)
     else:
-        typer.echo(report.ADVICE_FORMATS[format.value](advice), nl=False)
-    for note in report.not_shown(advice, format.value):
+        typer.echo(report.ADVICE_FORMATS[format](advice), nl=False)
+    for note in report.not_shown(advice, format):
         typer.echo(f"note: {note}", err=True)
     if advice.unknown:
         raise typer.Exit(ExitCode.INCOMPLETE)
@@ -288,7 +275,7 @@ def tune(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    format: Annotated[Format, typer.Option("--format", metavar="text|json", help="How to print it.")] = Format.TEXT,
+    format: _hosts.Format = "text",
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
@@ -334,7 +321,7 @@ def tune(
         _hosts.stop(str(refusal), refusal.code)
     except Failed as reason:
         _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
-    if format is Format.JSON:
+    if format == "json":
         typer.echo(json.dumps(report.tuning_json(result), indent=2, ensure_ascii=False))
     else:
         typer.echo(report.tuning_text(result), nl=False)

@@ -37,7 +37,7 @@ def explain(
             "check or bench saved."
         ),
     ],
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
     workers: Annotated[
         int,
         typer.Option(
@@ -53,7 +53,7 @@ def explain(
 
     started = time.monotonic()
     names, benches = _bench_runs(logs)
-    found = explain_paths(names, workers or None, meanwhile=_terminal if format is _hosts.Output.CONSOLE else None)
+    found = explain_paths(names, workers or None, meanwhile=_terminal if format == "text" else None)
     code = report.exit_code(found)
     if found.saved_runs or benches:
         found, code = _with_saved_runs(found, benches)
@@ -61,7 +61,7 @@ def explain(
     if code is ExitCode.NOTHING_CHECKED:
         why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
         found = msgspec.structs.replace(found, sentence=why, next=())
-    if format is _hosts.Output.JSON:
+    if format == "json":
         typer.echo(report.to_json(found))
     elif not why:
         from nccl_doctor.report.terminal import stdout_console

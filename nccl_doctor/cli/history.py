@@ -17,7 +17,7 @@ def history(
         Path, typer.Argument(metavar="PATH", help="What --history of check or preflight named: a directory or a file.")
     ],
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="Only what concerns this host.")] = "",
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All runs and trends.")] = False,
 ) -> None:
     """Show what keeps failing, which runs passed because they avoided a bad host, and where bandwidth goes.
@@ -38,7 +38,7 @@ def history(
     if not runs:
         _hosts.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
     found = analyse(runs, host)
-    if format is _hosts.Output.JSON:
+    if format == "json":
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         from nccl_doctor.report.history import render

@@ -85,10 +85,11 @@ def preflight(
     format: Annotated[
         str,
         typer.Option(
+            parser=_hosts.report_format,
             metavar="FORMAT",
-            help="What is printed: console, junit, github, gitlab, sarif, json, prometheus, nhc, html.",
+            help="What is printed: text, junit, github, gitlab, sarif, json, prometheus, nhc, html.",
         ),
-    ] = "console",
+    ] = "text",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
     master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
     master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
@@ -110,8 +111,10 @@ def preflight(
 
     What does not fit the budget is left out and counts as unknown; unknown is never healthy.
     """
+    from nccl_doctor.rules.gate import exit_code
+
     rules = _hosts.load_policy(policy)
-    outputs = _outputs(report or [], format)
+    outputs = _outputs(report or [])
     _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
@@ -134,7 +137,7 @@ def preflight(
         bundle = earlier
     _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
-    code = ExitCode.HEALTHY if gate.go else _no_go(judged, gate)
+    code = exit_code(judged, gate)
     saved = _hosts.save_bundle(bundle, save)
     _hosts.keep(history, bundle, judged, "preflight", gate)
     if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
@@ -149,7 +152,7 @@ def preflight(
     raise typer.Exit(code)
 
 
-def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
+def _outputs(wanted: list[str]) -> dict[str, Path]:
     from nccl_doctor.report import formats
 
     outputs: dict[str, Path] = {}
@@ -160,8 +163,6 @@ def _outputs(wanted: list[str], format: str) -> dict[str, Path]:
         if name in outputs:
             _hosts.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
         outputs[name] = Path(path)
-    if format not in ("console", *formats.names()):
-        _hosts.stop(f"--format {format!r}: expected one of console, {', '.join(formats.names())}")
     return outputs
 
 
@@ -303,20 +304,13 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
 def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str, code: ExitCode) -> None:
     from nccl_doctor.report import formats
 
-    if format != "console":
+    if format != "text":
         sys.stdout.write(formats.render(format, judged, gate, bundle))
         return
     from nccl_doctor.report.console import render_gate
     from nccl_doctor.report.terminal import stdout_console
 
     render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
-
-
-def _no_go(judged: Report, gate: Gate) -> ExitCode:
-    if not judged.reached:
-        return ExitCode.NOTHING_CHECKED
-    code = judged.exit_code(strict=True)
-    return ExitCode.INCOMPLETE if code is ExitCode.HEALTHY else code
 
 
 def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:

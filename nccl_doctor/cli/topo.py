@@ -50,7 +50,7 @@ def topo(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
 
@@ -171,13 +171,13 @@ def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, 
     return groups
 
 
-def _tell(found: list[Found], missing: dict[str, str], format: _hosts.Output, one_file: bool) -> None:
+def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
     from nccl_doctor.report.safe_text import visible
     from nccl_doctor.report.terminal import stdout_console
 
-    if format is _hosts.Output.JSON:
+    if format == "json":
         documents = {title: topology.to_json(matrix) for title, matrix, _ in found}
         data: object = next(iter(documents.values())) if one_file else {"hosts": documents, "missing": missing}
         typer.echo(json.dumps(data, indent=2, sort_keys=True))

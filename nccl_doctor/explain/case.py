@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -81,10 +82,17 @@ class Case:
         found = self.hits(*names)
         return found[0] if found else None
 
-    def last(self, name: str) -> Hit | None:
-        """The last hit of this signature."""
+    def last(self, name: str, file: str | None = None) -> Hit | None:
+        """The last hit of this signature (in this file)."""
         group = self.summary.groups.get(name)
-        return group.last if group else None
+        if group is None:
+            return None
+        return group.last if file is None else group.lasts.get(file)
+
+    def lasts(self, name: str) -> Iterable[Hit]:
+        """The last hit of this signature in each file that has one."""
+        group = self.summary.groups.get(name)
+        return group.lasts.values() if group else ()
 
     def has(self, *names: str) -> bool:
         """Whether any of these signatures hit."""

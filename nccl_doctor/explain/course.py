@@ -83,13 +83,14 @@ class Course:
 
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
-        case = self._case
-        ends = {hit.file: hit.line for hit in (*case.hits("run-ended"), case.last("run-ended")) if hit is not None}
-        file, worked = self._last_step_before("exit-zero")
-        if worked and all(hit.line + LINES_AFTER <= worked for hit in self.troubles if hit.file == file):
-            ends[file] = worked  # the job exited with 0, and had worked on after all that went wrong
+        case, worst = self._case, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
+        ends = {hit.file: hit.line for hit in (*case.hits("run-ended"), *case.lasts("run-ended"))}
+        for end in case.lasts("exit-zero"):
+            worked = self._last_step_before("exit-zero", end.file)
+            if worked >= worst.get(end.file, 0) + LINES_AFTER:
+                ends[end.file] = worked  # the job exited with 0, and had worked on after all that went wrong
         ends = {file: line for file, line in ends.items() if file not in self.failed_files}
-        return bool(ends) and all(hit.line < ends.get(hit.file, -1) for hit in self.troubles)
+        return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items())
 
     @functools.cached_property
     def failed_files(self) -> set[str]:
@@ -111,48 +112,51 @@ class Course:
             late = name in _AT_SHUTDOWN or self._stopped_after_end(case.first(name))
             troubles.extend(
                 hit
-                for hit in [*case.hits(name), case.last(name)]
-                if hit is not None and not (late and any(self._shut_down(end, hit) for end in ends))
+                for hit in [*case.hits(name), *case.lasts(name)]
+                if not (late and any(self._shut_down(end, hit) for end in ends))
             )
         return troubles
 
     @property
     def stands(self) -> list[Hit]:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
-        last = self._case.last("stack-process")
-        return self._case.hits("stack-process") if last is not None and not self.outlived(last) else []
+        lasts = self._case.lasts("stack-process")
+        return [] if all(self.outlived(last) for last in lasts) else self._case.hits("stack-process")
 
     # after one line --------------------------------------------------------------------------------------------------
 
     def outlived(self, hit: Hit, lines: int = LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
-        step = self._case.last("progress")
-        ends = [self._case.last(name) for name in _ENDS]
-        return (
-            any(
-                end is not None and end.file == hit.file and end.line > hit.line and end.file not in self.failed_files
-                for end in ends
-            )
-            or (
-                step is not None
-                and step.file == hit.file
-                and step.line >= hit.line + (1 if _ANSWER in step.text else lines)
-            )
-            or (lines <= LINES_AFTER and self._stepped_on(hit))
-        )
+        ends = [self._case.last(name, hit.file) for name in _ENDS]
+        if any(end is not None and end.line > hit.line for end in ends) and hit.file not in self.failed_files:
+            return True
+        step = self._case.last("progress", hit.file)
+        if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
+            return True
+        return lines <= LINES_AFTER and self._stepped_on(hit)
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""
-        last = self._case.last(name)
-        if last is None:
-            return False
+        lasts = self._case.lasts(name)
+        return bool(lasts) and all(self._overcome(name, last) for last in lasts)
+
+    def _overcome(self, name: str, last: Hit) -> bool:
         if name in _RETRIES:
             return self.outlived(last)
         if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):
             return True
-        destroyed = ("ended-well",) if name == "nccl-abort" else ()  # destroying a group aborts communicators, too
-        ends = self._case.hits(*_ENDS, "exit-zero", *destroyed)
-        return name in _AT_SHUTDOWN and any(self._shut_down(end, last) for end in ends)
+        ends = self._ends.get(last.file, ()) if name in _AT_SHUTDOWN else ()
+        return any(  # destroying a group aborts communicators, too
+            self._shut_down(end, last) for end in ends if end.signature != "ended-well" or name == "nccl-abort"
+        )
+
+    @functools.cached_property
+    def _ends(self) -> dict[str, list[Hit]]:
+        """The lines that tell of a good end, by file."""
+        found: dict[str, list[Hit]] = {}
+        for hit in self._case.hits(*_ENDS, "exit-zero", "ended-well"):
+            found.setdefault(hit.file, []).append(hit)
+        return found
 
     def resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
@@ -176,31 +180,32 @@ class Course:
 
     def _stepped_on(self, hit: Hit) -> bool:
         """Whether a rank went a whole step further: after this line two reports of one shape, or a step and a good end."""
-        steps = self._case.signatures["progress"]
-        shapes = [
-            shape(item.text)
-            for item in self._case.summary.tails.get(hit.file, ())
-            if item.line > hit.line and steps.match(item.text) is not None
-        ]
-        file, worked = self._last_step_before("ended-well")
-        return len(set(shapes)) < len(shapes) or (hit.file == file and hit.line < worked)
+        shapes = [shape(step.text) for step in self._last_steps.get(hit.file, ()) if step.line > hit.line]
+        return len(set(shapes)) < len(shapes) or hit.line < self._last_step_before("ended-well", hit.file)
 
-    def _last_step_before(self, name: str) -> tuple[str, int]:
-        """File and line of the last step, if this kind of end follows it there."""
-        end, step = self._case.last(name), self._case.last("progress")
-        told = end is not None and step is not None and end.file == step.file and end.line > step.line
-        return place(step) if told and step is not None else ("", 0)
+    @functools.cached_property
+    def _last_steps(self) -> dict[str, list[Hit]]:
+        """Of each file's last lines those that report a step."""
+        steps = self._case.signatures["progress"]
+        return {
+            file: [hit for hit in hits if steps.match(hit.text) is not None]
+            for file, hits in self._case.summary.tails.items()
+        }
+
+    def _last_step_before(self, name: str, file: str) -> int:
+        """The line of the last step in this file, if this kind of end follows it; else 0."""
+        end, step = self._case.last(name, file), self._case.last("progress", file)
+        return step.line if end is not None and step is not None and end.line > step.line else 0
 
     # its pace --------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def slowed(self) -> bool:
         """Whether the last step that was reported took far longer than the first one."""
-        texts = [hit.text for hit in (*self._case.hits("progress"), *self._case.tail)]
-        times = [float(found) for text in texts for found in _STEP_TIME.findall(text)]
-        rates = [float(found) for text in texts for found in _STEP_RATE.findall(text)]
-        slower = bool(times) and times[-1] > _SLOWED * times[0]
-        return slower or (bool(rates) and rates[0] > _SLOWED * rates[-1])
+        texts: dict[str, list[str]] = {}
+        for hit in (*self._case.hits("progress"), *self._case.tail):
+            texts.setdefault(hit.file, []).append(hit.text)
+        return any(_slower("\n".join(lines)) for lines in texts.values())
 
     @functools.cached_property
     def slower_steps(self) -> list[Hit]:
@@ -214,6 +219,12 @@ class Course:
             if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
                 return [first, *last]
         return []
+
+
+def _slower(steps: str) -> bool:
+    times = [float(found) for found in _STEP_TIME.findall(steps)]
+    rates = [float(found) for found in _STEP_RATE.findall(steps)]
+    return (bool(times) and times[-1] > _SLOWED * times[0]) or (bool(rates) and rates[0] > _SLOWED * rates[-1])
 
 
 def _pace(text: str) -> float:

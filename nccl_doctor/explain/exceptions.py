@@ -86,8 +86,10 @@ class Exceptions:
         outlived = case.course.outlived(hit, 1) if case.has("trial-failed") else case.course.outlived(hit)
         if not outlived:
             return False
-        symptoms = [case.last(signature.name) for signature in case.seen(Role.SYMPTOM)]
-        return not any(
-            late is not None and (late.file != hit.file or late.line > hit.line) and not case.course.outlived(late)
-            for late in symptoms
-        )
+        return not any(late.file != hit.file or late.line > hit.line for late in self._open_symptoms)
+
+    @functools.cached_property
+    def _open_symptoms(self) -> list[Hit]:
+        """The last line of each symptom in each file, where the work did not outlive it."""
+        lasts = [last for symptom in self._case.seen(Role.SYMPTOM) for last in self._case.lasts(symptom.name)]
+        return [last for last in lasts if not self._case.course.outlived(last)]

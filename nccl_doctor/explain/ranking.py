@@ -120,18 +120,22 @@ def _survived(case: Case, item: Candidate) -> bool:
     if course.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
         return False
     # Of lines alike one is kept, and the last.
-    lasts = [case.last(name) for name in {hit.signature for hit in item.hits}]
-    last = max((*item.hits, *(hit for hit in lasts if hit)), key=place)
-    if last.file in course.failed_files:
+    lasts = [last for name in {hit.signature for hit in item.hits} for last in case.lasts(name)]
+    latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
+    return all(_went_on(case, item, last) for last in latest.values())
+
+
+def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
+    """Whether the work went on, or came to a good end, after the candidate's last line in its file."""
+    if last.file in case.course.failed_files:
         return False
-    end = case.last("ended-well") or case.last("nccl-tests-ok")
-    if end is not None and end.file == last.file and end.line > last.line:
+    end = case.last("ended-well", last.file) or case.last("nccl-tests-ok", last.file)
+    if end is not None and end.line > last.line:
         return True
     soon = _at_start(item) or _told(case, item) or _retried(item) or _waited(item)
+    step = case.last("progress", last.file)
     lines = LINES_AFTER if soon else MANY_LINES
-    step = case.last("progress")
-    stepped_on = step is not None and step.file == last.file and step.line >= last.line + lines
-    return stepped_on or course.resumed_after(last)
+    return (step is not None and step.line >= last.line + lines) or case.course.resumed_after(last)
 
 
 def _at_start(item: Candidate) -> bool:
@@ -163,11 +167,9 @@ _FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)
 
 def _finite_again(case: Case, item: Candidate) -> bool:
     """Whether the numbers that went wrong are finite in the last step that the log tells."""
-    on = case.last("progress")
     last = max(item.hits, key=place)
-    return bool(
-        item.id == "app.nan-or-data" and on and on.file == last.file and on.line > last.line and _FINITE.search(on.text)
-    )
+    on = case.last("progress", last.file)
+    return bool(item.id == "app.nan-or-data" and on and on.line > last.line and _FINITE.search(on.text))
 
 
 # What Python reports by an exception: nobody else prints these words.

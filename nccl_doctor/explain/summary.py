@@ -22,7 +22,12 @@ class HitGroup(msgspec.Struct):
 
     count: int = 0
     hits: list[Hit] = msgspec.field(default_factory=list)
-    last: Hit | None = None
+    lasts: dict[str, Hit] = msgspec.field(default_factory=dict)  # by file
+
+    @property
+    def last(self) -> Hit | None:
+        """The last hit of the last file that has one."""
+        return next(reversed(self.lasts.values()), None)
 
 
 class Skip(msgspec.Struct):
@@ -62,7 +67,7 @@ class Summary(msgspec.Struct):
             mine = self.groups.setdefault(name, HitGroup())
             mine.count += group.count
             mine.hits.extend(group.hits[: max(0, KEEP_IN_ALL - len(mine.hits))])
-            mine.last = group.last or mine.last
+            mine.lasts.update(group.lasts)
         self.tracebacks.extend(other.tracebacks)
         self.tails.update(other.tails)
         self.heads.update(other.heads)

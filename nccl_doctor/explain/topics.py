@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
@@ -118,7 +119,8 @@ _FAILURE_WORDS = re.compile(
     r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bstill no\b|^\^C\s*$|"
     r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) (?:code|status):? -?[1-9]|\(exit -?[1-9]|"
     r"\baborting\b|TERM_[A-Z]+LIMIT|"
-    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: "
+    r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: ",
+    re.MULTILINE,
 )
 _COUNTED_NONE = re.compile(
     r"\b(?:nothing|none|no \w{3,12}) (?:has |have )?failed\b|\b0 (?:failed|failures|errors?|killed|aborted|timed out)\b|"
@@ -126,6 +128,11 @@ _COUNTED_NONE = re.compile(
     r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*| )0(?:\.0+)?\b",
     re.IGNORECASE,
 )
+
+
+def may_say_failure(texts: Iterable[str]) -> bool:
+    """Whether one of these lines may (:func:`says_failure`); asked of all at once, which is seldom so."""
+    return _FAILURE_WORDS.search("\n".join(texts)) is not None
 
 
 def says_failure(text: str) -> bool:

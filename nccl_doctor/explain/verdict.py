@@ -57,23 +57,28 @@ def _failure_seen(case: Case) -> bool:
     }
     ends = case.signatures["run-ended"]
     ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
+    failed = [
+        hit
+        for name, hits in case.summary.tails.items()
+        if name not in ended and topics.may_say_failure(hit.text for hit in hits)
+        for hit in _without_rows(case, hits[-LAST_LINES:])
+        if topics.says_failure(hit.text) and not _TALK.search(hit.text) and not course.outlived(hit)
+    ]
+    known = calm | exceptions.caught
     return any(
-        topics.says_failure(hit.text) and not _TALK.search(hit.text) and not course.outlived(hit)
-        for hit in case.tail[-LAST_LINES:]
-        if place(hit) not in calm | exceptions.caught | _rows(case)
-        and hit.file not in ended
-        and not any(signature.match(hit.text) is not None for signature in outlived)
+        place(hit) not in known and not any(signature.match(hit.text) is not None for signature in outlived)
+        for hit in failed
     )
 
 
-def _rows(case: Case) -> set[tuple[str, int]]:
-    """File and line of the last lines that report a step as several of their neighbours do, in the same words."""
+def _without_rows(case: Case, last: list[Hit]) -> list[Hit]:
+    """A file's last lines without those that report a step as several of their neighbours do, in the same words."""
     steps = case.signatures["progress"]
     alike: dict[str, list[Hit]] = {}
-    for hit in case.tail[-LAST_LINES:]:
+    for hit in last:
         alike.setdefault(shape(hit.text), []).append(hit)
-    several = [hits for hits in alike.values() if len(hits) > LINES_AFTER and steps.match(hits[0].text) is not None]
-    return {place(hit) for hits in several for hit in hits}
+    few = [hits for hits in alike.values() if len(hits) <= LINES_AFTER or steps.match(hits[0].text) is None]
+    return [hit for hits in few for hit in hits]
 
 
 _GOOD = (

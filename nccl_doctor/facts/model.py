@@ -47,6 +47,7 @@ class ReachOutcome(enum.Enum):
     NOT_TRIED = "not-tried"  # or hardly: the run's deadline, or the stop after repeated authentication failures
 
 
+SETUP_FAILED = "--env-setup failed"  # so begins the detail where the user's own line ended the start
 NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
 
 

@@ -70,7 +70,15 @@ def _console(stream: IO[str], plain: bool = False) -> Console:
     console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=colours)
     if console.is_terminal and not plain:
         return console
-    width = None if os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH
+    return _plain(file, None if os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH)
+
+
+def text_console(stream: IO[str]) -> Console:
+    """The console for a text that is kept: the same wherever it is written."""
+    return _plain(cast("IO[str]", _Trimmed(stream)), PIPE_WIDTH)
+
+
+def _plain(file: IO[str], width: int | None) -> Console:
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules.judge import Report
 
@@ -116,3 +117,13 @@ def _alike_first(good: dict[str, str], groups: dict[str, str]) -> list[str]:
     of = {host: groups.get(host, "") for host in good}
     size = Counter(of.values())
     return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host))
+
+
+def exit_code(report: Report, gate: Gate) -> ExitCode:
+    """What a preflight with this decision exits with."""
+    if gate.go:
+        return ExitCode.HEALTHY
+    if not report.reached:
+        return ExitCode.NOTHING_CHECKED
+    code = report.exit_code(strict=True)
+    return ExitCode.INCOMPLETE if code is ExitCode.HEALTHY else code

@@ -15,8 +15,8 @@ _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
     18: (
         "gpu.driver.mismatch",
         "the NVIDIA kernel module and the user-space libraries are of different versions",
-        "a driver update without a reload: reboot, or unload and load the module while no process uses it",
-        "cat /proc/driver/nvidia/version; ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*; sudo reboot",
+        "a driver update without a reload: see which versions meet, and load the new module while no process uses the old one",
+        "cat /proc/driver/nvidia/version; ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*",
     ),
     9: (
         "gpu.driver.not-loaded",
@@ -43,6 +43,7 @@ _REFUSALS = {
 }
 GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
 MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
+_CURED_BY_REBOOT = ("gpu.driver.hang", "gpu.driver.mismatch")
 _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
 
 
@@ -69,8 +70,8 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             fact,
             "gpu.driver.hang",
             f"the NVIDIA driver hangs: {fact.nvml.call or 'NVML'} does not return",
-            "look for a stuck process and Xids; a hung driver is cured by a reboot only",
-            "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail; sudo reboot",
+            "look for a stuck process and Xids",
+            "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail",
             fact.nvml.detail,
         )
     elif fact.nvml.code == _NO_PERMISSION:
@@ -167,7 +168,11 @@ def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, c
         title,
         evidence,
         hosts=(host.name,),
-        fixes=[Fix(text, command, host.name, "reboot" in command)],
+        # What looks and what interrupts are never one line to paste.
+        fixes=[
+            Fix(text, command, host.name),
+            *([Fix("drain the host and reboot it", "sudo reboot", host.name, True)] if id in _CURED_BY_REBOOT else []),
+        ],
         explains=_EXPLAINED,
     )
 

@@ -558,7 +558,11 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         ),
         hosts=(host.name,),
         fixes=[
-            Fix("in the job's shell, if the hard limit allows it", "ulimit -l unlimited", host.name),
+            *(
+                [Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)]
+                if hard is None
+                else []
+            ),
             Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
         ],
         explains=("collectives",),

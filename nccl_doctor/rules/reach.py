@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.facts.model import NO_ANSWER, Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
@@ -103,6 +103,13 @@ _LOST = (
     "ssh {login} 'uptime; dmesg -T | tail -50'",
 )
 
+_SETUP = (
+    "host.transport-failed",
+    "the --env-setup line failed on the host",
+    "try the line there: it runs in bash, in the login's home directory, without a terminal",
+    "ssh {login}",
+)
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -121,6 +128,8 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
     """Its row of the table above."""
     if reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER):
         return _NO_ANSWER
+    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
+        return _SETUP
     lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
     return _LOST if lost else _WAYS[reach.outcome]
 

@@ -108,6 +108,9 @@ def _shm_fixes(host: Host) -> tuple[Fix, ...]:
         return (
             Fix("start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir with medium: Memory)"),
         )
+    if system is not None and not system.shm.present:
+        command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size=50%,mode=1777,nosuid,nodev tmpfs /dev/shm"
+        return (Fix("mount one until the next boot", command, host.name),)
     return (Fix("make it larger until the next boot", "sudo mount -o remount,size=50% /dev/shm", host.name),)
 
 
@@ -121,8 +124,9 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     system = host.need(System)
     limit = _limit(system, "memlock")
     proof = Evidence(f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}", "ulimit -l", host=host.name)
+    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)
     fixes = (
-        Fix("in the job's shell, if the hard limit allows it", "ulimit -l unlimited", host.name),
+        *((own,) if limit.hard == UNLIMITED else ()),
         Fix(
             "for logins",
             "printf '* soft memlock unlimited\\n* hard memlock unlimited\\n'"
@@ -450,7 +454,7 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _gpu_count(host: Host) -> int:
+def gpu_count(host: Host) -> int:
     """How many NVIDIA GPUs are on the bus, or where that was not asked, have a device file."""
     software = host.want(Software)
     return len(software.driver.pci_gpus) if software else host.need(System).gpu_processes.gpu_devices
@@ -462,7 +466,7 @@ def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
         return
     if used is None:
         raise MissingFact("memory used", f"not readable in {group.memory_group}")
-    gpus = _gpu_count(host)
+    gpus = gpu_count(host)
     room = limit - (used - group.memory_cache_bytes)
     needed = max(value("memory.available.warn"), gpus * value("memory.per-gpu.warn"))
     if room < needed:
@@ -484,7 +488,7 @@ def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
 def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
     """The job may use at least two CPUs per GPU: one for Python, one for NCCL's proxy thread."""
     system = host.need(System)
-    gpus = _gpu_count(host)
+    gpus = gpu_count(host)
     if not gpus:
         raise SkipRule("no NVIDIA GPU on this host")
     usable = min(float(system.processors.allowed), system.cgroup.cpu_limit or float("inf"))
@@ -502,105 +506,6 @@ def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
             hosts=(host.name,),
             fixes=(
                 Fix("give the job more: docker run --cpus, Kubernetes resources.limits.cpu, Slurm --cpus-per-task"),
-            ),
-        )
-
-
-@host_rule("system", "net.slow.tcp-buffers")
-def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The kernel may grow TCP buffers to at least 1 MiB (third number of tcp_rmem and tcp_wmem)."""
-    system = host.need(System)
-    for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
-        numbers = system.sysctl_numbers(name)
-        if len(numbers) != 3:
-            raise MissingFact(name, "not readable")
-        if numbers[2] < value("tcp.buffer.warn"):
-            crippled = numbers[2] < value("tcp.buffer.fail")
-            yield finding(
-                "net.slow.tcp-buffers",
-                Severity.FAIL if crippled else Severity.WARN,
-                f"{name} lets a TCP buffer grow to {size(numbers[2])} only: one stream cannot fill a fast link",
-                Evidence(f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}", host=host.name),
-                hosts=(host.name,),
-                fixes=(Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'", host.name),),
-                explains=("net.slow.link", "collectives") if crippled else (),
-            )
-
-
-@host_rule("system", "net.conntrack-full")
-def connection_tracking(host: Host, plan: Plan) -> Iterator[Finding]:
-    """Where the kernel tracks connections (a stateful firewall, NAT, Kubernetes), its table has room for a job's.
-
-    A full table drops the first packet of every new connection, and no rule of the firewall shows it.
-    """
-    system = host.need(System)
-    used, room = (system.sysctl_numbers(f"net.netfilter.nf_conntrack_{what}") for what in ("count", "max"))
-    if not (used and room and room[0]):
-        raise SkipRule("no connection tracking in this kernel, or not collected")
-    share = used[0] / room[0]
-    if share >= value("conntrack.used.warn"):
-        full = share >= value("conntrack.used.fail")
-        yield finding(
-            "net.conntrack-full",
-            Severity.FAIL if full else Severity.WARN,
-            f"The connection tracking table is {'full' if full else 'nearly full'} ({used[0]} of {room[0]} entries): "
-            "new connections are dropped" + ("" if full else " when it is"),
-            Evidence(
-                f"nf_conntrack_count = {used[0]}, nf_conntrack_max = {room[0]}",
-                "/proc/sys/net/netfilter",
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "more room, until the next boot",
-                    f"sudo sysctl -w net.netfilter.nf_conntrack_max={room[0] * 4}",
-                    host.name,
-                ),
-                Fix(
-                    "see who fills it",
-                    "sudo conntrack -L -o extended 2>/dev/null | awk '{print $7}' | sort | uniq -c | sort -n | tail",
-                    host.name,
-                ),
-            ),
-            explains=("net.firewall", "net.master-unreachable", "net.packet-loss", "collectives") if full else (),
-        )
-
-
-@host_rule("system", "net.ephemeral-ports.few", "net.port-in-use.ephemeral-range")
-def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
-    """There are enough ephemeral ports, and the master port is not one of them.
-
-    NCCL and Gloo listen on ephemeral ports; a master port inside the range can be taken by any outgoing connection.
-    """
-    system = host.need(System)
-    numbers = system.sysctl_numbers("net.ipv4.ip_local_port_range")
-    if len(numbers) != 2:
-        raise MissingFact("net.ipv4.ip_local_port_range", "not readable")
-    low, high = numbers
-    proof = Evidence(
-        f"net.ipv4.ip_local_port_range = {low} {high}", "/proc/sys/net/ipv4/ip_local_port_range", host=host.name
-    )
-    fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'", host.name)
-    if high - low + 1 < value("ports.ephemeral.warn"):
-        severity = Severity.FAIL if high - low + 1 < value("ports.ephemeral.fail") else Severity.WARN
-        yield finding(
-            "net.ephemeral-ports.few", severity, f"Only {high - low + 1} ephemeral ports", proof,
-            hosts=(host.name,), fixes=(fix,), explains=("collectives",),
-        )  # fmt: skip
-    if plan.master == host.name and low <= plan.master_port <= high:
-        yield finding(
-            "net.port-in-use.ephemeral-range",
-            Severity.INFO,
-            f"The master port {plan.master_port} is an ephemeral port: an outgoing connection may take it first",
-            proof,
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    f"choose a port below {low}, or reserve it",
-                    f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={plan.master_port}",
-                    host.name,
-                ),
             ),
         )
 

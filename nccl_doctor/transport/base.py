@@ -72,7 +72,8 @@ class Transport(Protocol):
         """A stream to ``command`` (a line for a POSIX shell) on the host. Raises :class:`Unreachable`."""
 
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
-        """Why the transport itself ended the stream before the agent answered; None: it was not the transport."""
+        """Why the transport itself ended the stream before the agent answered, or (status None) has not opened it yet;
+        None: it was not the transport."""
 
     def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
         """Called once for every opened stream, when it is known whether an agent runs at its other end."""

@@ -35,6 +35,7 @@ SSH_SAFETY = (
 )
 _SHELL_PROGRAMS = frozenset(("ssh", "tsh", "gsissh", "rsh", "lsh"))
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_STEP_WAITS = "the step waits for another one to end: inside a job step, srun needs --overlap"
 _STDERR_OUTCOMES = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", ReachOutcome.HOST_KEY_CHANGED, "the host key changed"),
     ("has been marked as revoked", ReachOutcome.HOST_KEY_CHANGED, "the host key is revoked in known_hosts"),
@@ -50,6 +51,8 @@ _STDERR_OUTCOMES = (
     ("timed out", ReachOutcome.TIMED_OUT, "the connection timed out"),
     ("Connection closed by", ReachOutcome.CUT_OFF, "the connection was closed during the handshake"),
     ("Connection reset by", ReachOutcome.CUT_OFF, "the connection was reset during the handshake"),
+    ("queued and waiting for resources", ReachOutcome.NOT_TRIED, "the scheduler has no node free for it"),
+    ("step creation temporarily disabled", ReachOutcome.NOT_TRIED, _STEP_WAITS),
 )
 
 
@@ -94,7 +97,7 @@ class Template(msgspec.Struct, frozen=True):
 
 def parse_template(text: str) -> Template:
     """Check a template; raises :class:`TemplateError`."""
-    example = "for example: 'ssh -q {host}', 'srun -N1 -n1 -w {host}', 'kubectl exec -i {host} --'"
+    example = "for example: 'ssh -q {host}', 'srun --overlap -N1 -n1 -w {host}', 'kubectl exec -i {host} --'"
     try:
         template = Template(tuple(shlex.split(text)))
     except ValueError as error:
@@ -175,7 +178,7 @@ def settle(stream: Stream, outcome: ReachOutcome) -> None:
 
 
 def explain(program: str, stream: Stream, status: int | None) -> Unreachable | None:
-    """Translate a program's stderr. ssh's own failures end with 255, other programs' with anything."""
+    """Translate a program's stderr. ssh's own failures end with 255, other programs' with anything; None: it runs."""
     text = stream.error_text()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if program in _SHELL_PROGRAMS and status != 255:
@@ -183,6 +186,8 @@ def explain(program: str, stream: Stream, status: int | None) -> Unreachable | N
     for phrase, outcome, detail in _STDERR_OUTCOMES:
         if phrase in text:
             return Unreachable(outcome, f"{detail} (said by {program})", *_near(lines, phrase))
+    if program == "srun" and status is None and not lines:  # that it waits it tells only with --verbose
+        return Unreachable(ReachOutcome.NOT_TRIED, f"srun has started nothing: {_STEP_WAITS}")
     if status in (None, 0, 126, 127) or (program not in _SHELL_PROGRAMS and not lines):
         return None
     detail = f"{program} ended with status {status} before the agent answered"

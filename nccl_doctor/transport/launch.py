@@ -56,9 +56,12 @@ def shell_command(python: str = "", env_setup: str = "") -> str:
         start = f'{find}; exec "$p" {run}'
     if not env_setup:
         return f"exec sh -c {shlex.quote(start)}"
-    setup = f"{{ {env_setup}\n}} </dev/null || {{ echo nccl-doctor-boot: env-setup-failed $?; exit 126; }}"
-    choose = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0"; exec sh -c "$0"'
-    return f"exec sh -c {shlex.quote(choose)} {shlex.quote(f'{setup}; {start}')}"
+    # csh takes no newline within quotes: a comment at the line's end, or a semicolon, is ended by eval instead.
+    setup = (
+        's=$1; shift; { eval "$s"; } </dev/null || { echo nccl-doctor-boot: env-setup-failed $?; exit 126; }; ' + start
+    )
+    choose = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0" bash "$1"; exec sh -c "$0" sh "$1"'
+    return f"exec sh -c {shlex.quote(choose)} {shlex.quote(setup)} {shlex.quote(env_setup)}"
 
 
 def launch(python: str = "", env_setup: str = "") -> Launch:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.model import NO_ANSWER, Outcome, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.launch import launch
@@ -506,6 +506,8 @@ class _Greeting:
             return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._options.start_s:.0f} s", quote(begun))
         if self._seen.strip():
             return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
+        if (waits := self._transport.explain(self._stream, None)) is not None:
+            return waits
         detail = f"{NO_ANSWER} within {self._options.start_s:.0f} s"
         return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
 
@@ -522,8 +524,8 @@ class _Greeting:
             detail = f"no Python: {wanted} {where}; name one with --python or --env-setup"
             return Unreachable(ReachOutcome.NO_PYTHON, detail, tail or f"exit status {status}")
         if b"nccl-doctor-boot: env-setup-failed" in self._seen:
-            detail = f"--env-setup failed: {self._options.env_setup}"
-            return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, self._noise(), tail)
+            detail = f"{SETUP_FAILED}: {self._options.env_setup}"
+            return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, tail or self._noise())
         if self._marker in self._seen:
             return Unreachable(
                 ReachOutcome.CUT_OFF, "the stream ended in the middle of the agent's first line", self._noise()

@@ -291,3 +291,24 @@ def test_bench_under_srun_is_one_world(lab: Lab, slurm: dict[str, str]) -> None:
     ]  # fmt: skip
     assert [item["wrong"] for item in found["results"]["measurements"]] == [0, 0]
     assert found["path"]["proved"] and set(found["path"]["gloo"]["interfaces"]) == {"eth0"}
+
+
+def test_hosts_are_reached_through_srun_from_within_a_step(lab: Lab, slurm: dict[str, str]) -> None:
+    """Where only the scheduler starts processes; the step that asks holds a node of its own."""
+    directory = Path(slurm["LAB_SLURM"])
+    step = [
+        "salloc",
+        "--nodes=2",
+        "srun",
+        "--nodes=1",
+        "--ntasks=1",
+        "python3",
+        "-m",
+        "nccl_doctor",
+        "check",
+        "--slurm",
+    ]
+    through = ["--transport", "command=srun --overlap -N1 -n1 -w {host}"]
+    done = command(lab, directory, *step, *through, "--stage", "system", "--format", "json")
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["reached"]) == ("healthy", ["gpu01", "gpu02"]), (report, done.stderr)

@@ -68,6 +68,7 @@ def system(**changes: Any) -> System:
             "net.ipv4.tcp_wmem": "4096 16384 4194304",
             "net.ipv4.ip_local_port_range": "32768 60999",
             "net.ipv4.conf.all.rp_filter": "0",
+            "net.core.somaxconn": "4096",
         },
     )
     return msgspec.structs.replace(healthy, **changes)

@@ -286,7 +286,7 @@ def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch:
         (["{a}"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "{a}", "--hosts", "gpu01,gpu02"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "--hosts", "gpu01,gpu99"], "host 'gpu99' is not in the bundle"),
-        (["{a}", "{a}", "--format", "xml"], "is not one of 'console', 'json'"),
+        (["{a}", "{a}", "--format", "xml"], "is not one of text, json"),
         (["{a}", "{a}", "--policy", "{missing}"], "no.ndb: No such file"),
         (["{a}", "{a}", "--thresholds", "{text}"], "text"),
     ],

@@ -89,7 +89,7 @@ def test_a_check() -> None:
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
     assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
-    assert lines[-12:] == [
+    assert lines[-13:] == [
         "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
         "                on gpu02: sudo ip link set dev eth0 mtu 1400",
         "     playbook   nccl-doctor playbook net.mtu.black-hole",
@@ -100,6 +100,7 @@ def test_a_check() -> None:
         "  not checked  carriers, limit on address space, limit on file size on gpu[01-03]: not collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
         "               known",
+        "  not checked  net.core.somaxconn on gpu[01-03]: not readable",
         "  not checked  time of look-ups on gpu[01-03]: not measured",
         "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
     ]

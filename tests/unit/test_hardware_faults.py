@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_fault(name: str, healthy: Facts, tmp_path: Path) -> None:
         assert item.hosts == (ODD,)
         assert item.evidence
         assert for_finding(item.id) or item.id in PLAIN, f"no playbook for {item.id}"
+        for fix in item.fixes:  # to look is safe to paste: what interrupts says so, and a reboot stands alone
+            assert fix.risky or not re.search(r"reboot|power cycle|gpu.reset", fix.command), fix
+            assert "reboot" not in fix.command or fix.command == "sudo reboot"
     assert any(quote in words(item) for item in seen.values()), [words(item) for item in seen.values()]
 
 

@@ -241,7 +241,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     [
         (["nowhere"], "there is no history yet"),
         ([".", "--host", "zzz"], "host 'zzz' is in no run"),
-        ([".", "--format", "xml"], "is not one of 'console', 'json'"),
+        ([".", "--format", "xml"], "is not one of text, json"),
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:

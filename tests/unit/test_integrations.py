@@ -66,7 +66,7 @@ def test_the_command_line_takes_it(words: list[str]) -> None:
 
     assert not parameters["profile"] or parameters["profile"] in preflight.PROFILES
     assert preflight._seconds(parameters["budget"] or "120s") > 0
-    preflight._outputs(list(parameters["report"] or ()), parameters["format"])
+    preflight._outputs(list(parameters["report"] or ()))
     for text in parameters["require"] or ():
         assert all(requirements.parse(part) for part in requirements.split(text))
     assert parameters["spares"] is None or parameters["min_hosts"]

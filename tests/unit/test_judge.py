@@ -166,6 +166,8 @@ def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_beg
     builder.reach["gpu03"] = Reach(ReachOutcome.CUT_OFF, "status 1 before the agent answered", ("exec: restricted",))
     begun, never = sorted(reach.reach_findings(builder.bundle()), key=lambda item: item.hosts)
     assert begun.id == never.id == "host.cut-off"
+    builder.reach["gpu02"] = Reach(ReachOutcome.TRANSPORT_FAILED, "--env-setup failed: source /no/activate")
+    assert "--env-setup line failed" in [item.title for item in reach.reach_findings(builder.bundle())][-1]
     assert "in the middle of the run" in begun.title and len(begun.evidence) == 1 and "reboot" in begun.fixes[0].text
     assert "before it had answered" in never.title and "restricted shell" in never.fixes[0].text
 
@@ -191,7 +193,7 @@ def test_bundles_of_every_schema_stay_readable(schema: int) -> None:
     # What was not asked in those days is not taken for well.
     assert {gap.what for gap in report.unknown} == {
         "mount options of /tmp", "mount options of /dev/shm", "time of look-ups", "carriers",
-        "limit on address space", "limit on file size",
+        "limit on address space", "limit on file size", "net.core.somaxconn",
     }  # fmt: skip
     states = dict.fromkeys(STAGES, "pass") | {"connectivity": "fail", "system": "unknown", "interfaces": "unknown"}
     del states["collectives"]

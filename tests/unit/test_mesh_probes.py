@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.agent.probes import mesh
+from nccl_doctor.agent.probes import listening, mesh, path_mtu
 
 HEADERS = 28
 Loses = Callable[[int], bool]
@@ -46,7 +46,7 @@ def size_towards() -> Iterator[Callable[[Loses, float], dict[str, Any]]]:
 
         threading.Thread(target=echo, daemon=True).start()
         host, port = peer.getsockname()
-        return mesh._path_size({"peer": "there", "address": host, "port": port}, b"token")
+        return path_mtu._path_size({"peer": "there", "address": host, "port": port}, b"token")
 
     yield measure
     for peer in opened:
@@ -56,7 +56,7 @@ def size_towards() -> Iterator[Callable[[Loses, float], dict[str, Any]]]:
 
 @pytest.fixture(autouse=True)
 def small_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_interface_mtu", lambda connection, ipv6: 1500)
+    monkeypatch.setattr(path_mtu, "_interface_mtu", lambda connection, ipv6: 1500)
 
 
 def test_the_exact_size_from_which_on_packets_vanish(size_towards: Callable[..., dict[str, Any]]) -> None:
@@ -87,11 +87,11 @@ def test_a_peer_that_answers_late_is_no_silence(size_towards: Callable[..., dict
 
 
 def test_where_everything_is_lost_nothing_is_concluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_answered", lambda connection, end: None)
-    monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=itertools.count(0.0, 0.1).__next__))
+    monkeypatch.setattr(path_mtu, "_answered", lambda connection, end: None)
+    monkeypatch.setattr(path_mtu, "time", SimpleNamespace(monotonic=itertools.count(0.0, 0.1).__next__))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         connection.connect(("127.0.0.1", 9))
-        assert mesh._arrives(connection, b"token", 1472, 1448) is None
+        assert path_mtu._arrives(connection, b"token", 1472, 1448) is None
 
 
 @pytest.mark.parametrize(("size", "lost"), [(232, 2), (220, 2), (192, 5), (104, 5), (100, 0)])
@@ -101,7 +101,7 @@ def test_what_a_busy_peer_got_twice_was_not_lost(size: int, lost: int) -> None:
     struct.pack_into("I", info, 100, 5)
     struct.pack_into("I", info, 216, 3)
     kernel = SimpleNamespace(getsockopt=lambda level, option, limit: bytes(info[: min(size, limit)]))
-    assert mesh._retransmitted(kernel) == lost
+    assert listening.retransmitted(kernel) == lost
 
 
 def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None:
@@ -109,19 +109,19 @@ def test_the_master_port_is_let_go_when_nobody_connects_to_it_any_more() -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    opened = mesh.listening({"token": "t", "name": "h", "master_port": port, "ephemeral": 1})
+    opened = listening.listening({"token": "t", "name": "h", "master_port": port, "ephemeral": 1})
     assert opened["master"] == {"port": port, "outcome": "ok"}
     served = socket.create_connection(("127.0.0.1", port), 5)  # one that is still being talked to holds nobody up
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
         other.listen()
-    mesh.release({"port": port})
+    listening.release({"port": port})
     with socket.socket() as other, served:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
         other.listen()
     socket.create_connection(("127.0.0.1", opened["ephemeral"][0]), 5).close()
-    mesh._STATE.pop("listener").close()
+    listening._STATE.pop("listener").close()
 
 
 def test_neighbours_of_both_families_are_read_from_the_kernels_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_neighbours_of_both_families_are_read_from_the_kernels_own_table(monkeyp
     [
         # another run lets go between our bind and our look at /proc: with its socket still listed, or without
         ([{"user": "root"}, {}, None], "ok", 2),
-        ([{"pid": 7, "command": f"python3 -c {mesh.AGENT_MARK}"}, {}, None], "ok", 2),
-        ([{"user": "alice"}] * 9, "in-use", mesh.UNSEEN),
+        ([{"pid": 7, "command": f"python3 -c {listening.AGENT_MARK}"}, {}, None], "ok", 2),
+        ([{"user": "alice"}] * 9, "in-use", listening.UNSEEN),
         ([{}, {"pid": 7, "command": "python3 train.py"}], "in-use", 2),
     ],
 )
@@ -168,9 +168,9 @@ def test_a_holder_of_the_master_port_that_is_not_seen_is_looked_for_again(
             return port
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
-    monkeypatch.setattr(mesh, "TRY_AGAIN_S", 0.0)
-    monkeypatch.setattr(mesh, "_holder", lambda port: looked[-1])
-    found = mesh._open_master(SimpleNamespace(open_tcp=open_tcp), 29500)  # type: ignore[arg-type]
+    monkeypatch.setattr(listening, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(listening, "_holder", lambda port: looked[-1])
+    found = listening._open_master(SimpleNamespace(open_tcp=open_tcp), 29500)  # type: ignore[arg-type]
     assert found["outcome"] == outcome
     assert len([holder for holder in looked if holder is not None]) == looks
 
@@ -193,7 +193,7 @@ def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
             self.answered.append((answer, sender))
 
     receiver: Any = Receiver()
-    mesh.Listener("t", "h")._count(receiver)
+    listening.Listener("t", "h")._count(receiver)
     assert receiver.answered == [(b"5", ("near", 2))]
 
 
@@ -215,32 +215,32 @@ class Ports:
 @pytest.mark.parametrize(("count", "share"), [(16, 0.0), (16, 0.9999), (16, 0.5), (3, 0.25)])
 def test_no_part_of_the_range_as_wide_as_the_ports_lie_apart_is_missed(count: int, share: float) -> None:
     low, high = 32768, 60999
-    ports = mesh._open_spread(Ports(), count, share, [low, high])
+    ports = listening._open_spread(Ports(), count, share, [low, high])
     gaps = [after - before - 1 for before, after in itertools.pairwise([low - 1, *ports, high + 1])]
     assert len(ports) == count and max(gaps) < -(-(high - low + 1) // count)
 
 
 def test_a_port_that_is_taken_gives_way_to_the_next() -> None:
-    assert mesh._open_spread(Ports(*range(40000, 40100)), 3, 0.0, [40000, 40299]) == [0, 40100, 40200]
-    assert mesh._open_spread(Ports(40150), 3, 0.5, [40000, 40299]) == [40050, 40151, 40250]
+    assert listening._open_spread(Ports(*range(40000, 40100)), 3, 0.0, [40000, 40299]) == [0, 40100, 40200]
+    assert listening._open_spread(Ports(40150), 3, 0.5, [40000, 40299]) == [40050, 40151, 40250]
 
 
 def test_a_small_range_is_left_to_the_job() -> None:
-    assert len(mesh._open_spread(Ports(), 16, 0.0, [40000, 40003])) == 3
+    assert len(listening._open_spread(Ports(), 16, 0.0, [40000, 40003])) == 3
 
 
 def test_the_listeners_of_one_host_lie_in_both_halves_of_its_range() -> None:
     """Left to the kernel they would not: it gives a socket with SO_REUSEADDR a port of the lower half only."""
-    opened = mesh.listening({"token": "t", "name": "h", "ephemeral": 4, "share": 0.5})
+    opened = listening.listening({"token": "t", "name": "h", "ephemeral": 4, "share": 0.5})
     low, high = opened["port_range"]
     assert min(opened["ephemeral"]) < (low + high) // 2 < max(opened["ephemeral"])
-    mesh._STATE.pop("listener").close()
+    listening._STATE.pop("listener").close()
 
 
 @pytest.fixture
 def peer() -> Iterator[dict[str, Any]]:
     """A peer that listens: what ``links`` is told of it, and one port on which nobody does."""
-    listener = mesh.Listener("token", "there")
+    listener = listening.Listener("token", "there")
     opened = [listener.open_tcp(0) for _ in range(3)]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -284,14 +284,14 @@ def test_further_ports_of_a_peer_that_does_not_answer_are_not_tried(peer: dict[s
 
 def test_what_the_peer_did_not_tell_is_not_counted_as_nothing_lost() -> None:
     """The connection is cut before the peer says how many segments it sent again."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listening.getsockname())
-    server, _ = listening.accept()
+    door = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(door.getsockname())
+    server, _ = door.accept()
 
     def cut() -> None:
-        server.sendall(server.recv(mesh.MESSAGE))
+        server.sendall(server.recv(listening.MESSAGE))
         server.close()
 
     threading.Thread(target=cut, daemon=True).start()
-    with listening, client:
+    with door, client:
         assert mesh._pace(client, 1)["lost_back"] is None

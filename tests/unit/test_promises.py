@@ -696,3 +696,37 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
         *command.split(), *(["allreduce"] if command == "bench" else []), "-H", "a", "--ssh-config", "/nowhere"
     )
     assert done.returncode == 2 and "--ssh-config /nowhere: No such file" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "preflight", "topo", "diff", "history", "explain", "bench", "env show"])
+def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
+    """``console`` and ``table`` are its older names."""
+    import typer
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+
+    cli._load_commands()
+    group: Any = typer.main.get_command(cli.app)
+    for word in command.split():
+        group = group.commands[word]
+    (option,) = [option for option in group.params if option.name == "format"]
+    assert option.default == "text"
+    assert {option.type.convert(name, option, None) for name in ("text", "console", "table")} == {"text"}
+    told = CliRunner().invoke(cli.app, [*command.split(), "--format", "nosuch"])
+    assert told.exit_code == ExitCode.USAGE and "'nosuch' is not one of" in told.output
+
+
+def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+
+    cli._load_commands()
+    bundles.write(faulty().bundle(), tmp_path / "b.ndb")
+    saved = str(tmp_path / "b.ndb")
+    printed = CliRunner(env={"COLUMNS": None}).invoke(cli.app, ["preflight", "--from", saved])
+    told = CliRunner().invoke(cli.app, ["report", saved, "--format", "text"])
+    assert told.output == printed.stdout and "NO-GO" in told.output and f"exit {printed.exit_code}" in told.output
+    assert CliRunner().invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
+    assert (tmp_path / "out.txt").read_text() == told.output

@@ -22,7 +22,7 @@ from nccl_doctor.facts.system import (
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine, thresholds
 
-RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith("system.")]
+RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith(("system.", "network_limits."))]
 MIB = 1 << 20
 
 
@@ -38,7 +38,7 @@ def limits(**changes: Limit) -> dict[str, Limit]:
 def test_a_healthy_host_gives_nothing_and_passes(rule: str) -> None:
     result = run(rule, {"a": host()["a"], "b": host()["a"]})
     # Most kernels track no connections: that rule has nothing to look at.
-    looked = dict(result.skipped) if rule == "system.connection_tracking" else result.passed
+    looked = dict(result.skipped) if rule == "network_limits.connection_tracking" else result.passed
     assert not result.findings and not result.unknown and tuple(looked) == ("a", "b")
 
 
@@ -87,6 +87,16 @@ def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
 def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
     result = run("system.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
+
+
+def test_fixes_are_such_as_can_work_there() -> None:
+    """No remount of a /dev/shm that is not there, and no ulimit above the hard limit."""
+    (fix,) = only(run("system.shared_memory", host(shm=SharedMemory(False)))).fixes
+    assert "mount -t tmpfs" in fix.command and "remount" not in fix.command
+    for hard, offered in ((-1, True), (8 << 20, False)):
+        facts = host(limits=limits(memlock=Limit(8 << 20, hard)), rdma_devices=("mlx5_0",))
+        commands = [fix.command for fix in only(run("system.locked_memory", facts)).fixes]
+        assert ("ulimit -l unlimited" in commands) is offered
 
 
 def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
@@ -220,16 +230,16 @@ def test_what_could_not_be_read_is_unknown() -> None:
 
 def test_tcp_buffers_and_ports() -> None:
     small = {**system().sysctls, "net.ipv4.tcp_rmem": "4096 87380 174760"}
-    assert ids(run("system.tcp_buffers", host(sysctls=small))) == [("net.slow.tcp-buffers", ("a",))]
+    assert ids(run("network_limits.tcp_buffers", host(sysctls=small))) == [("net.slow.tcp-buffers", ("a",))]
     crippled = {**system().sysctls, "net.ipv4.tcp_rmem": "4096 4096 4096"}
-    worse = only(run("system.tcp_buffers", host(sysctls=crippled)))
+    worse = only(run("network_limits.tcp_buffers", host(sysctls=crippled)))
     assert worse.severity is Severity.FAIL and "net.slow.link" in worse.explains
-    assert run("system.tcp_buffers", host(sysctls={})).unknown
+    assert run("network_limits.tcp_buffers", host(sysctls={})).unknown
     narrow = {**system().sysctls, "net.ipv4.ip_local_port_range": "60000 60099"}
-    assert ids(run("system.ephemeral_ports", host(sysctls=narrow))) == [("net.ephemeral-ports.few", ("a",))]
+    assert ids(run("network_limits.ephemeral_ports", host(sysctls=narrow))) == [("net.ephemeral-ports.few", ("a",))]
     nothing = {**system().sysctls, "net.ipv4.ip_local_port_range": "40000 40003"}
-    assert only(run("system.ephemeral_ports", host(sysctls=nothing))).severity is Severity.FAIL
-    inside = run("system.ephemeral_ports", host(), Plan(master="a", master_port=40000))
+    assert only(run("network_limits.ephemeral_ports", host(sysctls=nothing))).severity is Severity.FAIL
+    inside = run("network_limits.ephemeral_ports", host(), Plan(master="a", master_port=40000))
     assert ids(inside, Severity.INFO) == [("net.port-in-use.ephemeral-range", ("a",))]
 
 
@@ -339,10 +349,26 @@ def test_where_available_memory_is_too_little(memory: dict[str, int], severities
 )
 def test_a_full_connection_tracking_table_is_told(count: int, severity: Severity | None, told: str) -> None:
     tracked = {"net.netfilter.nf_conntrack_count": str(count), "net.netfilter.nf_conntrack_max": "1000"}
-    result = run("system.connection_tracking", {"a": {"system": system(sysctls={**system().sysctls, **tracked})}})
+    result = run(
+        "network_limits.connection_tracking", {"a": {"system": system(sysctls={**system().sysctls, **tracked})}}
+    )
     assert [(item.severity, told in item.title) for item in result.findings] == ([(severity, True)] if severity else [])
 
 
 def test_without_connection_tracking_there_is_no_table() -> None:
-    result = run("system.connection_tracking", {"a": {"system": system()}})
+    result = run("network_limits.connection_tracking", {"a": {"system": system()}})
     assert not result.passed and "no connection tracking" in dict(result.skipped)["a"]
+
+
+def test_a_queue_shorter_than_the_job_is_told_and_whose_it_is() -> None:
+    def with_queue(length: str, **changes: Any) -> dict[str, Any]:
+        sysctls = {**system().sysctls, "net.core.somaxconn": length}
+        return {"system": system(sysctls=sysctls, **changes), "software": software()}
+
+    rule = "network_limits.listening_queue"
+    assert not run(rule, {name: with_queue("16") for name in "ab"}).findings  # two hosts with eight GPUs each
+    found = only(run(rule, {**{name: with_queue("16") for name in "ab"}, "c": with_queue("4096")}))
+    assert (found.id, found.hosts, found.severity) == ("net.listen-backlog", ("a", "b"), Severity.WARN)
+    assert "only 16 connections" in found.title and "24 ranks" in found.title
+    result = run(rule, {"a": with_queue(""), "b": with_queue("4096")})
+    assert result.passed == ("b",) and result.unknown[0].hosts == ("a",)

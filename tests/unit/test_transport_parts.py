@@ -110,24 +110,28 @@ class Said:
         ("srun", 1, "srun: error: Unable to create step: Invalid node name", ReachOutcome.TRANSPORT_FAILED),
         ("kubectl", 1, 'Error from server (NotFound): pods "x" not found', ReachOutcome.TRANSPORT_FAILED),
         ("kubectl", 127, "sh: python3: not found", None),
+        ("srun", None, "srun: job 12 queued and waiting for resources", ReachOutcome.NOT_TRIED),
+        ("srun", None, "", ReachOutcome.NOT_TRIED),
+        ("kubectl", None, "", None),
     ],
 )
-def test_what_programs_say(program: str, status: int, text: str, outcome: ReachOutcome | None) -> None:
+def test_what_programs_say(program: str, status: int | None, text: str, outcome: ReachOutcome | None) -> None:
     found = explain(program, Said(text), status)  # type: ignore[arg-type]
     assert (found.reach.outcome if found else None) is outcome
-    assert found is None or found.reach.evidence
+    assert found is None or found.reach.evidence or found.reach.outcome is ReachOutcome.NOT_TRIED
 
 
 def test_the_command_line_suits_every_login_shell() -> None:
     for shell in ("sh", "bash", "dash", "zsh", "csh", "tcsh", "fish"):
         if not shutil.which(shell):
             continue
-        for setup in ("", "A='it is'; export A"):
+        for setup in ("", "A='it is'; export A;  # ends as it likes"):
             plan = launch("", setup)
             done = subprocess.run(
                 [shell, "-c", plan.command], input=plan.payload, capture_output=True, timeout=30, check=False
             )
             assert plan.marker.encode() + b" hello" in done.stdout, (shell, done)
+    assert "\n" not in shell_command("", "A=1")  # csh takes none within quotes
     assert len(shell_command()) < 400
 
 

@@ -107,7 +107,7 @@ def _symptoms(case: Case) -> list[Hit]:
 
 
 def _lines(case: Case, names: Iterable[str]) -> list[Hit]:
-    return [hit for name in names for hit in (*case.hits(name), case.last(name)) if hit is not None]
+    return [hit for name in names for hit in (*case.hits(name), *case.lasts(name))]
 
 
 _GOOD = re.compile(

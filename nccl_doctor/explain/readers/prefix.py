@@ -198,6 +198,19 @@ def _is_host(name: str) -> bool:
     return any(char.isdigit() for char in name) or ("-" in name and name == lower)
 
 
+# Daemons by their syslog tag, and the loggers of programs in Go (logfmt, klog), in which no training is written.
+_SERVICE = re.compile(
+    r"\b(?:systemd(?:-\w+)?|sshd|CRON|crond?|anacron|kubelet|containerd|dockerd|snapd|chronyd|ntpd|rsyslogd|dhclient|"
+    r"NetworkManager|auditd|logrotate|telegraf|sudo)\[\d+\]: |"
+    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg="
+)
+
+
+def is_of_a_service(text: str) -> bool:
+    """Whether a line is a system service's: it tells nothing of how a job goes on."""
+    return _SERVICE.search(text, 0, 200) is not None
+
+
 def parse(text: str) -> Line:
     """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
     return copy.copy(_parsed(text))

@@ -478,8 +478,9 @@ class Scanner:
         group = self.summary.groups.setdefault(signature.name, HitGroup())
         group.count += times
         hit = self._hit(signature.name, number, line, text, groups)
-        if group.last is None or group.last.line <= number:
-            group.last = hit
+        last = group.last
+        if last is None or last.line <= number:
+            group.lasts[self.source.name] = hit
         if len(group.hits) >= KEEP_PER_FILE:
             return
         distinct = (

@@ -52,6 +52,8 @@ class Signature(msgspec.Struct, frozen=True):
 
     def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
+        if self.role in (Role.PROGRESS, Role.END) and prefix.is_of_a_service(line):
+            return None  # whatever it has finished, it is not the job
         for template in self.templates if templates is None else templates:
             groups = template.match(line)
             if groups is not None and (self.where is None or self.where(groups, prefix.parse(line).body)):
