@@ -43,7 +43,7 @@ def hang(
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
-    format: _hosts.Format = _hosts.Output.CONSOLE,
+    format: _hosts.Format = "text",
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all that was seen as a bundle.")] = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and every rank's pid.")] = False,
@@ -86,7 +86,7 @@ def hang(
     answer = examine(bundle)
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
-    if format is _hosts.Output.JSON:
+    if format == "json":
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         from nccl_doctor.report.hang import render
