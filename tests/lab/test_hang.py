@@ -53,18 +53,20 @@ class Training:
 
     def order(self, rank: int, what: str) -> None:
         """Tell a rank what to do, and wait until the others wait for it."""
-        (self.place / f"rank-{rank}").write_text(what)
+        file = self.place / f"rank-{rank}"
+        file.write_text(what)
+        machine.wait_for(lambda: not file.exists(), "the rank to take its order", 60)
         self.wait_until_it_stands()
 
     def wait_until_it_stands(self) -> None:
-        """Until no rank has taken a step for 0.3 s."""
+        """Until no rank has taken a step for 0.6 s."""
 
         def stands() -> bool:
             before = [self.steps(rank) for rank in PLACES]
-            time.sleep(0.3)
+            time.sleep(0.6)
             return before == [self.steps(rank) for rank in PLACES]
 
-        machine.wait_for(stands, "the job to stand", 20)
+        machine.wait_for(stands, "the job to stand", 60)
 
     def goes_on(self) -> None:
         """All ranks take steps again."""
@@ -117,12 +119,12 @@ def text(found: dict[str, Any]) -> str:
 
 
 def test_a_job_that_works_is_not_accused(training: Training) -> None:
-    answer = training.hang()
+    answer = training.hang("--interval", "2")  # a step may be slow beside other tests
     assert answer["verdict"] == "moves" and answer["exit_code"] == 4 and not answer["findings"], answer
     assert [(row["rank"], row["host"], row["pid"]) for row in answer["ranks"]] == [
         (rank, PLACES[rank], training.pids[rank]) for rank in PLACES
     ]
-    assert answer["jobs"][0]["moved_bytes"] > 100_000
+    assert answer["jobs"][0]["moved_bytes"] > 10_000
     training.goes_on()
 
 
