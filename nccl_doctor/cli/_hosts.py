@@ -160,9 +160,11 @@ def connect_options(
         from nccl_doctor.transport.command import TemplateError, parse_template
 
         try:
-            parse_template(transport.removeprefix("command="))
+            program = parse_template(transport.removeprefix("command=")).words[0]
         except TemplateError as error:
             stop(f"--transport: {error}")
+        if shutil.which(program) is None:  # no fault of any host
+            stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
     if ssh_config is not None:
         try:
             with ssh_config.open("rb") as stream:
@@ -189,6 +191,14 @@ def collect_facts(
 
     with ConsoleProgress(stderr_console()) as progress:
         return collect(entries, options, progress, choose)
+
+
+def collect_all(entries: Sequence[HostEntry], options: CheckOptions) -> Bundle:
+    """The same, for what can be concluded from a whole run only: an interrupted one ends the program."""
+    bundle = collect_facts(entries, options)
+    if bundle.interrupted:
+        raise KeyboardInterrupt
+    return bundle
 
 
 def tell_interrupted(bundle: Bundle) -> None:

@@ -73,7 +73,7 @@ def _facts(
     plan = Plan(
         stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
     )
-    return _hosts.collect_facts(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline))
+    return _hosts.collect_all(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline))
 
 
 @env.command(short_help="What does this variable do, in which versions?")

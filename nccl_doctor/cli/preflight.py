@@ -127,10 +127,12 @@ def preflight(
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
-        _hosts.stop(f"--min-hosts {needed}: there are only {len(inventory.entries)} hosts")
-    budget_s = _seconds(budget or rules.budget or "120s")
+        hosts_are = "is only 1 host" if len(inventory.entries) == 1 else f"are only {len(inventory.entries)} hosts"
+        _hosts.stop(f"{_said('min-hosts', min_hosts)} {needed}: there {hosts_are}")
+    budget_s = _seconds(budget or rules.budget or "120s", _said("budget", budget))
     if earlier is None:
-        plan = _plan(inventory, profile or rules.profile or "standard", needs, master, master_port)
+        _check_profile(chosen := profile or rules.profile or "standard", _said("profile", profile))
+        plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
     else:
@@ -178,7 +180,17 @@ def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None
             typer.echo(f"nccl-doctor: {path}: cannot be written ({place} {why})", err=True)
 
 
-def _seconds(text: str) -> float:
+def _said(name: str, option: object) -> str:
+    """Where a value that is wrong was given."""
+    return f"--{name}" if option else f"{name} in the policy file"
+
+
+def _check_profile(profile: str, said: str) -> None:
+    if profile not in PROFILES:
+        _hosts.stop(f"{said} {profile!r}: expected one of {', '.join(PROFILES)}")
+
+
+def _seconds(text: str, said: str) -> float:
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:
@@ -186,7 +198,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 86400:
-        _hosts.stop(f"--budget {text!r}: expected a time such as 90s, 3m or 1h")
+        _hosts.stop(f"{said} {text!r}: expected a time such as 90s, 3m or 1h")
     return seconds
 
 
@@ -198,7 +210,7 @@ def _requirements(options: list[str], rules: Policy) -> tuple[str, ...]:
         for part in found:
             requirements.parse(part)
     except requirements.RequirementError as error:
-        _hosts.stop(str(error))
+        _hosts.stop(str(error).replace("--require", _said("require", options)))
     return tuple(found)
 
 
@@ -206,8 +218,6 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
     from nccl_doctor.facts.model import Plan
     from nccl_doctor.rules.engine import STAGES
 
-    if profile not in PROFILES:
-        _hosts.stop(f"--profile {profile!r}: expected one of {', '.join(PROFILES)}")
     _hosts.check_master(master, inventory)
     return Plan(
         stages=tuple(stage for stage in STAGES if profile != "quick" or stage != "collectives"),

@@ -134,7 +134,7 @@ def _bundle(
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
-    return _hosts.collect_facts(entries, options)
+    return _hosts.collect_all(entries, options)
 
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.readers import records
+from nccl_doctor.explain.readers import prefix, records
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -107,7 +107,7 @@ def subject(message: str) -> str:
 
 
 _NOISE = re.compile(
-    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|no error|0 errors|without error|"
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
@@ -144,7 +144,13 @@ def says_failure(text: str) -> bool:
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    return [hit for hit in case.hits("error-line") if place(hit) not in quiet and not _NOISE.search(hit.text)]
+    return [
+        hit
+        for hit in case.hits("error-line")
+        if place(hit) not in quiet
+        and not _NOISE.search(hit.text)
+        and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
+    ]
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")

@@ -256,7 +256,8 @@ def _on_all_reached(stage: StageResult, report: Report) -> bool:
 def _shortest(reasons: str) -> str:
     """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     parts = reasons.split("; ")
-    return "; ".join([part for part in parts if part.endswith("on any host")] or parts)
+    wide = [[part for part in parts if part.endswith(where)] for where in ("on any host", "on this host")]
+    return "; ".join(wide[0] or wide[1] or parts)
 
 
 def no_setting(report: Report) -> str:

@@ -148,7 +148,25 @@ def _placed(message: str, text: str, path: Path) -> str:
     """msgspec says ``... - at `$.severity[...]` ``: the line of the key it names."""
     keys = re.findall(r"[A-Za-z][\w-]*", message.rsplit("`$", 1)[-1]) if "`$" in message else []
     line = next((number for key in reversed(keys) if (number := _line(key, text))), None)
-    return f"{path}:{line}: {message}" if line else f"{path}: {message}"
+    what = message.partition(" - at `")[0]
+    for type_name, plain in _PLAIN.items():
+        what = what.replace(type_name, plain)
+    told = f"{keys[-1]}: {what}" if keys else what
+    return f"{path}:{line}: {told}" if line else f"{path}: {told}"
+
+
+# msgspec's names of types, as a TOML file has them.
+_PLAIN = {
+    "Object missing required field": "missing key",
+    " | null`": "`",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "text in quotes",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`date`": "a day such as 2027-01-31",
+}
 
 
 def apply(report: Report, policy: Policy, today: datetime.date) -> Report:

@@ -110,6 +110,13 @@ _SETUP = (
     "ssh {login}",
 )
 
+_NOT_INSTALLED = (
+    "host.transport-failed",
+    "this machine, not the host, lacks a program that the way there needs",
+    "install it here (ssh: Debian's openssh-client), or reach hosts another way: --transport",
+    "command -v ssh",
+)
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -130,6 +137,8 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
         return _NO_ANSWER
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
         return _SETUP
+    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.endswith("not installed"):
+        return _NOT_INSTALLED
     lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
     return _LOST if lost else _WAYS[reach.outcome]
 
@@ -163,6 +172,8 @@ def _finding(hosts: list[HostFacts]) -> Finding:
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
+    if first.name in ("localhost", "127.0.0.1", "::1"):
+        fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
     return finding(
         id,
         Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,

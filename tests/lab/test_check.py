@@ -333,7 +333,7 @@ def test_a_wrong_neighbour_and_a_wrong_route_of_ipv6_hosts(lab: Lab) -> None:
     assert {id: item["hosts"] for id, item in found.items()} == {
         "net.wrong-neighbour": ["gpu02"],
         "net.wrong-route": ["gpu04"],
-    }
+    }, (list(found.values()), report["unknown"])
     assert "02:00:00:00:00:99" in text_of(found["net.wrong-neighbour"])
     assert "fd77::1/128" in text_of(found["net.wrong-route"])
 

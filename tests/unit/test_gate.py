@@ -166,7 +166,7 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
             "[[ignore]]\nid = 'x'\nreason = 'y'\nuntill = 2026-12-31\n",
             r":4: unknown key 'untill'; did you mean 'until'",
         ),
-        ("[[ignore]]\nid = 'x'\nuntil = 2026-12-31\n", r"missing required field `reason`"),
+        ("[[ignore]]\nid = 'x'\nuntil = 2026-12-31\n", r"missing key `reason`"),
         ("[[not-permitted]]\nwhat = 'x'\nid = 'y'\n", r":3: unknown key 'id'"),
         (
             "[thresholds]\n'disk.free.fial' = 3\n",

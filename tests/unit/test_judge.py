@@ -14,7 +14,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
@@ -159,6 +159,12 @@ def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
     assert len(reach.reach_findings(builder.bundle())[0].fixes) == 1
 
 
+def test_this_machine_needs_no_ssh() -> None:
+    refused = HostFacts("localhost", Reach(ReachOutcome.REFUSED, "nothing listens"))
+    (found,) = reach.reach_findings(Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(()), (refused,)))
+    assert found.hosts == ("localhost",) and found.fixes[0].command == "nccl-doctor check"
+
+
 def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_began() -> None:
     builder = Builder()
     lost = Reach(ReachOutcome.CUT_OFF, "connection lost: the stream ended", ("the stream ended",), "10.0.0.2", 22)
@@ -167,6 +173,8 @@ def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_beg
     begun, never = sorted(reach.reach_findings(builder.bundle()), key=lambda item: item.hosts)
     assert begun.id == never.id == "host.cut-off"
     builder.reach["gpu02"] = Reach(ReachOutcome.TRANSPORT_FAILED, "--env-setup failed: source /no/activate")
+    builder.reach["gpu01"] = Reach(ReachOutcome.TRANSPORT_FAILED, "that needs the ssh program, which is not installed")
+    assert "this machine, not the host" in [item.title for item in reach.reach_findings(builder.bundle())][-2]
     assert "--env-setup line failed" in [item.title for item in reach.reach_findings(builder.bundle())][-1]
     assert "in the middle of the run" in begun.title and len(begun.evidence) == 1 and "reboot" in begun.fixes[0].text
     assert "before it had answered" in never.title and "restricted shell" in never.fixes[0].text

@@ -189,7 +189,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--require", "gpu=8"), "--require 'gpu=8': no such requirement; did you mean gpus=N?"),
         (("--require", "shm"), "--require 'shm': expected shm=SIZE (a number with K, M, G or T, binary)"),
         (("--require", "same=torch,ncl"), "--require 'same=torch,ncl': nothing is called 'ncl'; did you mean 'nccl'?"),
-        (("--min-hosts", "2"), "--min-hosts 2: there are only 1 hosts"),
+        (("--min-hosts", "2"), "--min-hosts 2: there is only 1 host"),
         (("--report", "junit"), "expected FORMAT=FILE"),
         (("--report", "pdf=x"), "expected FORMAT=FILE"),
         (("--report", "json=a", "--report", "json=b"), "json goes to a already"),
@@ -197,6 +197,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--spares", "1"), "--spares needs --min-hosts"),
         (("--master", "gpu9"), "--master gpu9: not among the hosts"),
         (("--no-such-option",), "No such option"),
+        (("--transport", "command=kubect1 exec -i {host} --"), "there is no program kubect1 on this machine"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -206,6 +207,23 @@ def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options:
     assert done.returncode == 2 and done.stdout == "", done.stdout
     assert told in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
     assert not (tmp_path / "good").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("budget = '2 minutes'", "budget in the policy file '2 minutes': expected a time"),
+        ("require = ['gpu=8']", "require in the policy file 'gpu=8': no such requirement"),
+        ("profile = 'slow'", "profile in the policy file 'slow': expected one of"),
+        ("min-hosts = 9", "min-hosts in the policy file 9: there is only 1 host"),
+        ("min-hosts = '9'", ":1: min-hosts: Expected a whole number, got text in quotes"),
+        ("[[ignore]]\nid = 'net.mtu'\nreason = 'x'", ":1: ignore: missing key `until`"),
+    ],
+)
+def test_a_mistake_in_the_policy_is_told_as_the_policys(tmp_path: Path, policy: str, told: str) -> None:
+    (tmp_path / "nccl-doctor.toml").write_text(policy)
+    done = preflight(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and told in " ".join(done.stderr.split()), done.stderr
 
 
 def test_more_hosts_needed_than_there_are(tmp_path: Path) -> None:

@@ -548,6 +548,11 @@ def test_a_time_limit_while_connecting_tells_who_was_waited_for(tmp_path: Path) 
     assert code == ExitCode.INTERRUPTED and "host.not-tried mute" in told
 
 
+def test_a_recommendation_from_half_a_run_is_none(tmp_path: Path) -> None:
+    code, told, trouble = interrupted(tmp_path, "env", "recommend", by=[signal.SIGINT])
+    assert (code, told) == (ExitCode.INTERRUPTED, "") and "interrupted by Ctrl-C" in trouble
+
+
 def test_a_time_limit_in_preflight_is_no_go_with_whole_reports(tmp_path: Path) -> None:
     report, good = tmp_path / "report.json", tmp_path / "good"
     words = ("preflight", "--profile", "quick", "--report", f"json={report}", "--good-hosts", str(good))
@@ -698,7 +703,9 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
     assert done.returncode == 2 and "--ssh-config /nowhere: No such file" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "preflight", "topo", "diff", "history", "explain", "bench", "env show"])
+@pytest.mark.parametrize(
+    "command", ["check", "preflight", "topo", "diff", "history", "explain", "hang", "bench", "env show"]
+)
 def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
     """``console`` and ``table`` are its older names."""
     import typer

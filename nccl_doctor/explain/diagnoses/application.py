@@ -379,6 +379,16 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
+@diagnosis
+def horovod_stall(case: Case) -> Iterable[Candidate]:
+    """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
+    line says."""
+    hits = case.hits("horovod-stall")
+    if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
+        title = "Horovod: some ranks submitted tensors that others did not"
+        yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
+
+
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
 
 
