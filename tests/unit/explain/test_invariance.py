@@ -107,8 +107,11 @@ BESIDE: dict[str, Change] = {
     ],
 }
 CHANGES = COLLECTORS | FORMS | BESIDE
-# What a second log beside it does change, with the reason.
+# What does change an answer, with the reason.
 KNOWN = {
+    # torchrun's table indents the traceback behind "traceback :", which is told from a prefix only where no other stands
+    *((name, "traceback-only-in-elastic-table") for name in ("unknown", "mail", "indented")),
+    *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
     ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
 }
