@@ -163,18 +163,21 @@ def _explain(kept: _Kept) -> None:
         typer.echo("nccl-doctor: the job failed and printed nothing: there is nothing to explain", err=True)
         return
     typer.echo("nccl-doctor: the job failed; its output says:", err=True)
-    child = children.spawn(_explaining(files), stdout=sys.stderr.fileno())
     ended: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def end(number: int = 0, _: object = None) -> None:
         ended.append(number)
-        children.kill_group(child.pid)
+        for child in started:
+            children.kill_group(child.pid)
 
     with _handled_by(end):
+        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno())
+        started.append(child)
         try:
-            child.wait(EXPLAIN_LIMIT_S)
+            child.wait(0.0 if ended else EXPLAIN_LIMIT_S)  # told to while it started: at once
         except subprocess.TimeoutExpired:
-            end()
+            ended.append(0)
         children.finish(child, 5.0)
     if ended:
         why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"

@@ -42,7 +42,7 @@ from nccl_doctor.facts.model import (
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
-from nccl_doctor.rules.interfaces import view
+from nccl_doctor.rules.interface_view import view
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session

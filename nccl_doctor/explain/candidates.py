@@ -96,12 +96,13 @@ def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
 
 def _last_resort(case: Case) -> list[Candidate]:
     """What is left when no signature is convincing: words, else the log's last lines."""
-    found = _by_words(case, _LIKELIEST)
+    if found := _by_words(case, _LIKELIEST):
+        return found
     last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
-    if last and not found:
-        title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
-        found.append(Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True))
-    return found
+    if not last:
+        return []
+    title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
+    return [Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True)]
 
 
 _HOLE = re.compile(r"\{(\w+)\}")

@@ -29,6 +29,8 @@ _RETRIES = frozenset(
         "probe-failed",
         "resources-missing",
         "serving-watchdog",
+        "grpc-unavailable",
+        "horovod-stall",
         "volume-not-mounted",
         "sandbox-failed",
         "adapters-not-handed-out",
@@ -121,7 +123,7 @@ class Course:
     def stands(self) -> list[Hit]:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
         lasts = self._case.lasts("stack-process")
-        return [] if all(self.outlived(last) for last in lasts) else self._case.hits("stack-process")
+        return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits("stack-process")
 
     # after one line --------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ def of_cause(case: Case, item: Candidate) -> tuple[Evidence, ...]:
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(related.lines(case, item.id)))
     hits = unique([*own[:half], *more[:half], *own[half:], *more[half:]])
-    ended = [one.hit for one in case.summary.tracebacks if one.type and not LAUNCHER.search(one.type)][-1:]
+    exceptions = reversed(case.summary.tracebacks)
+    ended = next(([one.hit] for one in exceptions if one.type and not LAUNCHER.search(one.type)), [])
     hits = unique([*hits, *_latest(case, own), *_around(case, hits), *ended])[:MAX_EVIDENCE]
     return tuple(quote(hit) for hit in hits)
 

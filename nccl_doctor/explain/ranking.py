@@ -58,6 +58,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "sys.threads": "sys.host-oom",
         "sys.nofile": "app.dataloader-worker sys.shm gpu.p2p sys.container",
         "sys.node-failure": "sys.clock-or-dns-or-fs",
+        "sys.clock-or-dns-or-fs": "sys.node-failure",
         "net.hostname-resolution": "net.wrong-interface env.bad-nccl-var",
         "net.port-in-use": "launch.rdzv",
         "sw.library-conflict": "sw.no-nccl-backend gpu.driver",
@@ -132,7 +133,7 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     end = case.last("ended-well", last.file) or case.last("nccl-tests-ok", last.file)
     if end is not None and end.line > last.line:
         return True
-    soon = _at_start(item) or _told(case, item) or _retried(item) or _waited(item)
+    soon = _at_start(item) or _told(case, item) or _retried(item)
     step = case.last("progress", last.file)
     lines = LINES_AFTER if soon else MANY_LINES
     return (step is not None and step.line >= last.line + lines) or case.course.resumed_after(last)
@@ -155,11 +156,6 @@ _RETRY = re.compile(
 def _retried(item: Candidate) -> bool:
     """Whether every line of it says that the program tries again, or goes on without."""
     return all(_RETRY.search(hit.text) for hit in item.hits)
-
-
-def _waited(item: Candidate) -> bool:
-    """Whether all of it only warns of a wait, which the next step has ended."""
-    return all(hit.signature == "horovod-stall" for hit in item.hits)
 
 
 _FINITE = re.compile(r"loss\W{0,4}\d", re.IGNORECASE)
@@ -201,6 +197,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         killed = cause if cause.id == "launch.killed" else effect
         if any(_TAKEN_AWAY.search(hit.text) for hit in killed.hits):  # a host that was taken away is lost, too
             return cause is killed
+    if cause.id == "unrelated" and effect.id == "net.hostname-resolution":
+        return any(hit.signature.startswith("image-not-") for hit in cause.hits)  # a pod that never starts has no name
     if cause.id == "net.firewall" and effect.id == "net.master-unreachable":
         return before[cause.id] >= _SEEN
     if effect.id in EXPLAINS.get(cause.id, frozenset()):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.readers import records
+from nccl_doctor.explain.readers import prefix, records
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -41,7 +41,7 @@ TOPICS: dict[str, str] = {
     "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|mlx5_core .*probe failed|device-specific driver",
     "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|fi_\w+",
     "net.mtu": r"\bmtu\b|jumbo|frag",
-    "net.hostname-resolution": r"resolv|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
+    "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
     "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
@@ -63,7 +63,7 @@ TOPICS: dict[str, str] = {
     "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
     "sw.library-conflict": r"symbol|shared object|libnccl\.so|glibc|ld_library_path|libcud",
     "sw.no-nccl-backend": r"built without|not built|not compiled|backend .*(?:not|un)available|nccl built",
-    "app.bad-tensor": r"tensor|dtype|scalar type|shape|contiguous",
+    "app.bad-tensor": r"tensor(?![ _-]?(?:parallel|board|rt|flow|core))|dtype|scalar type|shape|contiguous",
     "app.pg-misuse": r"process group|init_process_group|process_group|communicator",
     "app.collective-mismatch": r"mismatch.*collective|collective.*mismatch|fingerprint|desync|incorrect receive info|truncated",
     "app.ddp-unused-params": r"unused param|did not receive grad|find_unused",
@@ -107,7 +107,7 @@ def subject(message: str) -> str:
 
 
 _NOISE = re.compile(
-    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|no error|0 errors|without error|"
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|"
     r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
@@ -144,7 +144,13 @@ def says_failure(text: str) -> bool:
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    return [hit for hit in case.hits("error-line") if place(hit) not in quiet and not _NOISE.search(hit.text)]
+    return [
+        hit
+        for hit in case.hits("error-line")
+        if place(hit) not in quiet
+        and not _NOISE.search(hit.text)
+        and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
+    ]
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")

@@ -1,20 +1,16 @@
-"""Connectivity between hosts: names, path MTU, loss, delay, throughput, clocks."""
+"""Connectivity between hosts: path MTU, loss, delay, throughput, clocks."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import shlex
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.facts.mesh import Clock, Link, Links, Names, PathMtu, PathSize, Resolution, Resolver, Throughput
+from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import unasked, untried
+from nccl_doctor.rules.mesh_pairs import alone, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -27,340 +23,8 @@ SLOW_SHARE = 0.25
 DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 # Beyond this, logs of several hosts can no longer be put in order by their time stamps.
 CLOCK_SECONDS = 1.0
-# A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
-LOOKUP_SECONDS = 1.0
-# A word of /etc/hosts that neither sed nor a shell reads as anything else.
-_HOSTS_WORD = re.compile(r"[A-Za-z0-9._:-]+")
 # What IP_MTU says of Linux's loopback interface (65536, capped); the largest of real interfaces is IPoIB's 65520.
 LOOPBACK_MTU = 65535
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%", 1)[0]).is_loopback
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
-def _alone(fleet: Fleet) -> None:
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
-
-
-def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple[str, ...], host: str) -> Evidence:
-    if quoted:
-        return Evidence(quoted, source="/etc/hosts", line=resolution_line, host=host)
-    return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
-
-
-@fleet_rule("connectivity", "host.named-twice")
-def named_twice(fleet: Fleet) -> Iterator[Finding]:
-    """Two names in the host list lead to one machine: its GPUs would be given to two sets of ranks.
-
-    Told by the address and port that ssh reached and the name the machine gives itself, all three the same. Containers
-    behind one address have ports of their own, and machines behind a transport without addresses are not compared.
-    """
-    _alone(fleet)
-    reached_at = {host.name: host.facts.reach for host in fleet.hosts}
-    machines: dict[tuple[str, int, str], list[str]] = {}
-    for host, names in sorted(fleet.every(Names).items()):
-        reach = reached_at[host]
-        if reach.address:
-            machines.setdefault((reach.address, reach.port, names.host_name), []).append(host)
-    for (address, port, name), hosts in machines.items():
-        if len(hosts) > 1:
-            yield finding(
-                "host.named-twice",
-                Severity.FAIL,
-                f"{' and '.join(hosts) if len(hosts) < 4 else fold(hosts)} are one machine, {name}",
-                [Evidence(f"{address} port {port} calls itself {name}", source="ssh", host=host) for host in hosts],
-                places=[Place(host=host) for host in hosts],
-                fixes=[Fix("keep one of the names in the host list")],
-                explains=(
-                    "net.wrong-interface.duplicate-address",
-                    "net.port-in-use",
-                    "collectives",
-                ),
-            )
-
-
-@fleet_rule(
-    "connectivity",
-    "net.hostname-resolution.loopback",
-    "net.hostname-resolution.unresolved.own-name",
-    "net.hostname-resolution.wrong-address",
-)
-def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
-    """A host's own name resolves to a loopback address on that host, to one that it does not have, or to nothing.
-
-    Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
-    127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
-    """
-    _alone(fleet)
-    seen = fleet.every(Names)
-    for host, names in sorted(seen.items()):
-        first = names.own.addresses[:1]
-        elsewhere = bool(names.addresses) and not set(names.own.addresses) & set(names.addresses)
-        if names.host_name == "localhost" or (first and elsewhere and names.host_name in {*seen} - {host}):
-            yield _name_of_another(host, names)
-        elif not first:
-            yield finding(
-                "net.hostname-resolution.unresolved.own-name",
-                Severity.FAIL,
-                f"{host} cannot resolve its own name {names.host_name}",
-                Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
-                places=[Place(host=host)],
-                fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
-                explains=("collectives",),
-            )
-        elif _is_loopback(first[0]):
-            yield finding(
-                "net.hostname-resolution.loopback",
-                Severity.FAIL,
-                f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-                _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
-                places=[Place(host=host)],
-                fixes=[_own_line_fix(host, names)],
-                explains=("collectives", "net.wrong-interface"),
-            )
-        elif elsewhere:
-            yield _own_name_elsewhere(host, names)
-
-
-def _name_of_another(host: str, names: Names) -> Finding:
-    """Mending /etc/hosts would hide it: the host's name itself is wrong."""
-    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
-    return finding(
-        "net.hostname-resolution.wrong-address",
-        Severity.FAIL,
-        f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
-        [
-            Evidence(names.host_name, source="hostname", host=host),
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
-        ],
-        places=[Place(host=host)],
-        fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
-        explains=("collectives", "net.wrong-interface", "net.hostname-resolution.loopback"),
-    )
-
-
-def _own_name_elsewhere(host: str, names: Names) -> Finding:
-    """Gloo takes the first address of the own name that can be bound, else loopback."""
-    return finding(
-        "net.hostname-resolution.wrong-address",
-        Severity.FAIL,
-        f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
-        [
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
-            Evidence(f"{host} has {', '.join(names.addresses)}", source="/proc/net", host=host),
-        ],
-        places=[Place(host=host)],
-        fixes=[_entry_fix(host, names.host_name, names.own, names)],
-        explains=("collectives", "net.wrong-interface"),
-    )
-
-
-def _own_line_fix(host: str, names: Names) -> Fix:
-    """Give the name the host's address in the line quoted, where it has but one; other names (localhost) keep theirs."""
-    what = "make the name resolve to the address its peers reach"
-    words = names.own.quoted.partition("#")[0].split()
-    if not names.own.line or not words or not all(map(_HOSTS_WORD.fullmatch, words)):
-        return Fix(what, "", host)
-    own = [word for word in words[1:] if word.split(".")[0] == names.host_name.split(".")[0]]
-    kept = [word for word in words[1:] if word not in own]
-    lines = [[words[0], *kept]] * bool(kept) + [[address, *own] for address in _one_address(names)]
-    mended = "\\n".join(map(" ".join, lines))
-    change = f"s/.*/{mended}/" if lines else "s/^/#/"
-    return Fix(what, f"sudo sed -i '{names.own.line}{change}' /etc/hosts", host)
-
-
-def _one_address(names: Names) -> list[str]:
-    """The IPv4 address by which a host is known, if it has but one."""
-    found = [address for address in names.addresses if ":" not in address and not _is_loopback(address)]
-    return found if len(found) == 1 else []
-
-
-def _entry_fix(host: str, name: str, answer: Resolution, owner: Names) -> Fix:
-    """Put the owner's address into the line of /etc/hosts, where the line is known and the owner has but one."""
-    right = _one_address(owner)
-    what = f"correct the entry of {name} on {host}"
-    if not answer.line:
-        return Fix(what, f"getent ahosts {name}", host)
-    if not right:
-        return Fix(what, f"sudo sed -i '{answer.line}s/^/#/' /etc/hosts", host)
-    wrong = answer.quoted.split()[0]
-    return Fix(f"{what}: it is {right[0]}", f"sudo sed -i '{answer.line}s/{wrong}/{right[0]}/' /etc/hosts", host)
-
-
-@fleet_rule("connectivity", "net.hostname-resolution.unresolved")
-def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
-    """A host cannot resolve the name of another.
-
-    Where some hosts can and others cannot, the resolvers differ (a stale /etc/hosts, a missing DNS server). Where no
-    host can, the hostfile names are aliases that only this machine's ssh config knows: that breaks nothing as long as
-    MASTER_ADDR is given in another form, so it is a warning.
-    """
-    _alone(fleet)
-    seen = fleet.every(Names)
-    unasked(fleet, seen)
-    resolver = Resolver(seen)
-    for name in resolver.names():
-        without = resolver.answers(name).get((), [])
-        if not without or _is_address(name):
-            continue
-        everywhere = len(without) == len(seen)
-        told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
-        yield finding(
-            "net.hostname-resolution.unresolved",
-            Severity.WARN if everywhere else Severity.FAIL,
-            f"no host can resolve {name}" if everywhere else told,
-            [
-                Evidence(f"{name}: {_error(resolver, host, name)}", source=f"getaddrinfo({name})", host=host)
-                for host in without
-            ],
-            places=[Place(host=host, peer=name) for host in without],
-            fixes=[Fix(f"add {name} to DNS, or to /etc/hosts of the hosts named", f"getent hosts {name}")],
-            explains=(
-                "net.hostname-resolution.unresolved.own-name",
-                *(("net.master-unreachable", "collectives") if name == fleet.plan.master else ()),
-            ),
-        )
-
-
-def _error(resolver: Resolver, host: str, name: str) -> str:
-    answer = resolver.answer(host, name)
-    return (answer.error if answer else "") or "no address"
-
-
-@fleet_rule("connectivity", "net.hostname-resolution.wrong-address")
-def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
-    """A host resolves another's name to an address that the other does not have.
-
-    The address is none of the peer's own, and connecting to it did not reach the peer: a stale /etc/hosts or DNS
-    entry. (An address that is not the peer's own but does lead to it, through NAT, is no fault.)
-    """
-    _alone(fleet)
-    seen = fleet.every(Names)
-    resolver = Resolver(seen)
-    links = {host.name: host.want(Links) for host in fleet.hosts}
-    strangers = {
-        (link.peer, link.address, host)
-        for host, fact in links.items()
-        for link in (fact.links if fact else ())
-        if link.outcome == "wrong-peer"
-    }
-    for name in resolver.names():
-        if name not in seen or _is_address(name):
-            continue
-        for addresses, hosts in resolver.answers(name).items():
-            if not addresses:
-                continue
-            if addresses[0] in seen[name].addresses and not _is_loopback(addresses[0]):
-                # The peer has this address; only another host that answers there as well could make it wrong.
-                hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
-            for host in hosts:
-                if host != name:
-                    yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
-
-
-def _tried(links: Links | None, name: str, address: str) -> list[Link]:
-    return [link for link in links.links if link.peer == name and link.address == address] if links else []
-
-
-def _wrong_address(
-    host: str, name: str, addresses: tuple[str, ...], resolver: Resolver, seen: dict[str, Names], links: Links | None
-) -> Iterator[Finding]:
-    first = addresses[0]
-    tried = _tried(links, name, first)
-    other = any(link.outcome == "wrong-peer" for link in tried)
-    if not other and not _is_loopback(first) and any(link.outcome == "ok" for link in tried):
-        return  # not the peer's own address, but it leads there: address translation
-    answer = resolver.answer(host, name)
-    assert answer is not None
-    evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
-    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="/proc/net", host=name))
-    evidence.extend(
-        Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
-        for link in tried[:1]
-    )
-    what = "where another host answers" if other else f"which {name} does not have"
-    yield finding(
-        "net.hostname-resolution.wrong-address",
-        Severity.FAIL,
-        f"{host} takes {name} for {first}, {what}",
-        evidence,
-        places=[Place(host=host, peer=name)],
-        fixes=[_entry_fix(host, name, answer, seen[name])],
-        explains=("net.master-unreachable", "net.firewall", "collectives"),
-    )
-
-
-@host_rule("connectivity", "net.hostname-resolution.slow")
-def names_are_slow(host: Host, plan: Plan) -> Iterator[Finding]:
-    """Half of the names looked up on a host took more than a second: a name server that does not answer is asked first.
-
-    Every rank looks up the master's name and Gloo its own: the job starts late on all hosts, and looks as if it hung.
-    """
-    names = host.need(Names)
-    if names.lookup_s is None:
-        raise MissingFact("time of look-ups", "not measured")
-    if names.lookup_s < LOOKUP_SECONDS:
-        return
-    yield finding(
-        "net.hostname-resolution.slow",
-        Severity.WARN,
-        f"looking up a name takes {names.lookup_s:.1f} s on {host.name}: all ranks of the job wait for it",
-        [
-            Evidence(f"median of the names looked up: {names.lookup_s:.1f} s", source="getaddrinfo", host=host.name),
-            *(Evidence(line, source="/etc/resolv.conf", host=host.name) for line in names.resolver),
-        ],
-        places=[Place(host=host.name)],
-        fixes=[
-            Fix(
-                "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
-                f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
-                host.name,
-            )
-        ],
-    )
-
-
-@fleet_rule("connectivity", "net.hostname-resolution.disagree")
-def names_disagree(fleet: Fleet) -> Iterator[Finding]:
-    """Hosts resolve one name to different addresses, all of which the named host has.
-
-    Part of the traffic then takes another network than the rest (management instead of data, say). It works, and is
-    slow or half encrypted; it is worth a warning.
-    """
-    _alone(fleet)
-    seen = fleet.every(Names)
-    resolver = Resolver(seen)
-    for name in sorted(seen):
-        answers: dict[str, list[str]] = {}
-        told = resolver.answers(name)
-        for addresses, hosts in told.items() if len(told) > 1 else ():
-            others = [host for host in hosts if host != name]
-            if others and addresses and addresses[0] in seen[name].addresses:
-                answers.setdefault(addresses[0], []).extend(others)
-        if len(answers) < 2:
-            continue
-        fewest = min(answers.values(), key=len)
-        yield finding(
-            "net.hostname-resolution.disagree",
-            Severity.WARN,
-            f"{name} has {len(answers)} different addresses, depending on which host asks",
-            [
-                Evidence(f"{name} -> {address}", source=f"getaddrinfo({name})", host=", ".join(sorted(hosts)))
-                for address, hosts in sorted(answers.items())
-            ],
-            places=[Place(host=host, peer=name) for host in fewest],
-            fixes=[Fix(f"make {name} resolve alike on all hosts", f"getent ahosts {name}")],
-        )
 
 
 # ------------------------------------------------------------------------------------------------------ MTU
@@ -394,7 +58,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     Every pair was tried with don't-fragment set. A black hole is a size below the sender's interface MTU from which
     on nothing arrives and no ICMP says why. Where the receiver's interface is exactly that small, the MTUs just differ.
     """
-    _alone(fleet)
+    alone(fleet)
     paths = _paths(fleet)
     cut = _cut(fleet)
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
@@ -523,7 +187,7 @@ def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
 @fleet_rule("connectivity", "net.packet-loss")
 def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     """Small, paced messages to or from a host had to be sent again: packets are lost where no queue was full."""
-    _alone(fleet)
+    alone(fleet)
     sent: dict[Pair, int] = {}
     lost: dict[Pair, int] = {}
     for host, link in _measured(fleet):
@@ -585,7 +249,7 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     The fastest of all messages and connects is judged: a busy CPU delays some of them, and a lost packet all behind it
     on its connection, but a long way delays each.
     """
-    _alone(fleet)
+    alone(fleet)
     trips: dict[Pair, float] = {}
     for host, link in _measured(fleet):
         fastest = link.rtt_p50_ms if link.rtt_min_ms is None else link.rtt_min_ms
@@ -621,7 +285,7 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
 @fleet_rule("connectivity", "net.slow.link")
 def slow_link(fleet: Fleet) -> Iterator[Finding]:
     """TCP to or from a host runs at under a quarter of the rate that good pairs of hosts reach."""
-    _alone(fleet)
+    alone(fleet)
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}

@@ -16,7 +16,7 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
 
-# rules/interfaces.py judges these with the interfaces at hand.
+# rules/interface_settings.py judges these with the interfaces at hand.
 _JUDGED_THERE = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 _IDS = tuple(

@@ -18,7 +18,7 @@ from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
-from nccl_doctor.rules.interfaces import nccl_version
+from nccl_doctor.rules.interface_view import nccl_version
 from nccl_doctor.rules.rails import Rail, rails
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size

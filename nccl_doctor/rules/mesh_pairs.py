@@ -7,12 +7,18 @@ import random
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.facts.mesh import Names, Resolver
-from nccl_doctor.rules.engine import Fleet
+from nccl_doctor.rules.engine import Fleet, SkipRule
 
 Pair = tuple[str, str]
 
 # Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
 FULL_UP_TO = 12
+
+
+def alone(fleet: Fleet) -> None:
+    """``SkipRule`` where there is one host only."""
+    if len(fleet.hosts) < 2:
+        raise SkipRule("only one host")
 
 
 def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:

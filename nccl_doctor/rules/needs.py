@@ -14,7 +14,7 @@ from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
-from nccl_doctor.rules import engine, interfaces, rails
+from nccl_doctor.rules import engine, interface_view, rails
 
 
 def of_bundle(bundle: Bundle) -> tuple[tuple[HostNeeds, ...], tuple[Attempt, ...]]:
@@ -29,7 +29,7 @@ def of_fleet(fleet: engine.Fleet) -> tuple[tuple[HostNeeds, ...], tuple[Attempt,
     fabrics = [fact for host in fleet.hosts if (fact := host.want(InfinibandFact)) is not None]
     kinds = rails.kinds_of_rails(fabrics)
     needs = tuple(_needs(host, fleet.plan, plan, kinds) for host in fleet.hosts)
-    return needs, interfaces.attempts(fleet)
+    return needs, interface_view.attempts(fleet)
 
 
 def _needs(host: engine.Host, plan: Plan, bare: Plan, kinds: set[tuple[str, str]]) -> HostNeeds:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import untried
+from nccl_doctor.rules.mesh_pairs import alone, untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -76,8 +76,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     (a third) as wide: 1,765 (9,411) ports of Linux' usual 28,232. The ports lie elsewhere in their parts on each host:
     what is closed on all N hosts alike is met at an Nth of that.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    alone(fleet)
     facts = fleet.every(Links)
     tried = [(host, link) for host, fact in facts.items() for link in fact.links]
     for host, link in tried:
@@ -287,8 +286,7 @@ def connects_at_once(fleet: Fleet) -> Iterator[Finding]:
     If only the second or third try is answered, something limits new connections: a rate limit in a packet filter, or a
     queue of half-open connections without room (tcp_max_syn_backlog with SYN cookies off). A job opens thousands.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    alone(fleet)
     late: dict[Pair, list[Link]] = {}
     lossy: set[Pair] = set()
     for host, fact in fleet.every(Links).items():

@@ -231,6 +231,7 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
     built = [_build(id, world, members, known, gpus) for (id, world), members in grouped.items()]
+    built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
-from nccl_doctor.facts.system import UNLIMITED, Cgroup, Filesystem, GpuProcess, Limit, System
+from nccl_doctor.facts.system import UNLIMITED, Cgroup, Filesystem, GpuProcess, Limit, SharedMemory, System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules import drift
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
@@ -77,29 +77,32 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("collectives",),
         )
     elif shm.free_bytes < value("shm.free"):
-        held = [
-            f"{group['files']} files {prefix}*, {size(group['bytes'])}"
-            for prefix, group in sorted(shm.leftovers.items())
-        ]
-        yield finding(
-            "sys.shm.full",
-            Severity.FAIL,
-            f"/dev/shm is full: {size(shm.free_bytes)} free of {size(shm.size_bytes)}",
-            (proof, *(Evidence(line, "ls /dev/shm", host=host.name) for line in held)),
-            hosts=(host.name,),
-            fixes=(
-                Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head", host.name),
-                Fix(
-                    "remove what a dead job left, once nobody uses it",
-                    "rm -f /dev/shm/nccl-* /dev/shm/torch_*",
-                    host.name,
-                    True,
-                ),
-            ),
-            explains=("collectives",),
-        )
+        yield _shm_full(host.name, shm, proof)
     elif shm.read_only is None:
         raise MissingFact("mount options of /dev/shm", "its mount is not known")
+
+
+def _shm_full(host: str, shm: SharedMemory, proof: Evidence) -> Finding:
+    held = [
+        f"{group['files']} files {prefix}*, {size(group['bytes'])}" for prefix, group in sorted(shm.leftovers.items())
+    ]
+    return finding(
+        "sys.shm.full",
+        Severity.FAIL,
+        f"/dev/shm is full: {size(shm.free_bytes)} free of {size(shm.size_bytes)}",
+        (proof, *(Evidence(line, "ls /dev/shm", host=host) for line in held)),
+        hosts=(host,),
+        fixes=(
+            Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head", host),
+            Fix(
+                "remove what a dead job left, once nobody uses it",
+                "rm -f /dev/shm/nccl-* /dev/shm/torch_*",
+                host,
+                True,
+            ),
+        ),
+        explains=("collectives",),
+    )
 
 
 def _shm_fixes(host: Host) -> tuple[Fix, ...]:

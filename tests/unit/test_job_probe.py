@@ -84,6 +84,15 @@ def test_a_rank_its_wrapper_and_its_child_are_told_apart_and_no_other_variable_l
     assert "nanosleep" in reading.main.waits_in and rank.script == "-c" and rank.age_s < 60
 
 
+def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
+    """As accelerate under srun: it has SLURM_PROCID, and the ranks that it starts have RANK as well."""
+    inner = "import os, subprocess, sys; os.environ['RANK'] = '1'\n"
+    inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0")
+    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    assert [(item.role, item.environment.get("RANK")) for item in found] == [("wrapper", None), ("rank", "1")]
+
+
 def test_states_are_read_and_left_as_they_are(start: Start) -> None:
     stopped, busy = start(0, "import time; time.sleep(60)"), start(1, "while True: pass")
     os.kill(stopped.pid, signal.SIGSTOP)

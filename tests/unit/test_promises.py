@@ -703,7 +703,9 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
     assert done.returncode == 2 and "--ssh-config /nowhere: No such file" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "preflight", "topo", "diff", "history", "explain", "bench", "env show"])
+@pytest.mark.parametrize(
+    "command", ["check", "preflight", "topo", "diff", "history", "explain", "hang", "bench", "env show"]
+)
 def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
     """``console`` and ``table`` are its older names."""
     import typer

@@ -16,7 +16,7 @@ from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
 
 INTERFACE_RULES = [
-    rule.name for rule in engine.all_rules() if rule.stage == "interfaces" and rule.name.startswith("interfaces.")
+    rule.name for rule in engine.all_rules() if rule.stage == "interfaces" and rule.name.startswith("interface")
 ]
 BOND = {
     "a": interfaces("bond0/10.0.0.1/24"),
@@ -67,7 +67,7 @@ def test_choice_says_that_nothing_needs_setting() -> None:
 def test_wrong_name_in_nccl_conf_is_quoted_with_its_line() -> None:
     files = conf("/etc/nccl.conf", (1, "NCCL_DEBUG=WARN"), (3, "NCCL_SOCKET_IFNAME=bond1"))
     hosts = fleet({**BOND, "b": interfaces("bond0/10.0.0.2/24", conf_files=files)})
-    found = only(run("interfaces.interface_setting", hosts))
+    found = only(run("interface_settings.interface_setting", hosts))
     assert (found.id, found.hosts) == ("net.wrong-interface.no-match", ("b",))
     first = found.evidence[0]
     assert (first.source, first.line, first.text) == ("/etc/nccl.conf", 3, "NCCL_SOCKET_IFNAME=bond1")
@@ -100,13 +100,13 @@ def test_why_a_name_matches_nothing(value: str, reason: str) -> None:
         environment={"NCCL_SOCKET_IFNAME": value},
         devices=(Device("bond0"), Device("ib0")),
     )
-    found = only(run("interfaces.interface_setting", fleet({"a": facts})))
+    found = only(run("interface_settings.interface_setting", fleet({"a": facts})))
     assert reason in found.title and found.env[0].unset
 
 
 def test_the_job_environment_of_the_plan_wins() -> None:
     plan = Plan(env={"NCCL_SOCKET_IFNAME": "eth9"})
-    found = only(run("interfaces.interface_setting", fleet({"a": BOND["a"]}), plan))
+    found = only(run("interface_settings.interface_setting", fleet({"a": BOND["a"]}), plan))
     assert "eth9" in found.title and found.evidence[0].source == "job environment"
 
 
@@ -173,7 +173,7 @@ def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
     for number, name in enumerate("abc", 1):
         own = {"addresses": [f"{network}.{number}"]}
         hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
-    found = only(run("interfaces.gloo_told_loopback", hosts))
+    found = only(run("interface_settings.gloo_told_loopback", hosts))
     assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
 
 
@@ -181,7 +181,7 @@ def test_a_loopback_that_is_down_breaks_the_ranks_of_one_host() -> None:
     up = interfaces("eth0/10.0.0.1/24")
     first, *rest = up.addresses
     down = msgspec.structs.replace(up, addresses=(msgspec.structs.replace(first, up=False), *rest))
-    found = only(run("interfaces.loopback_down", fleet({"a": up, "b": down})))
+    found = only(run("interface_links.loopback_down", fleet({"a": up, "b": down})))
     assert found.id == "net.loopback-down" and found.hosts == ("b",)
 
 
@@ -309,23 +309,25 @@ def test_different_subnets_are_fine_once_measured() -> None:
 )
 def test_syntax(value: str, expected: str | None) -> None:
     facts = interfaces("eth1/10.0.0.1/24", "eth10/10.1.0.1/24", environment={"NCCL_SOCKET_IFNAME": value})
-    assert [item[0] for item in ids(run("interfaces.interface_syntax", fleet({"a": facts})))] == (
+    assert [item[0] for item in ids(run("interface_settings.interface_syntax", fleet({"a": facts})))] == (
         [expected] if expected else []
     )
 
 
 def test_gloo_names_are_exact() -> None:
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth"})
-    assert ids(run("interfaces.gloo_setting", fleet({"a": facts}))) == [("net.wrong-interface.gloo-no-match", ("a",))]
+    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == [
+        ("net.wrong-interface.gloo-no-match", ("a",))
+    ]
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth0,"})
-    assert ids(run("interfaces.gloo_setting", fleet({"a": facts}))) == []
+    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == []
 
 
 def test_a_configuration_file_that_may_not_be_read_is_a_gap() -> None:
     hidden = interfaces(
         "eth0/10.0.0.1/24", conf_files=({"role": "system", "path": "/etc/nccl.conf", "outcome": "not-permitted"},)
     )
-    assert run("interfaces.configuration_files", fleet({"a": hidden})).unknown
+    assert run("interface_settings.configuration_files", fleet({"a": hidden})).unknown
 
 
 def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:
@@ -338,11 +340,11 @@ def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() 
     sysctls = {**system().sysctls, "net.ipv4.conf.all.rp_filter": "1"}
     twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
     strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
-    assert ids(run("interfaces.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
-    unread = run("interfaces.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
+    assert ids(run("interface_links.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
+    unread = run("interface_links.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
     assert not unread.passed and unread.unknown
     single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
-    assert ids(run("interfaces.reverse_path_filter", single)) == []
+    assert ids(run("interface_links.reverse_path_filter", single)) == []
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
@@ -455,7 +457,7 @@ def flaps(losses: dict[str, int], later: dict[str, int], **more: Any) -> engine.
         Device("eth7", kind="physical", losses=before["eth7"]),
     )
     facts = interfaces("bond0/10.0.0.1/24", "eth7/10.9.0.1/24/D", devices=devices, uptime_s=2 * 86400.0, **more)
-    return run("interfaces.links_stay_up", fleet({"a": facts}, carriers=carriers(**{**before, **later})))
+    return run("interface_links.links_stay_up", fleet({"a": facts}, carriers=carriers(**{**before, **later})))
 
 
 def test_a_link_that_goes_down_during_the_run_is_named() -> None:
@@ -488,18 +490,20 @@ def test_a_link_made_anew_between_the_readings_has_not_flapped() -> None:
 def test_a_link_that_only_one_reading_counts_is_unknown() -> None:
     facts = interfaces("eth0/10.0.0.1/24", "eth1/10.0.1.1/24")
     result = run(
-        "interfaces.links_stay_up",
+        "interface_links.links_stay_up",
         {"a": {"interfaces": facts, "system": system(), "carriers": Carriers({"eth0": 1}, 9.0)}},
     )
     assert not result.passed and [gap.what for gap in result.unknown] == ["how often the link of eth1 goes down"]
 
 
 def test_without_a_second_reading_it_is_not_known_whether_links_flap() -> None:
-    result = run("interfaces.links_stay_up", {"a": {"interfaces": interfaces("eth0/10.0.0.1/24"), "system": system()}})
+    result = run(
+        "interface_links.links_stay_up", {"a": {"interfaces": interfaces("eth0/10.0.0.1/24"), "system": system()}}
+    )
     assert not result.passed and [gap.what for gap in result.unknown] == ["carriers"]
 
 
 def test_a_kernel_that_does_not_count_is_told_as_such() -> None:
     bare = interfaces("eth0/10.0.0.1/24", devices=(Device("eth0"),))
-    result = run("interfaces.links_stay_up", fleet({"a": bare}))
+    result = run("interface_links.links_stay_up", fleet({"a": bare}))
     assert "does not count" in result.skipped["a"]

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 import zlib
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from nccl_doctor.agent import connections, stacks
 from nccl_doctor.agent.probes.system import memory, mount_of, mounts
@@ -209,17 +209,36 @@ def _script(argv: List[str]) -> str:
 
 def _give_roles(found: Dict[int, Dict[str, Any]]) -> None:
     """``rank``: the topmost process of its rank that is no shell, launcher or pinning tool; what is above: ``wrapper``."""
-    for process in found.values():
-        if _is_wrapper(process):
+    wrappers = {pid for pid, process in found.items() if _is_wrapper(process)}
+    wrappers.update(_launchers(found))
+    for pid, process in found.items():
+        if pid in wrappers:
             process["role"] = "wrapper"
             continue
-        top, above = process, found.get(process["parent"])
-        while above is not None:
-            if not _is_wrapper(above) and _rank_of(above) == _rank_of(process):
+        top = process
+        for above in _ancestors(process, found):
+            if above["pid"] not in wrappers and _rank_of(above) == _rank_of(process):
                 top = above
-            above = found.get(above["parent"])
         process["rank_pid"] = top["pid"]
         process["role"] = "rank" if top is process else "child"
+
+
+def _launchers(found: Dict[int, Dict[str, Any]]) -> Set[int]:
+    """Who has only a scheduler's number itself and started processes with a ``RANK``: accelerate, deepspeed, ..."""
+    return {
+        above["pid"]
+        for process in found.values()
+        if process["environment"].get("RANK")
+        for above in _ancestors(process, found)
+        if not above["environment"].get("RANK")
+    }
+
+
+def _ancestors(process: Dict[str, Any], found: Dict[int, Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    above = found.get(process["parent"])
+    while above is not None:
+        yield above
+        above = found.get(above["parent"])
 
 
 def _rank_of(process: Dict[str, Any]) -> str:

@@ -348,6 +348,7 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
 
 
+_DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
 
 
@@ -356,6 +357,12 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
     """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
     hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
     if not hits and not registration:
+        call = case.hits("jax-register-call")
+        late = [hit for hit in case.hits("coordination-service") if _DEADLINE.search(hit.text)] if call else []
+        if late and not case.has("grpc-unavailable"):
+            title = "registering with JAX's coordinator took too long: tasks are missing, or it is out of reach"
+            yield Candidate("launch.world-size", 0.46, title, [*late[:2], *call[:2]], *speakers(late))
+            yield Candidate("net.master-unreachable", 0.44, title, [*late[:2], *call[:2]], *speakers(late))
         return
     counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
     refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
@@ -370,6 +377,16 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "app.straggler-timeout", 0.46, f"{counted} reached a barrier of JAX's coordinator in time", hits
         )
+
+
+@diagnosis
+def horovod_stall(case: Case) -> Iterable[Candidate]:
+    """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
+    line says."""
+    hits = case.hits("horovod-stall")
+    if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
+        title = "Horovod: some ranks submitted tensors that others did not"
+        yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end

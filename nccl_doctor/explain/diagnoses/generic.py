@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -217,13 +218,31 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
 
 
+_THREAD = re.compile(r"\S+:\d+:\d+ \[\d+\]")
+
+
+def _thread(hit: Hit) -> str:
+    """The thread that NCCL names before a message, or nothing."""
+    found = _THREAD.search(hit.text)
+    return f"{hit.file} {found[0]}" if found else ""
+
+
+def _later(other: Hit | None, hit: Hit) -> bool:
+    """Whether the same thread went on after this line: what it told there ended nothing (a network plugin without PCI paths)."""
+    return other is not None and bool(_thread(hit)) and other.line > hit.line
+
+
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
     told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
     if told or case.summary.proofs:
         return
-    for hit in case.hits("nccl-trail")[:1]:
+    went_on = {
+        _thread(hit): hit for hit in case.hits("channel-net", "channel-p2p", "channel-shm", "nccl-init-complete")
+    }
+    lasting = (hit for hit in case.hits("nccl-trail") if not _later(went_on.get(_thread(hit)), hit))
+    for hit in itertools.islice(lasting, 1):
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
         for at, cause in enumerate(causes):
             yield Candidate(cause, 0.3 - 0.02 * at, phrase, [hit], ranks_of([hit]))
@@ -381,8 +400,9 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    if case.has(*_WRAPPERS) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
-        hits = case.hits(*_WRAPPERS)[:4]
+    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed")  # a table cut before its exit codes
+    if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
+        hits = case.hits(*signs)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
         yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
         if case.has(*_OF_WATCHDOGS):

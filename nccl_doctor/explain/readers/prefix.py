@@ -58,6 +58,10 @@ _GLOG = re.compile(
 _SYSLOG = re.compile(
     r"(?P<when>(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s+(?P<host>[\w.-]+)\s+(?:(?!kernel:)[\w./()-]{1,60}(?:\[\d+\])?:\s|(?=kernel:))"
 )
+# Behind a time of ISO 8601, as today's rsyslog and journalctl write it: "gpu07 train[4711]: ".
+_SENDER = re.compile(
+    r"(?!(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL))(?P<host>[\w.-]{1,64}) (?:[\w./()-]{1,60}\[\d+\]: |(?=kernel: ))"
+)
 _DMESG_T = re.compile(
     r"\[(?P<when>\w{3} (?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4})\]\s?"
 )
@@ -67,7 +71,7 @@ _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
 _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d+)\]:?\s?", re.IGNORECASE)
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNORECASE)
 _MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
-_SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ?")
+_SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: |$)")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
     r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
@@ -256,8 +260,8 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     """Recognise one prefix at ``at``; returns where the rest begins and what it adds to the process key."""
     char = text[at : at + 1]
     if not char or char in " \t":
-        found = _SRUN.match(text, at) if at == 0 else None
-        if found:
+        found = _SRUN.match(text, at) if at == 0 or line.when else None
+        if found and line.task is None:
             line.task = int(found.group("task"))
             return found.end(), f"t{line.task}"
         return None
@@ -266,7 +270,10 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             found = pattern.match(text, at)
             if found:
                 line.seconds, line.when = _clock(found)
-                return found.end(), ""
+                sender = _SENDER.match(text, found.end()) if pattern is _ISO else None
+                if sender:
+                    line.host = sender.group("host")
+                return (sender or found).end(), ""
         found = _TIME_ONLY.match(text, at)
         if found:
             line.when = line.when or found.group().strip(" []")

@@ -41,7 +41,7 @@ def lists_settings(text: str) -> bool:
 
 def plain(raw: bytes) -> str:
     """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
-    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    text = raw.rstrip(b" \t\r\n").decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if "\x1b" in text:
         text = prefix.ANSI.sub("", text)
     if "\r" in text:
@@ -71,9 +71,7 @@ def unwrap(text: str) -> list[str]:
         return [text]
     lead = _lead(text, start)
     lines = [line for piece in pieces for line in re.split(r"\r?\n", piece) if line.strip()]
-    lines = [
-        inner for line in lines for inner in (unwrap(line) if line.startswith('{"') else [line])
-    ]  # docker's, of a program's
+    lines = [inner for line in lines for inner in unwrap(line)]  # docker's record of a program's own
     return [lead + line for line in lines[:MOST_LINES]] or [text]
 
 

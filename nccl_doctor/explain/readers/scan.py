@@ -47,6 +47,8 @@ _SAME_DIGIT = str.maketrans("123456789", "000000000")
 _OF_MANY = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-]).*\d")
 _NO_WORK = re.compile(r"\b(?:re)?tr(?:y|ies|ying)\b|attempt|wait|load|captur|compil|warm|check", re.IGNORECASE)
 _DIGIT_BYTES = b"0123456789"
+_ESCAPE = b"\x1b["
+_COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _TRACEBACK = b"Traceback (most recent call last)"
 _CHANNEL = b" NCCL INFO Channel "
 _GENERIC = (_TRACEBACK, b"Error: ", b"Exception: ")
@@ -144,6 +146,8 @@ class Scanner:
     ) -> None:
         """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
+        if _ESCAPE in block:
+            block, places = _COLOUR.sub(b"", block), None  # a colour may begin or end inside of a message
         anchors = self._anchors
         found = self._engine.find(block, places)
         at = next_found = 0
@@ -187,8 +191,11 @@ class Scanner:
     def read(self, block: memoryview, buffer: bytearray, offset: int, earlier: Callable[[int], bytes]) -> None:
         """Take the ``block`` of whole lines at the beginning of ``buffer``, as :meth:`feed` does, but pass over what comes
         before and after the lines that need a closer look."""
-        places = self._engine.first(block)
         size = stop = len(block)
+        if buffer.find(_ESCAPE, 0, size) >= 0:
+            self.feed(bytes(block), functools.partial(earlier, offset))
+            return
+        places = self._engine.first(block)
         start = 0
         if self.calm():
             start = buffer.rfind(b"\n", 0, places[0][0] - 1) + 1 if places else size
@@ -295,13 +302,12 @@ class Scanner:
         for item in self._channels.values():
             if item.times:
                 self._look_at(records.plain(item.raw), item.number, item.anchors, item.times)
-        lines = tail.rstrip(b"\r\n\x00 ").rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
-        last = max(self.summary.lines, 1)
         if tail and not tail.endswith(b"\n"):
-            last += 1
-            self.summary.lines = last
-        blank = len(tail) - len(tail.rstrip(b"\n"))
-        number = last - len(lines) + 1 - max(0, blank - 1)
+            self.summary.lines += 1
+        text = tail.rstrip(b"\r\n\x00 ")
+        blank = tail[len(text) :].count(b"\n") - tail.endswith(b"\n")
+        lines = text.rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
+        number = self.summary.lines - blank - len(lines) + 1
         if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
         self._count_rows(lines, max(1, number))

@@ -503,7 +503,10 @@ says(
     strength=0.62,
     title="a file the program reads is damaged or incomplete",
     why="A checkpoint or data file cannot be read: written half, or damaged.",
-    where=lambda groups, line: not any(word in line for word in ("WARN", "Skip", "skip")),
+    # torch 2.6 loads weights only, unless it is told otherwise: the file need not be damaged
+    where=lambda groups, line: (
+        not any(word in line for word in ("WARN", "Skip", "skip", "Weights only load failed", "raise "))
+    ),
 )
 says(
     "loss-scale",

@@ -242,9 +242,8 @@ says(
 says(
     "horovod-stall",
     "were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks",
-    cause="app.collective-mismatch",
-    strength=0.56,
-    title="Horovod: some ranks submitted tensors that others did not",
+    role=Role.SYMPTOM,
+    fold="Horovod waits for ranks",
     why="The stall inspector: a rank left the common path, has other tensors, is far behind, or is dead; its own lines decide.",
 )
 says(

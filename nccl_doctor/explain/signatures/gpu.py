@@ -588,7 +588,8 @@ says(
     where=lambda groups, line: (
         re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
         and int(groups["mask"], 16) & 0xE8 != 0
-        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla", line) is not None
+        # or a row of a table: clocks, temperature, power
+        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla|(?:\s+\d+){5,}\s+0x", line) is not None
     ),
 )
 says(
@@ -756,7 +757,9 @@ says(
     strength=0.9,
     title="NVLink is inactive or in error",
     why="A tool reports NVLinks that are down or counts their errors.",
-    where=lambda groups, line: "Error" not in line or not line.rstrip().endswith(": 0"),
+    where=lambda groups, line: (
+        not ("Error" in line and line.rstrip().endswith(": 0")) and not re.search(r"\bfatal[ :=]+0\b", line)
+    ),
 )
 says(
     "nvlink-counters",

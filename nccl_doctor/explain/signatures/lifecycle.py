@@ -99,6 +99,7 @@ says(
     "INTERVAL_END{}epoch_stop",  # MLPerf's log; no quotes, which a JSON logger escapes
     "INTERVAL_END{}block_stop",
     "tracked_stats",
+    '"step":{step:int}',
     role=Role.PROGRESS,
     sampled=True,
     where=_with_number,
@@ -190,6 +191,7 @@ says(
     "Job finished",
     "Job completed",
     "job completed",
+    "jobset completed successfully",
     "job done",
     "steps completed",
     "epochs completed",

@@ -61,13 +61,20 @@ says(
     "Prolog hung on node",
     ": Prolog error",
     "Required node not available (down, drained or reserved)",
+    cause="sys.node-failure",
+    strength=0.66,
+    title="Slurm could not start the job on one of its nodes",
+    why="A node did not answer, or its prolog failed. slurmd's log on that node says why.",
+    where=lambda groups, line: "credential" not in line,
+)
+says(
+    "step-unkillable",
     "DUE TO JOB NOT ENDING WITH SIGNALS",
     "DUE TO STEP NOT ENDING WITH SIGNALS",
     cause="sys.node-failure",
-    strength=0.66,
-    title="Slurm could not start (or end) the job on one of its nodes",
-    why="A node did not answer, its prolog failed, or processes there cannot be killed. slurmd's log on that node says why.",
-    where=lambda groups, line: "credential" not in line,
+    strength=0.6,
+    title="Slurm could not end the job on one of its nodes",
+    why="Processes there cannot be killed: they wait in the kernel for a file system or a driver, whose fault is the cause.",
 )
 says(
     "credential-refused",

@@ -6,6 +6,7 @@ import re
 
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
+from nccl_doctor.explain.signatures.system import QUOTED_OUTPUT
 
 says(
     "other-nccl",
@@ -195,7 +196,7 @@ says(
     fold="segmentation fault",
     title="a process crashed (segmentation fault)",
     why="A crash in native code; the frames say whose.",
-    where=lambda groups, line: "DataLoader" not in line,
+    where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
 )
 says(
     "nccl-invalid-launch",
@@ -266,6 +267,7 @@ says(
             )
         )
         and not re.search(
+            r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|"  # no part of a job's path
             r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe",
             line,
         )
@@ -283,6 +285,7 @@ says(
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
         bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
+        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?![\w-])", line))  # a function; a host may be called nccl-0
         and "watchdog" not in line.lower()
     ),
 )

@@ -374,6 +374,11 @@ says(
     why="JAX's tasks had to register with the coordinator, and some did not.",
 )
 says(
+    "jax-register-call",
+    "CoordinationService/RegisterTask",
+    why="The call by which a task of JAX registers with the coordinator; what came of it is in the lines beside it.",
+)
+says(
     "jax-barrier-count",
     "# of tasks that reached the barrier: {joined:int}/{world:int}",
     why="How many of JAX's tasks came to a barrier of the coordination service before it timed out.",

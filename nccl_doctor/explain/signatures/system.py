@@ -89,6 +89,8 @@ says(
 
 # --- host memory
 # "Detected 0 oom_kill events", "oom_kill 0" (memory.events), "oom-kill events: 0"
+# What a program that runs other programs (graders, sandboxes) tells of theirs.
+QUOTED_OUTPUT = re.compile(r"\breturncode=|\bstd(?:err|out)=[\"']")
 _NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b", re.IGNORECASE)
 says(
     "oom-killer",
@@ -135,6 +137,7 @@ says(
             line,
         )
         and not _NOBODY_KILLED.search(line)
+        and not QUOTED_OUTPUT.search(line)
     ),
 )
 says(

@@ -70,6 +70,14 @@ _DESYNC = (
 )
 
 
+def test_a_return_trail_after_which_the_same_thread_goes_on_is_no_sign_of_a_failure() -> None:
+    trail = "n1:81:90 [0] NCCL INFO NET/OFI No NIC info for dev 0\nn1:81:90 [0] NCCL INFO include/net.h:24 -> 2\n"
+    goes_on = "n1:81:90 [0] NCCL INFO Channel 00 : 1[0] -> 0[0] [receive] via NET/AWS Libfabric/0\n"
+    assert "sys.shm" in [cause.id for cause in explain_text(trail).causes]
+    assert "sys.shm" not in [cause.id for cause in explain_text(trail + goes_on).causes]
+    assert "sys.shm" in [cause.id for cause in explain_text(trail + goes_on.replace(":90", ":91")).causes]
+
+
 def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
     found = explain_text(_DESYNC).causes
     assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]

@@ -1,0 +1,144 @@
+"""Each host's interfaces as NCCL and Gloo would see them, and what rules about them say in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from nccl_doctor.env.hosts import version_of
+from nccl_doctor.env.interface_advice import Attempt, Recommendation, Station, decide
+from nccl_doctor.env.knowledge import nccl_release
+from nccl_doctor.env.nccl_conf import Setting, effective
+from nccl_doctor.env.socket_interface import (
+    Choice,
+    gloo_interfaces,
+    nccl_bootstrap,
+    needs_resolver,
+)
+from nccl_doctor.env.versions import Version, show
+from nccl_doctor.facts.interfaces import Address, Interfaces
+from nccl_doctor.facts.mesh import Links, Names
+from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.software import Software
+from nccl_doctor.facts.system import System
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
+
+
+class View(msgspec.Struct, frozen=True):
+    """One host as NCCL would see it: its interfaces, the settings in force, and what is chosen.
+
+    ``used`` are all addresses that peers would be given: with an RDMA device only the bootstrap's, otherwise every
+    interface that NET/Socket opens. ``assumed``: the NCCL version is not known, the newest known one was taken.
+    """
+
+    host: str
+    facts: Interfaces
+    version: Version
+    assumed: bool
+    settings: dict[str, Setting]
+    bootstrap: Choice
+    used: tuple[Address, ...]
+    rdma: bool = False
+    gloo: Choice | None = None  # None: not known, because the host's own name was not resolved
+
+    @property
+    def nccl(self) -> str:
+        """``NCCL 2.28.9``, or which version was assumed."""
+        return f"NCCL {show(self.version)}" + (" (assumed)" if self.assumed else "")
+
+
+def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
+    """The connections between hosts that were really tried. With ``required`` hosts without them become unknown."""
+    if required:
+        fleet.every(Links)
+    return fleet.once(_attempts)
+
+
+def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
+    every = {host.name: links for host in hosts if (links := host.want(Links)) is not None}
+    return tuple(
+        Attempt(
+            source,
+            link.peer,
+            link.address,
+            link.outcome == "ok",
+            f"connect {link.address}:{link.port} ({link.peer}): {link.outcome}"
+            + (f", {link.detail}" if link.detail else ""),
+        )
+        for source, links in sorted(every.items())
+        for link in links.links
+    )
+
+
+def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
+    """The NCCL version to judge by: the user's, else the one found on the host; else the newest known, assumed."""
+    release = plan.nccl_version or version_of(host.want(Software))
+    return nccl_release(release), not release
+
+
+def view(host: Host, plan: Plan) -> View:
+    """What NCCL would choose on this host. ``MissingFact`` where that hangs on a name that was not resolved here."""
+    facts = host.need(Interfaces)
+    version, assumed = nccl_version(host, plan)
+    settings = effective(facts.environment, facts.conf_files, version, plan.env)
+    values = {name: setting.value for name, setting in settings.items()}
+    if needs_resolver(comm_id := values.get("NCCL_COMM_ID", "")):
+        raise MissingFact("interface choice", f"NCCL_COMM_ID={comm_id}: the name was not resolved")
+    bootstrap = nccl_bootstrap(facts.addresses, values, version)
+    system = host.want(System)
+    rdma = system is not None and bool(system.rdma_devices)
+    used = Station(facts, version, settings, rdma).handed_out().addresses
+    names = host.want(Names)
+    gloo = gloo_interfaces(
+        facts.addresses,
+        plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME")),
+        names.own.addresses if names is not None else None,
+    )
+    return View(host.name, facts, version, assumed, settings, bootstrap, used, rdma, gloo)
+
+
+def views(fleet: Fleet) -> dict[str, View]:
+    """The view of every host; hosts without one become unknown."""
+    return fleet.of_each(lambda host: host.once(view, fleet.plan))
+
+
+def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
+    """What to do about NCCL_SOCKET_IFNAME on these hosts: the same answer as ``env recommend`` gives."""
+    stations = {host: Station(item.facts, item.version, item.settings, item.rdma) for host, item in seen.items()}
+    return decide(stations, tuple(tried))
+
+
+def interface_list(here: View) -> Evidence:
+    """What getifaddrs shows on a host, loopback left out."""
+    entries = [
+        f"{address.name} {address.address}/{address.prefix}" + ("" if address.running else " (down)")
+        for address in here.facts.addresses
+        if not address.loopback
+    ]
+    return Evidence("interfaces: " + (", ".join(entries[:12]) or "none but loopback"), "getifaddrs", host=here.host)
+
+
+def quote(setting: Setting, host: str) -> Evidence:
+    """A setting as it stands where it is set."""
+    return Evidence(setting.quote.rstrip("\r"), setting.source, setting.line or None, host)
+
+
+def remove(setting: Setting, host: str) -> tuple[Fix, ...]:
+    """How to take a setting away where it is set."""
+    if setting.line:
+        return (Fix(f"remove line {setting.line}", f"sudo sed -i '{setting.line}s/^/#/' {setting.source}", host),)
+    where = "the command line given to nccl-doctor" if setting.source == "job environment" else "the job's environment"
+    return (Fix(f"take it out of {where}", f"unset {setting.name}"),)
+
+
+def unset(setting: Setting, reason: str) -> tuple[EnvAdvice, ...]:
+    """The advice to unset it, where it stands in no file."""
+    return () if setting.line else (EnvAdvice(setting.name, "", reason, unset=True),)
+
+
+def several(fleet: Fleet) -> None:
+    """``SkipRule`` where there is one host only."""
+    if len(fleet.hosts) < 2:
+        raise SkipRule("one host: nothing leaves it")

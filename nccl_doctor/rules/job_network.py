@@ -1,0 +1,101 @@
+"""The connections between the ranks of a running job: what gets through, and who has closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.facts.fold import few
+from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.job_words import (
+    QUOTED,
+    WAITING,
+    peer_name,
+    quoted,
+    ranks_of,
+    silence,
+)
+from nccl_doctor.rules.ranks import (
+    Link,
+    RunningJob,
+    jobs_of,
+)
+
+
+@fleet_rule("job", "hang.network", "hang.network.connecting")
+def network(fleet: Fleet) -> Iterator[Finding]:
+    """What ranks send to each other is acknowledged: no send queue stays full while retransmissions go unanswered.
+
+    A firewall that forgets or drops established connections, a route that went, a link that is down: the connection
+    stands on both sides, and nothing gets through. A queue that is full because the peer does not read (it is stopped)
+    is no fault of the network, and shows no unanswered retransmissions.
+    """
+    for job in jobs_of(fleet):
+        lost = [link for link in job.links if _is_lost(link)]
+        if lost:
+            yield _cut("hang.network", "what {} sent is not acknowledged", lost, job)
+        asking = [link for link in job.links if link.connection.state == "SYN_SENT" and link.connection.timeouts]
+        if asking:
+            yield _cut("hang.network.connecting", "nobody answers {} that connects", asking, job)
+
+
+def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
+    """Connections on which nothing gets through, and the host that all of them share, if one does."""
+    guilty = _common_host(links, job)
+    pairs = sorted({(link.rank.host, peer_name(link)) for link in links})
+    ends = sorted({host for pair in pairs for host in pair})
+    senders = list({link.rank.number: link.rank for link in links}.values())
+    return finding(
+        id,
+        Severity.FAIL,
+        title.format(ranks_of(senders)) + f": {few([f'{source} -> {peer}' for source, peer in pairs])}",
+        [*(quoted(link) for link in links[: QUOTED + 1]), *silence(job)],
+        confidence=0.95 if guilty and len(pairs) > 1 else 0.85,
+        hosts=(guilty,) if guilty else tuple(host for host in ends if host in job.hosts),
+        places=[Place(host=source, peer=peer) for source, peer in pairs],
+        fixes=(
+            Fix(
+                "does new traffic pass?",
+                f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick",
+            ),
+            Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", guilty),
+        ),
+        explains=(WAITING, "hang.behind"),
+    )
+
+
+def _is_lost(link: Link) -> bool:
+    """Bytes in the send queue at both readings, and retransmissions that nothing has answered."""
+    connection = link.connection
+    stays = connection.before_unsent_bytes is None or connection.before_unsent_bytes > 0
+    return bool(connection.state == "ESTABLISHED" and connection.unsent_bytes and stays and connection.timeouts)
+
+
+def _common_host(links: Sequence[Link], job: RunningJob) -> str:
+    """The one host at an end of every such connection; where two are at all, the one whose peers are several."""
+    ends = [{link.rank.host, peer_name(link)} for link in links]
+    common = set.intersection(*ends)
+    if len(common) > 1:  # one pair: who of the two talks to a third host without trouble is not to blame
+        fine = {host for link in job.data_links if not _is_lost(link) and link.connection.moved_bytes
+                for host in (link.rank.host, peer_name(link))}  # fmt: skip
+        common -= fine
+    return next(iter(common)) if len(common) == 1 else ""
+
+
+@fleet_rule("job", "hang.rank-gone.peer-closed")
+def peer_closed(fleet: Fleet) -> Iterator[Finding]:
+    """No rank holds a connection that the other end has closed (``CLOSE_WAIT``): that end has died or given up."""
+    for job in jobs_of(fleet):
+        closed = [link for link in job.links if link.connection.state == "CLOSE_WAIT" and not link.store]
+        if closed and not job.moved_bytes:
+            peers = sorted({peer_name(link) for link in closed})
+            yield finding(
+                "hang.rank-gone.peer-closed",
+                Severity.WARN,
+                f"the other end has closed connections of {ranks_of([link.rank for link in closed])}: {few(peers)}",
+                [quoted(link) for link in closed[:QUOTED]],
+                confidence=0.6,
+                hosts=tuple(sorted({link.rank.host for link in closed})),
+                places=[Place(host=link.rank.host, rank=link.rank.number, peer=peer_name(link)) for link in closed[:QUOTED]],
+                fixes=(Fix("read the log of the rank at that end: it ended, or closed its process group"),),
+            )  # fmt: skip

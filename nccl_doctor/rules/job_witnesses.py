@@ -1,0 +1,178 @@
+"""What others say of a running job: NCCL, flight recorders, the kernels; and what could not be read."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.explain import flight_recorder, ras
+from nccl_doctor.explain.model import Proof
+from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.job import Job
+from nccl_doctor.facts.kernel_log import KernelLogFact
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule
+from nccl_doctor.rules.job_words import (
+    KILLED,
+    QUOTED,
+    WAITING,
+    logged,
+    look,
+)
+from nccl_doctor.rules.ranks import (
+    RunningJob,
+    jobs_of,
+    ras_reports,
+)
+from nccl_doctor.rules.units import size
+
+SWAPPED_PAGES = 1000  # of 4 KiB, in and out between the looks
+
+
+@fleet_rule("job")
+def stacks(fleet: Fleet) -> Iterator[Finding]:
+    """The Python stacks of all ranks could be taken, and NVML said what their GPUs do."""
+    facts = fleet.every(Job)
+    with_gpus = {name for name, fact in facts.items() if any("gpu" in process.devices for process in fact.processes)}
+    for known in fleet.hosts:
+        if known.name in with_gpus and not known.want(GpuFact):
+            fleet.lack("what the GPUs do", _why_not(known), known.name)
+    for host, fact in facts.items():
+        ranks = [process for process in fact.processes if process.role == "rank"]
+        if fact.no_stacks:
+            fleet.lack("Python stacks", fact.no_stacks, host)
+        for process in ranks:
+            taken = process.stacks[-1] if process.stacks else None
+            if taken and taken.outcome != "ok":
+                fleet.lack("Python stacks", f"{taken.outcome}: {taken.detail}", host)
+        if fact.refused.count:
+            fleet.lack(
+                f"{fact.refused.count} Python processes of other users",
+                "not-permitted: only root may read their variables",
+                host,
+            )
+    yield from ()
+
+
+@fleet_rule("job", "hang.behind", "app.collective-mismatch")
+def behind(fleet: Fleet) -> Iterator[Finding]:
+    """By NCCL's own counts (RAS) and by the flight-recorder dumps that lie there, no rank is behind the others.
+
+    Only dumps are read that the ranks have written since they started; none is asked for.
+    """
+    known = fleet.every(Job)
+    for job in jobs_of(fleet):
+        if job.moved_bytes:
+            continue
+        facts = [known[host] for host in job.hosts if host in known]
+        for proof, of_world in [*_dumps(job, facts), *_ras(job, facts)]:
+            if not proof.evidence:
+                continue
+            places = [_place(job, number) for number in proof.ranks] if of_world else []
+            blamed = [job.ranks[number] for number in proof.ranks if of_world and number in job.ranks]
+            sure = bool(proof.cause) or proof.confidence >= 0.6
+            looking = [look(rank) for rank in blamed[:QUOTED]]
+            yield finding(
+                proof.cause or "hang.behind",
+                Severity.FAIL if sure else Severity.WARN,
+                proof.title,
+                proof.evidence,
+                confidence=max(proof.confidence, 0.1),
+                hosts=[place.host for place in places if place.host] or job.hosts,
+                places=places,
+                fixes=(*looking, *([Fix(proof.next)] if proof.next else [])),
+                explains=(WAITING,),
+            )
+
+
+def _place(job: RunningJob, number: int) -> Place:
+    return Place(host=job.ranks[number].host if number in job.ranks else "", rank=number)
+
+
+Told = list[tuple[Proof, bool]]  # what is proved, and whether its ranks count through the whole job
+
+
+def _dumps(job: RunningJob, facts: Sequence[Job]) -> Told:
+    """What the dumps of this job's ranks prove; that some have none proves nothing here."""
+    pids = {rank.process.pid for rank in job.ranks.values()}
+    files = [
+        (dump.path, zlib.decompress(base64.b64decode(dump.data)))
+        for fact in facts
+        for dump in fact.dumps
+        if dump.pid in pids
+    ]
+    dumps, _ = flight_recorder.collect(files)
+    found = flight_recorder.compare(dumps) if len(dumps) > 1 else []
+    return [(item, True) for item in found if item.kind is not flight_recorder.Kind.NO_DUMP]
+
+
+def _ras(job: RunningJob, facts: Sequence[Job]) -> Told:
+    """What two answers of one RAS service prove together: counts that rise are a job that works."""
+    reports = ras_reports(facts)
+    counts = reports[-1].counts if reports else {}
+    whole = {name for name, functions in counts.items() if any(len(own) == job.world for own in functions.values())}
+    return [(item, item.communicator in whole) for item in ras.conclude(reports)]
+
+
+@fleet_rule("job", "sys.host-oom.swapping", "sys.host-oom.killed-now")
+def memory(fleet: Fleet) -> Iterator[Finding]:
+    """No host of a job swaps, and the kernel killed nothing for want of memory between the looks."""
+    jobs = jobs_of(fleet)
+    for host, fact in fleet.every(Job).items():
+        if not any(host in job.hosts for job in jobs) or len(fact.memory) < 2:
+            continue
+        before, after = fact.memory[0], fact.memory[-1]
+        grown = {name: after.get(name, 0) - before.get(name, 0) for name in before}
+        swapped = grown.get("pswpin", 0) + grown.get("pswpout", 0)
+        where = f"{size(fact.total_memory.get('MemAvailable', 0))} of memory available"
+        if grown.get("oom_kill"):
+            yield finding(
+                "sys.host-oom.killed-now",
+                Severity.FAIL,
+                f"the kernel killed {grown['oom_kill']} processes for want of memory in these {fact.interval_s:.0f} s",
+                Evidence(f"oom_kill {before['oom_kill']} -> {after['oom_kill']}, {where}", "/proc/vmstat", host=host),
+                hosts=(host,),
+                fixes=(Fix("see which", "sudo dmesg -T | grep -i 'killed process'", host),),
+                explains=(WAITING, "hang.rank-gone"),
+            )
+        elif swapped > SWAPPED_PAGES:
+            pressure = fact.pressure.get("memory", "")
+            yield finding(
+                "sys.host-oom.swapping",
+                Severity.WARN,
+                f"the host swaps: {swapped} pages in {fact.interval_s:.0f} s",
+                Evidence(f"pswpin, pswpout +{swapped} pages, {where}; {pressure}", "/proc/vmstat", host=host),
+                hosts=(host,),
+                fixes=(Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head", host),),
+            )
+
+
+@fleet_rule("job", "gpu.driver.xid.during-job", "sys.host-oom.killed")
+def kernel_log(fleet: Fleet) -> Iterator[Finding]:
+    """Since the job started, the kernels have logged no GPU error (Xid) and killed nothing for want of memory."""
+    fleet.every(KernelLogFact)
+    for job in jobs_of(fleet):
+        for host in fleet.hosts:
+            for id, words, what in (
+                ("gpu.driver.xid.during-job", ("Xid",), "GPU errors"),
+                ("sys.host-oom.killed", KILLED, "processes killed for want of memory"),
+            ):
+                lines = logged(host, job, words)
+                if lines:
+                    yield finding(
+                        id,
+                        Severity.WARN,
+                        f"since the job started the kernel has logged {what} ({len(lines)} lines)",
+                        lines[-QUOTED:],
+                        hosts=(host.name,),
+                        fixes=(Fix("judge them", f"nccl-doctor check -H {host.name} --stage gpu,system"),),
+                    )
+
+
+def _why_not(host: Host) -> str:
+    try:
+        host.need(GpuFact)
+    except MissingFact as gap:
+        return gap.why
+    return ""

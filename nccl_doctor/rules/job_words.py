@@ -1,0 +1,149 @@
+"""How findings about a running job name its ranks, and quote what was read of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from nccl_doctor.facts.fold import ranges
+from nccl_doctor.facts.job import Process, Reading
+from nccl_doctor.facts.kernel_log import KernelLogFact
+from nccl_doctor.findings.model import Evidence, Fix, Place
+from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.ranks import (
+    Link,
+    Rank,
+    RunningJob,
+)
+from nccl_doctor.rules.units import duration, size
+
+WAITING = "hang.waiting"
+QUOTED = 3
+STACK = "py-spy dump --nonblocking --pid"
+
+
+def ranks_of(ranks: Sequence[Rank]) -> str:
+    """``rank 3``, ``ranks 0-2,7``."""
+    numbers = [rank.number for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def places(ranks: Iterable[Rank]) -> list[Place]:
+    """Where these ranks are, for a finding."""
+    return [Place(host=rank.host, rank=rank.number) for rank in ranks]
+
+
+def others(job: RunningJob, *ranks: Rank) -> str:
+    """Who is held by these ranks."""
+    own = {rank.number for rank in ranks}
+    held = Counter(rank.now.name or rank.now.user or rank.now.frame for rank in job.waiting if rank.number not in own)
+    if not held:
+        return ""
+    name, count = held.most_common(1)[0]
+    total = sum(held.values())
+    rest = f" and {total - count} elsewhere" if total > count else ""
+    return f"; {count} other rank{'s wait' if count > 1 else ' waits'} in {name}{rest}"
+
+
+def state_of(process: Process) -> str:
+    """The readings of a process in one line: state, kernel function, file, CPU time."""
+    reading = process.readings[-1]
+    if reading is None:
+        return f"pid {process.pid} ended between the readings"
+    words = [f"pid {process.pid} ({process.script or process.comm}) state {reading.state}"]
+    if main := reading.main:
+        if main.waits_in:
+            words.append(f"in {main.waits_in}")
+        if main.call:
+            kind = f" on {main.file_system}" if main.file_system else ""
+            words.append(f"{main.call} {main.file}{kind}")
+    first = process.readings[0]
+    if first:
+        words.append(f"{reading.cpu_s - first.cpu_s:.2f} s of CPU between the readings")
+        moved = [
+            f"{size(after - before)} {word}"
+            for word, before, after in (
+                ("read", first.read_bytes, reading.read_bytes),
+                ("written", first.written_bytes, reading.written_bytes),
+            )
+            if before is not None and after is not None and after > before
+        ]
+        words += moved
+    return ", ".join(words)
+
+
+def proof_of(rank: Rank, process: Process | None = None) -> list[Evidence]:
+    """What was read of a rank (or of one of its children): its state, then its stack."""
+    process = process or rank.process
+    proof = [Evidence(state_of(process), f"/proc/{process.pid}", host=rank.host, rank=rank.number)]
+    stack = process.stacks[-1] if process.stacks else None
+    if stack and stack.threads and stack.threads[0].frames:
+        frames = stack.threads[0].frames
+        told = " < ".join(str(frame) for frame in frames[:4]) + (" < ..." if len(frames) > 4 else "")
+        proof.append(Evidence(told, "py-spy dump", host=rank.host, rank=rank.number))
+    if rank.gpus and process is rank.process:
+        proof.append(Evidence("; ".join(rank.gpus), "NVML", host=rank.host, rank=rank.number))
+    return proof
+
+
+def silence(job: RunningJob) -> list[Evidence]:
+    """What the connections between the ranks say of how long nothing has moved."""
+    if job.silent_s is None or job.silent_s < job.interval_s:
+        return []
+    text = f"no byte moved on {len(job.data_links)} connections between ranks for {duration(job.silent_s)}"
+    return [Evidence(text, "tcp_info", host=job.data_links[0].rank.host)]
+
+
+def look(rank: Rank, pid: int = 0) -> Fix:
+    """The command that shows where a rank, or one of its children, stands."""
+    return Fix("see where it stands", f"sudo {STACK} {pid or rank.process.pid}", rank.host)
+
+
+def state(reading: Reading | None) -> str:
+    """The state letter; empty where the process has ended."""
+    return reading.state if reading else ""
+
+
+def place_of(rank: Rank) -> Evidence:
+    """Where a rank is, and how that is known."""
+    source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
+    gpus = f" [{'; '.join(rank.gpus)}]" if rank.gpus else ""
+    return Evidence(rank.now.frame + gpus, source, host=rank.host, rank=rank.number)
+
+
+def peer_name(link: Link) -> str:
+    """The host at the other end of a connection, or its address where it is none that was examined."""
+    return link.peer.host if link.peer else link.connection.peer.rpartition(":")[0]
+
+
+def quoted(link: Link) -> Evidence:
+    """What the kernel says of a connection."""
+    connection = link.connection
+    words = [f"{connection.local} -> {connection.peer} {connection.state}"]
+    if connection.unsent_bytes:
+        words.append(f"{size(connection.unsent_bytes)} not acknowledged")
+    if connection.timeouts:
+        words.append(f"{connection.timeouts} retransmissions unanswered")
+    if connection.unread_bytes:
+        words.append(f"{size(connection.unread_bytes)} not read")
+    if connection.received_ago_ms is not None and connection.received_bytes:
+        words.append(f"last heard {duration(connection.received_ago_ms / 1000)} ago")
+    return Evidence(", ".join(words), "tcp_info", host=link.rank.host, rank=link.rank.number)
+
+
+KILLED = ("Out of memory", "oom-kill", "Killed process")
+
+
+def logged(host: Host, job: RunningJob, words: Sequence[str]) -> list[Evidence]:
+    """The lines of the host's kernel log with one of these words, since the job's ranks there were started."""
+    log = host.want(KernelLogFact)
+    ages = [rank.process.age_s for rank in job.ranks.values() if rank.host == host.name]
+    if log is None or log.uptime_s is None or not ages:
+        return []
+    since = log.uptime_s - max(ages)
+    lines = [line for line in log.lines if line.at_s is not None and line.at_s >= since]
+    return [
+        Evidence(line.text, f"{log.source}, {duration(log.uptime_s - (line.at_s or 0.0))} ago", host=host.name)
+        for line in lines
+        if any(word in line.text for word in words)
+    ]
