@@ -190,7 +190,7 @@ def _check_profile(profile: str, said: str) -> None:
         _hosts.stop(f"{said} {profile!r}: expected one of {', '.join(PROFILES)}")
 
 
-def _seconds(text: str, said: str) -> float:
+def _seconds(text: str, said: str = "--budget") -> float:
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:

@@ -56,7 +56,8 @@ def lines() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", lines(), ids=lambda words: " ".join(words)[:60])
-def test_the_command_line_takes_it(words: list[str]) -> None:
+def test_the_command_line_takes_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)  # kubectl need not be here
     cli._load_commands()
     group: Any = typer.main.get_command(cli.app)
     assert words[0] == "preflight"

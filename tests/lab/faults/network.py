@@ -164,9 +164,11 @@ class Ipv6Only(Fault):
             self._readdress(self.lab.host(name), "del", "add")
 
     def _readdress(self, host: Host, ipv6: str, ipv4: str) -> None:
-        # Not in use by anybody else: without the kernel's second of asking for it.
+        # Not in use by anybody else: without the kernel's second of asking for it. What was learned of an earlier lab is
+        # forgotten: a host may have got a new interface since (CableFault).
         new, old = f"{_address(self.lab, host.name, True)}/64", f"{host.address}/{self.lab.prefix_length}"
-        host.run(["sh", "-c", f"ip address {ipv6} {new} dev eth0 nodad; ip address {ipv4} {old} dev eth0"])
+        turn = f"ip address {ipv6} {new} dev eth0 nodad; ip address {ipv4} {old} dev eth0"
+        host.run(["sh", "-c", f"{turn}; ip -6 neighbour flush dev eth0"])
 
 
 @dataclass
