@@ -104,7 +104,9 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
             f"no rank is visible to this user: {refused} Python processes of others may not be read "
             "(log in as the job's user, or as root)"
         )
-    return "no process on these hosts has RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK in its environment"
+    seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
+    names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
+    return f"no process{seen} on these hosts has {names} in its environment"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:

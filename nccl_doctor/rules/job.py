@@ -30,6 +30,7 @@ from nccl_doctor.rules.ranks import (
     Doing,
     Rank,
     RunningJob,
+    is_worker,
     jobs_of,
     local_world,
     looks,
@@ -47,13 +48,7 @@ def _stuck_workers(rank: Rank) -> list[Process]:
     """DataLoader workers that are not waiting for work: what the rank's main thread waits for is theirs to give."""
     if rank.now.kind != "loader":
         return []
-    return [child for child in rank.children if _is_worker(child) and not _is_idle(child)]
-
-
-def _is_worker(process: Process) -> bool:
-    stack = process.stacks[-1] if process.stacks else None
-    frames = stack.threads[0].frames if stack and stack.threads else ()
-    return any(frame.function == "_worker_loop" for frame in frames)
+    return [child for child in rank.children if is_worker(child) and not _is_idle(child)]
 
 
 def _is_idle(process: Process) -> bool:

@@ -227,7 +227,8 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
     known = {host.name: fact for host in hosts if (fact := host.want(Job))}
     grouped: dict[tuple[str, int], list[tuple[str, Process]]] = defaultdict(list)
     for host, process in _once(known):
-        if process.role == "rank" and first_of(process, _RANK) is not None:
+        # A worker whose rank has died bears its number, and lives on for a while.
+        if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
     built = [_build(id, world, members, known, gpus) for (id, world), members in grouped.items()]
@@ -369,6 +370,13 @@ def cpu_between(process: Process) -> float | None:
 def looks(process: Process) -> tuple[Doing, ...]:
     """What a process did at each look."""
     return tuple(_doing(reading, _main_frames(process, at)) for at, reading in enumerate(process.readings))
+
+
+def is_worker(process: Process) -> bool:
+    """Whether it is a DataLoader's worker, as either look saw it."""
+    return any(
+        frame.function == "_worker_loop" for at in range(len(process.stacks)) for frame in _main_frames(process, at)
+    )
 
 
 def _main_frames(process: Process, at: int) -> tuple[Frame, ...]:

@@ -420,8 +420,15 @@ def test_a_lone_process_under_a_scheduler_is_no_second_job() -> None:
     assert answer.verdict == "stands" and len(answer.jobs) == 1
 
 
+def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
+    left = process(1, stack=WORKER, parent=1)
+    found = first(examine(bundle(*four(r1=left))))
+    assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
+
+
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
+    assert "may read" in examine(bundle(uid=1000)).sentence
     unseen = examine(bundle(refused={"count": 8}))
     assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
 

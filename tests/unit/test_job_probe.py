@@ -96,7 +96,10 @@ def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
 def test_states_are_read_and_left_as_they_are(start: Start) -> None:
     stopped, busy = start(0, "import time; time.sleep(60)"), start(1, "while True: pass")
     os.kill(stopped.pid, signal.SIGSTOP)
-    _, found = look_until(lambda found: all(not item.readings[0] or item.readings[0].state in "TR" for item in found))
+    want = {stopped.pid: "T", busy.pid: "R"}
+    _, found = look_until(
+        lambda found: {item.pid: item.readings[0].state for item in found if item.readings[0]} == want
+    )
     states = {item.pid: [reading.state if reading else "" for reading in item.readings] for item in found}
     assert states[stopped.pid] == ["T", "T"] and states[busy.pid][1] == "R"
     spent = next(item for item in found if item.pid == busy.pid).readings
@@ -186,6 +189,27 @@ def test_the_ras_service_of_a_rank_is_asked_twice_and_its_dump_is_read(start: St
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment")
+@pytest.mark.parametrize("kind", ["link", "fifo", "old"])
+def test_only_a_file_that_the_rank_can_have_written_is_taken_for_its_dump(
+    start: Start, tmp_path: Path, kind: str
+) -> None:
+    """Anybody may write to /tmp, where torch's dumps lie by default."""
+    place = tmp_path / "trace_3"
+    if kind == "link":
+        secret = tmp_path / "secret"
+        secret.write_text("not a dump")
+        place.symlink_to(secret)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.write_bytes(b"of an earlier job")
+        os.utime(place, (1.0, 1.0))
+    start(3, "import time; time.sleep(60)", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/trace_")
+    fact, ranks = look()
+    assert len(ranks) == 1
+    assert not [dump for dump in fact.dumps if dump.pid == ranks[0].pid]
+
+
 def test_what_another_user_may_not_read_is_counted_and_not_guessed(start: Start) -> None:
     rank = start(0, "import time; time.sleep(60)")
     code = "import json; from nccl_doctor.agent.probes import job; print(json.dumps(job.job({'stacks': False})))"

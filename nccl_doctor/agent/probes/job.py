@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import socket
+import stat
 import time
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
@@ -177,19 +178,19 @@ def _environment(pid: int) -> Optional[Dict[str, str]]:
 
 def _describe(pid: int, environment: Dict[str, str], uptime_s: float) -> Optional[Dict[str, Any]]:
     """What does not change while a process lives; None where it has just ended."""
-    stat = _stat(pid)
-    if stat is None:
+    fields = _stat(pid)
+    if fields is None:
         return None
     argv = (read_text("/proc/%d/cmdline" % pid, 1 << 16) or "").split("\0")
     return {
         "pid": pid,
-        "parent": int(stat[1]),
+        "parent": int(fields[1]),
         "comm": first_line("/proc/%d/comm" % pid) or "",
         "program": os.path.basename(_link("/proc/%d/exe" % pid))[:80],
         "script": redact_text(_script(argv))[:200],
         "uid": os.stat(path("/proc/%d" % pid)).st_uid,
-        "start_ticks": int(stat[19]),
-        "age_s": round(uptime_s - int(stat[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
+        "start_ticks": int(fields[19]),
+        "age_s": round(uptime_s - int(fields[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
         "namespace": _link("/proc/%d/ns/net" % pid),
         "environment": {name: redact_text(environment[name]) for name in VARIABLES if name in environment},
         "dump_prefixes": _dump_prefixes(environment),
@@ -274,8 +275,8 @@ def _stat(pid: int, task: str = "") -> Optional[List[str]]:
 
 def _reading(pid: int) -> Optional[Dict[str, Any]]:
     """State, CPU time, memory, input and output, and the threads that tell; None where the process has ended."""
-    stat = _stat(pid)
-    if stat is None:
+    fields = _stat(pid)
+    if fields is None:
         return None
     status = _fields("/proc/%d/status" % pid)
     main = _thread(pid, pid)
@@ -283,9 +284,9 @@ def _reading(pid: int) -> Optional[Dict[str, Any]]:
     telling = [thread for thread in others if thread]
     io = _fields("/proc/%d/io" % pid)
     return {
-        "state": stat[0],
-        "cpu_s": _seconds(stat[11], stat[12]),
-        "threads": int(stat[17]),
+        "state": fields[0],
+        "cpu_s": _seconds(fields[11], fields[12]),
+        "threads": int(fields[17]),
         "main": main,
         "others": telling[:THREADS_TOLD],
         "switches": _number(status.get("voluntary_ctxt_switches")),
@@ -300,17 +301,17 @@ def _reading(pid: int) -> Optional[Dict[str, Any]]:
 def _thread(pid: int, tid: int) -> Optional[Dict[str, Any]]:
     """One thread; None where it is gone, or sleeps and is not the main one: hundreds do."""
     place = "task/%d/" % tid
-    stat = _stat(pid, place)
-    if stat is None or (stat[0] == "S" and tid != pid):
+    fields = _stat(pid, place)
+    if fields is None or (fields[0] == "S" and tid != pid):
         return None
     thread = {
         "id": tid,
         "name": (_readable("/proc/%d/%scomm" % (pid, place)) or "").strip()[:40],
-        "state": stat[0],
-        "cpu_s": _seconds(stat[11], stat[12]),
+        "state": fields[0],
+        "cpu_s": _seconds(fields[11], fields[12]),
         "waits_in": (_readable("/proc/%d/%swchan" % (pid, place)) or "").strip("0\n")[:60],
     }
-    if tid == pid or stat[0] == "D":
+    if tid == pid or fields[0] == "D":
         thread.update(_call(pid, place))
         kernel = _readable("/proc/%d/%sstack" % (pid, place)) or ""
         thread["kernel_stack"] = [line.partition("] ")[2][:80] for line in kernel.splitlines()[:8]]
@@ -488,12 +489,13 @@ def _dumps(found: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], List[str]
         rank = process["environment"].get("RANK")
         if process["role"] != "rank" or not rank:
             continue
-        name = _newest_dump(process["pid"], process["dump_prefixes"], rank, process["age_s"])
+        name = _newest_dump(process, rank)
         if not name:
             continue
         shown = re.sub(r"^/proc/\d+/root", "", name)
         try:
-            with open(name, "rb") as stream:
+            # Anybody may write to /tmp: no link is followed, and no FIFO waited for.
+            with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
                 data = stream.read(DUMP_LIMIT + 1)
             packed = base64.b64encode(zlib.compress(data, 6)).decode("ascii")
             if len(data) > DUMP_LIMIT or len(packed) > room:
@@ -515,14 +517,19 @@ def _dump_prefixes(environment: Dict[str, str]) -> List[str]:
     return told or list(names)
 
 
-def _newest_dump(pid: int, prefixes: List[str], rank: str, age_s: float) -> str:
-    """The rank's newest dump that is not older than the process; empty if there is none."""
-    names = [
-        name
-        for prefix in prefixes
-        for name in glob.glob(glob.escape(path("/proc/%d/root%s%s" % (pid, prefix, rank))) + "*")
-        if re.fullmatch(re.escape(rank) + r"(\.\w{1,10})?", os.path.basename(name)[len(os.path.basename(prefix)) :])
-    ]
-    started = time.time() - age_s - 1.0
-    fresh = [(os.stat(name).st_mtime, name) for name in names]
-    return max((item for item in fresh if item[0] >= started), default=(0.0, ""))[1]
+def _newest_dump(process: Dict[str, Any], rank: str) -> str:
+    """The rank's newest dump: a file of its own user's that is not older than the process; empty if there is none."""
+    started = time.time() - process["age_s"] - 1.0
+    newest = (started, "")
+    for prefix in process["dump_prefixes"]:
+        for name in glob.glob(glob.escape(path("/proc/%d/root%s%s" % (process["pid"], prefix, rank))) + "*"):
+            behind = os.path.basename(name)[len(os.path.basename(prefix)) :]
+            if not re.fullmatch(re.escape(rank) + r"(\.\w{1,10})?", behind):
+                continue
+            try:
+                known = os.lstat(name)
+            except OSError:
+                continue  # it has just gone
+            if stat.S_ISREG(known.st_mode) and known.st_uid == process["uid"]:
+                newest = max(newest, (known.st_mtime, name))
+    return newest[1]
