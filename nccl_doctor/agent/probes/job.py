@@ -179,6 +179,10 @@ def _environment(pid: int) -> Optional[Dict[str, str]]:
 def _describe(pid: int, environment: Dict[str, str], uptime_s: float) -> Optional[Dict[str, Any]]:
     """What does not change while a process lives; None where it has just ended."""
     fields = _stat(pid)
+    try:
+        uid = os.stat(path("/proc/%d" % pid)).st_uid
+    except OSError:
+        return None
     if fields is None:
         return None
     argv = (read_text("/proc/%d/cmdline" % pid, 1 << 16) or "").split("\0")
@@ -188,7 +192,7 @@ def _describe(pid: int, environment: Dict[str, str], uptime_s: float) -> Optiona
         "comm": first_line("/proc/%d/comm" % pid) or "",
         "program": os.path.basename(_link("/proc/%d/exe" % pid))[:80],
         "script": redact_text(_script(argv))[:200],
-        "uid": os.stat(path("/proc/%d" % pid)).st_uid,
+        "uid": uid,
         "start_ticks": int(fields[19]),
         "age_s": round(uptime_s - int(fields[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
         "namespace": _link("/proc/%d/ns/net" % pid),
