@@ -62,6 +62,10 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         )
 
 
+# Connects that were not answered at once, of one host: with fewer, a single burst of loss could be meant.
+LATE_COUNT = 3
+
+
 @fleet_rule(
     "ports", "net.firewall.dropped", "net.firewall.rejected", "net.firewall.unreachable", "net.master-unreachable"
 )
@@ -93,8 +97,19 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             explained |= set(culprit.pairs)
             yield _blocked(id, culprit, general, connect_out)
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
+    for pair, links in general.items():
+        if pair not in explained and _limited(pair[1], links, tried):
+            explained.add(pair)
+            why = "one was never answered, and others late: new connections are limited, or that port is closed"
+            fleet.lack(f"connects from {pair[0]}", why, pair[1])
     yield from _partly_blocked(general, explained, swept)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
+
+
+def _limited(server: str, links: list[Link], tried: list[tuple[str, Link]]) -> bool:
+    """Whether a connect that was not answered may be one too many, as many to this host were answered late."""
+    late = [link for _, link in tried if link.peer == server and link.outcome == "ok" and link.attempts > 1]
+    return len(late) >= LATE_COUNT and any(link.outcome == "timed-out" for link in links)
 
 
 def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
@@ -273,10 +288,6 @@ def _master_blocked(master: dict[Pair, list[Link]], explained: set[Pair], fleet:
             ],
             explains=("collectives",),
         )
-
-
-# Connects that were not answered at once, of one host: with fewer, a single burst of loss could be meant.
-LATE_COUNT = 3
 
 
 @fleet_rule("ports", "net.connect-delayed")

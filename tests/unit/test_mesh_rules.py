@@ -393,6 +393,19 @@ def test_a_limit_on_new_connections_is_told_from_lost_packets(lost: int, found: 
     assert [item.id for item in causes] == found and all(item.hosts == ("gpu02",) for item in causes)
 
 
+def test_a_connect_too_many_is_no_closed_port_and_not_passed_either() -> None:
+    builder = Builder()
+    for host in NAMES:
+        for number, link in enumerate(builder.links(host, "gpu02") if host != "gpu02" else ()):
+            unanswered = host == "gpu01" and number == 0
+            link.update(
+                **({"outcome": "timed-out", "messages": 0} if unanswered else {"attempts": 2, "connect_ms": 501.0})
+            )
+    report = judge(builder.bundle())
+    assert [item.id for item in report.causes] == ["net.connect-delayed"]
+    assert ("connects from gpu01", ("gpu02",)) in [(gap.what, gap.hosts) for gap in report.unknown]
+
+
 def test_one_late_answer_is_no_limit() -> None:
     builder = Builder()
     for link in builder.links("gpu01", "gpu02"):
