@@ -151,7 +151,8 @@ def memory(fleet: Fleet) -> Iterator[Finding]:
 @fleet_rule("job", "gpu.driver.xid.during-job", "sys.host-oom.killed")
 def kernel_log(fleet: Fleet) -> Iterator[Finding]:
     """Since the job started, the kernels have logged no GPU error (Xid) and killed nothing for want of memory."""
-    fleet.every(KernelLogFact)
+    with_ranks = {host for job in jobs_of(fleet) for host in job.hosts}
+    fleet.of_each(lambda host: host.need(KernelLogFact) if host.name in with_ranks else None)
     for job in jobs_of(fleet):
         for host in fleet.hosts:
             for id, words, what in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import few
@@ -97,19 +98,15 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             explained |= set(culprit.pairs)
             yield _blocked(id, culprit, general, connect_out)
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
+    late = Counter(link.peer for _, link in tried if link.outcome == "ok" and link.attempts > 1)
     for pair, links in general.items():
-        if pair not in explained and _limited(pair[1], links, tried):
+        unanswered = any(link.outcome == "timed-out" for link in links)
+        if pair not in explained and unanswered and late[pair[1]] >= LATE_COUNT:
             explained.add(pair)
             why = "one was never answered, and others late: new connections are limited, or that port is closed"
             fleet.lack(f"connects from {pair[0]}", why, pair[1])
     yield from _partly_blocked(general, explained, swept)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
-
-
-def _limited(server: str, links: list[Link], tried: list[tuple[str, Link]]) -> bool:
-    """Whether a connect that was not answered may be one too many, as many to this host were answered late."""
-    late = [link for _, link in tried if link.peer == server and link.outcome == "ok" and link.attempts > 1]
-    return len(late) >= LATE_COUNT and any(link.outcome == "timed-out" for link in links)
 
 
 def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:

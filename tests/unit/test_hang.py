@@ -433,6 +433,14 @@ def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
 
 
+def test_only_hosts_with_ranks_are_asked_for_their_kernel_log() -> None:
+    told = bundle()
+    told = msgspec.structs.replace(
+        told, hosts=tuple(msgspec.structs.replace(host, probes={"job": host.probes["job"]}) for host in told.hosts)
+    )
+    assert not examine(told).report.unknown
+
+
 def test_one_machine_under_two_names_is_counted_once() -> None:
     ranks = four(r3=process(3, readings=[reading("T")] * 2))
     data = {"interval_s": 3.0, "processes": ranks}

@@ -227,7 +227,7 @@ def _thread(hit: Hit) -> str:
     return f"{hit.file} {found[0]}" if found else ""
 
 
-def _later(other: Hit | None, hit: Hit) -> bool:
+def _went_on_to(other: Hit | None, hit: Hit) -> bool:
     """Whether the same thread went on after this line: what it told there ended nothing (a network plugin without PCI paths)."""
     return other is not None and bool(_thread(hit)) and other.line > hit.line
 
@@ -241,7 +241,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     went_on = {
         _thread(hit): hit for hit in case.hits("channel-net", "channel-p2p", "channel-shm", "nccl-init-complete")
     }
-    lasting = (hit for hit in case.hits("nccl-trail") if not _later(went_on.get(_thread(hit)), hit))
+    lasting = (hit for hit in case.hits("nccl-trail") if not _went_on_to(went_on.get(_thread(hit)), hit))
     for hit in itertools.islice(lasting, 1):
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
         for at, cause in enumerate(causes):
