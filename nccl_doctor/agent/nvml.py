@@ -350,6 +350,9 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
         if all(entry[name] is None for name, _ in _NVLINK_ERRORS):
             _nvlink5_errors(probe, handle, entry)
         links.append(entry)
+    for name in ("fields", *(name for name, _ in _NVLINK_ERRORS)):
+        if name in scratch["not_permitted"] or name in scratch["errors"]:
+            asker._fail("nvlink_counters", scratch["errors"].get(name, "not permitted"))
     return links
 
 

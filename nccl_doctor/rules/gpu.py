@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice, GpuFact, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import Slot, answered, devices, place, proof, with_hardware
+from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
 
 # NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
 _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
@@ -206,6 +206,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     missing = [Slot(bus_id, slot) for bus_id, slot in sorted(listed.items()) if bus_id not in seen]
     unknown_handles = sum(gpu.bus_id is None for gpu in fact.gpus)
     if len(missing) <= unknown_handles:
+        need_fields(devices(fact) if missing else [], "PCI address of a GPU", "bus_id")
         return  # the lost ones were told above
     names = ", ".join(str(slot) for slot in missing)
     if fact.container and fact.container.startswith("pid 1"):

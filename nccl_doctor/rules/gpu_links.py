@@ -148,6 +148,8 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
         raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
     need_fields(gpus, "NVLink state", "nvlinks")
+    if why := next((gpu.errors["nvlink_counters"] for gpu in gpus if "nvlink_counters" in gpu.errors), ""):
+        raise MissingFact("NVLink error counters", why)
 
 
 def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
