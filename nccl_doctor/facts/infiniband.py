@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ ETHERNET = "Ethernet"  # as sysfs names the link layer
 class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a port's GID table. ``type`` is sysfs's text: ``IB/RoCE v1`` or ``RoCE v2``."""
 
-    index: int
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # the table is walked up to the last one
     gid: str
     type: str | None = None
     netdev: str | None = None

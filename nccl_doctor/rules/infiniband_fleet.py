@@ -25,6 +25,10 @@ def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
         raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
+    for host, fact in facts.items():
+        for device in fact.devices:
+            if not all(port.link_layer for port in device.ports):
+                fleet.lack("link layer", f"{device.name}: not told", host)
     return fleet.once(_rails_of)
 
 
@@ -76,7 +80,6 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     found = {host: ports for host, ports in _rails(fleet).items() if ports}
     for host, ports in found.items():
         for what, untold in (
-            ("link layer", [rail for rail in ports if not rail.port.link_layer]),
             ("port rate", [rail for rail in ports if rail.port.active and rail.port.gbps is None]),
             ("HCA firmware", [rail for rail in ports if not rail.device.fw_ver and not rail.efa]),
         ):
