@@ -122,7 +122,7 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
 
     PROBE: ClassVar[str] = "infiniband"
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Device, ...]
     uverbs: tuple[str, ...] = ()
     uverbs_expected: tuple[str, ...] = ()
     memlock_bytes: Memlock = Memlock()

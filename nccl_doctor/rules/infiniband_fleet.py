@@ -104,6 +104,8 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     yield from _differs(layers, "ib.link-layer-differs", Severity.FAIL, [])
     yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, [])
     mtus = {host: _each([_mtu(rail) for rail in ports if rail.roce]) for host, ports in found.items()}
+    for host in (host for host, text in mtus.items() if "?" in text):
+        fleet.lack("rail MTU", "not told", host)
     told = {host: text for host, text in mtus.items() if text and "?" not in text}
     yield from _differs(row("rail MTU (bytes)", told), "ib.mtu.differs", Severity.WARN, [])
 

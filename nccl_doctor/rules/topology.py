@@ -224,7 +224,8 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     fact = _bare_metal(host)
     if fact.acs.outcome != "ok":
-        raise MissingFact("ACS of the PCI bridges", "not permitted: reading extended PCI configuration needs root")
+        denied = "not permitted: reading extended PCI configuration needs root"
+        raise MissingFact("ACS of the PCI bridges", denied if fact.acs.outcome == "not-permitted" else fact.acs.outcome)
     above = {address for device in fact.devices if device.kind in ("gpu", "nic") for address in device.path[:-1]}
     hit = [bridge for bridge in fact.acs.redirecting if bridge.bus_id in above]
     if not hit:
