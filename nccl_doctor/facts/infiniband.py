@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Amount, Count, Fact
 
 ETHERNET = "Ethernet"  # as sysfs names the link layer
 
@@ -27,8 +27,8 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     operstate: str | None = None
-    mtu: int | None = None
-    carrier_changes: int | None = None
+    mtu: Count | None = None
+    carrier_changes: Count | None = None
     master: str | None = None
 
 
@@ -48,7 +48,7 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     ``counters_before`` was read ``counters_interval_s`` seconds before ``counters``.
     """
 
-    port: int
+    port: Count
     state: str | None = None
     phys_state: str | None = None
     rate: str | None = None
@@ -57,9 +57,9 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     sm_lid: str | None = None
     gids: tuple[Gid, ...] = ()
     pkeys: tuple[str, ...] = ()
-    counters: dict[str, int] = {}
-    counters_before: dict[str, int] = {}
-    counters_interval_s: float = 0.0
+    counters: dict[str, Count] = {}
+    counters_before: dict[str, Count] = {}
+    counters_interval_s: Amount = 0.0
 
     @property
     def active(self) -> bool:
@@ -126,7 +126,7 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
     uverbs: tuple[str, ...] = ()
     uverbs_expected: tuple[str, ...] = ()
     memlock_bytes: Memlock = Memlock()
-    uptime_s: float | None = None
+    uptime_s: Amount | None = None
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
     witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)

@@ -88,6 +88,21 @@ def others(value: Any, probe: str, pattern: Pattern) -> list[Any]:
     return [{}] if value else []
 
 
+BROKEN = "internal-error"
+HUGE = 10**30  # what has no limit may say so: it must only break nothing
+
+
+def nonsense(value: Any) -> list[Any]:
+    """What no host can mean by this field: below zero, of another kind, with bytes that steer a terminal."""
+    if isinstance(value, bool):
+        return ["yes"]
+    if isinstance(value, int | float):
+        return [-7, HUGE, "many"]  # JSON has no NaN
+    if isinstance(value, str):
+        return ["\x1b]0;x\x07\x00\u202e\n", {}]
+    return ["many"] if value else []
+
+
 class Hole(NamedTuple):
     """A rule that passes on a host though this field is gone, and what all rules say."""
 
@@ -113,6 +128,7 @@ class Fleet:
             (self.base[rule.name],) = engine.run(bundle, (rule,), hosts)
             for probe in {kind.PROBE for host in hosts for kind in host._decoded if not probes or kind.PROBE in probes}:
                 self.asked.setdefault(probe, []).append(rule)
+        self._decided: dict[tuple[str, str, Path], set[str]] = {}
         self.known = {host.name: host for host in hosts}
         for rule in self.rules:
             list(engine.run(bundle, (rule,), tuple(self.known.values())))
@@ -146,8 +162,10 @@ class Fleet:
 
     def decided(self, probe: str, pattern: Pattern, host: str, path: Path) -> set[str]:
         """The rules that pass on this host, and would accuse somebody if this field told something else."""
+        if (probe, host, path) in self._decided:
+            return self._decided[probe, host, path]
         data = self.hosts[host].probes[probe].data
-        found = set()
+        found = self._decided[probe, host, path] = set()
         for value in others(at(data, path), probe, pattern):
             for name, result in self.told(probe, {host: changed(data, path, value)}).items():
                 if host in self.base[name].passed and name not in found and self._accuses(name, result):
@@ -157,7 +175,7 @@ class Fleet:
     def _accuses(self, name: str, result: engine.RuleResult) -> bool:
         known = {item.id for item in self.base[name].findings}
         return any(
-            item.severity is not Severity.INFO and item.id not in known and item.id != "internal-error"
+            item.severity is not Severity.INFO and item.id not in known and item.id != BROKEN
             for item in result.findings
         )
 
@@ -175,6 +193,20 @@ class Fleet:
                     continue
             for data in ({host: every[host]}, every):
                 yield value is ..., self.told(probe, data)
+
+    def absurd(self) -> Iterator[Hole]:
+        """Where a rule passes on a host though what decides it is nonsense, or breaks over it."""
+        for probe in sorted(self.asked):
+            for pattern, ((host, path), *_) in sorted(self.patterns(probe, 1).items()):
+                data = self.hosts[host].probes[probe].data
+                for value in nonsense(at(data, path)):
+                    results = self.told(probe, {host: changed(data, path, value)})
+                    found = {name for name, one in results.items() if any(f.id == BROKEN for f in one.findings)}
+                    if value != HUGE and any(host in one.passed for one in results.values()):
+                        decided = self.decided(probe, pattern, host, path)
+                        found |= {name for name in decided if host in results[name].passed}
+                    for name in found:
+                        yield Hole(f"{probe}: {'.'.join(pattern)}", name, host, False, results)
 
     def holes(self, instances: int = 1) -> Iterator[Hole]:
         """Where a rule passes or is skipped on a host though what decides it is gone."""

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fields
 import fleets
@@ -18,6 +19,7 @@ import msgspec
 import page_fleet
 import pytest
 import test_hang
+from facts_builder import address
 from machines import Machine
 from recorded_host import probe
 
@@ -58,6 +60,19 @@ NOTHING = {
         "infiniband: devices.*.hca_type",
         "infiniband_fleet.equal_rails",
     ): "only some devices have one; alike on all hosts",
+    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_setting"): "it is not set then",
+    ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_setting"): "it is not set then",
+    ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
+    ("links: links.*.lost_back", "connectivity.packet_loss"): "the peer's own messages tell of this direction",
+    ("links: links.*.lost_forward", "connectivity.packet_loss"): "left out where none was lost",
+    ("software: ofed", "software.drift"): "what no host has is no difference",
+    ("software: ofed.release", "software.drift"): "what no host has is no difference",
+    ("software: plugins", "software.drift"): "what no host has is no difference",
+    ("software: system", "software.drift"): "what no host has is no difference",
+    ("software: system.architecture", "software.drift"): "what no host has is no difference",
+    ("system: cgroup.cpu_limit", "system.cpus"): "none is unlimited",
+    ("system: cgroup.memory_limit_bytes", "system.memory"): "none is unlimited",
+    ("system: cgroup.pids_limit", "system.threads"): "none is unlimited",
     ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
     ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
     ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
@@ -85,8 +100,38 @@ def _gpu_fleet(
     made = page_fleet.builder(read)
     for probes in made.probes.values() if software else ():
         probes["software"] = msgspec.to_builtins(software)
+    for name, probes in made.probes.items():
+        _tell_more(name, probes)
     bundle = made.bundle()
     return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+
+
+def _tell_more(name: str, probes: dict[str, Any]) -> None:
+    """What healthy hosts tell beyond the fleets of other tests: limits, routes, plugins, names, delays."""
+    group = {"memory_group": "/sys/fs/cgroup/job", "pids_group": "/sys/fs/cgroup/job"}
+    limits = {"memory_limit_bytes": 900 << 30, "memory_used_bytes": 4 << 30, "pids_limit": 90_000, "pids_used": 50}
+    probes["system"]["cgroup"] = {**group, **limits, "cpu_limit": 60.0, "memory_cache_bytes": 1 << 30, "oom_kills": 0}
+    probes["system"]["user"] = 1000
+    probes["system"]["rdma_devices"] = [device["name"] for device in probes["infiniband"]["devices"]]
+    plugin = {"name": "libnccl-net.so", "kind": "net", "path": "/opt/ofi/lib/libnccl-net.so", "found_by": "cache"}
+    probes["software"] |= {
+        "plugins": [{**plugin, "real_path": plugin["path"]}],
+        "system": {"kernel": "5.15.0-105", "glibc": "2.35", "distribution": "Ubuntu 22.04", "architecture": "x86_64"},
+        "cudnn": "9.1.0",
+        "ofed": {"release": "24.10"},
+    }
+    if libraries := probes["software"]["driver"].get("version"):
+        place = {"path": f"/usr/lib/libcuda.so.{libraries}", "version": libraries}
+        probes["software"]["driver"]["libraries"] = {"libcuda.so.1": place}
+    route = {"family": "inet", "interface": "eth0", "destination": "10.0.0.0", "prefix": 24}
+    everywhere = {**route, "destination": "0.0.0.0", "prefix": 0, "gateway": "10.0.0.254", "metric": 100}
+    probes["interfaces"] |= {"routes": [route, everywhere], "uptime_s": 9e5, "read_at_s": 100.0, "hostname": name}
+    probes["interfaces"]["environment"] = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    for device in probes["interfaces"]["devices"]:
+        device |= {"carrier": True, "mtu": 1500, "operstate": "up"}
+    for link in probes["links"]["links"]:
+        link |= {"connect_ms": 0.2, "rtt_min_ms": 0.1, "rtt_p99_ms": 0.3, "attempts": 1, "source": address(name)}
+        link |= {"lost_forward": 0, "lost_back": 0} if link["messages"] else {}
 
 
 def _running_job() -> Bundle:
@@ -133,6 +178,34 @@ def test_no_rule_passes_without_the_field_that_decides_it() -> None:
     listed = {*ELSEWHERE, *NOTHING, *ALWAYS_SENT}
     assert not sorted(listed - used), "no longer needed"
     assert len(listed) == len(ELSEWHERE) + len(NOTHING) + len(ALWAYS_SENT)
+
+
+# What is no word of this field, or of another kind: (field, rule that passes all the same) -> the rule that does not.
+NONSENSE = {
+    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_links.nvlinks",
+    (
+        "interfaces: environment.NCCL_SOCKET_IFNAME",
+        "interface_settings.interface_syntax",
+    ): "interface_settings.interface_setting",
+    ("job: processes.*.environment.RANK", "job.leftovers"): "job.gone",
+    ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
+    ("software: torch.cuda", "software.cuda_build"): "software.driver",
+    ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
+}
+
+
+def test_nonsense_breaks_no_rule_and_passes_none_that_it_decides() -> None:
+    used, open_ones = set(), set()
+    for fleet in healthy():
+        for hole in fleet.absurd():
+            known = (hole.field, hole.rule)
+            broken = any(item.id == fields.BROKEN for item in hole.results[hole.rule].findings)
+            told = known in NONSENSE and not fields.passes(hole.results[NONSENSE[known]], hole.host)
+            (used if told and not broken else open_ones).add(known)
+    assert not sorted(open_ones)
+    assert not sorted(set(NONSENSE) - used), "no longer needed"
 
 
 @pytest.mark.parametrize("field", sorted({field for field, _ in ALWAYS_SENT}))
