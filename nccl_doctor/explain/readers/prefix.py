@@ -197,7 +197,7 @@ def _is_host(name: str) -> bool:
     lower = name.lower()
     if lower in _NOT_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
         return False
-    if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$", name):
+    if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$|^E[A-Z]\d{4}$", name):  # CANN: EI0006
         return False
     return any(char.isdigit() for char in name) or ("-" in name and name == lower)
 

@@ -498,7 +498,7 @@ class Scanner:
         )
         seen = self._seen.setdefault(signature.name, set())
         few = signature.role in (Role.PROGRESS, Role.HARMLESS)
-        if distinct not in seen and not (few and len(group.hits) >= 40):
+        if (signature.every or distinct not in seen) and not (few and len(group.hits) >= 40):
             seen.add(distinct)
             group.hits.append(hit)
 

@@ -245,8 +245,13 @@ says(
     fold="torchrun's failure table (its root cause is only the first process that exited)",
     why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.",
 )
-says("torchrun-host", "  host      : {host:word}", "host      : {host:word}", why="A host in torchrun's failure table.")
-says("torchrun-rank", "rank      : {rank:int} (local_rank: {local:int})", why="A rank in torchrun's failure table.")
+says("torchrun-host", "host      : {host:word}", every=True, why="A host in torchrun's failure table.")
+says(
+    "torchrun-rank",
+    "rank      : {rank:int} (local_rank: {local:int})",
+    every=True,
+    why="A rank in torchrun's failure table.",
+)
 says("torchrun-exitcode", "exitcode  : {code:int} (pid: {pid:int})", why="Its exit code; negative is a signal.")
 says(
     "remote-error",
