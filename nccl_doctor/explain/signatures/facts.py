@@ -405,7 +405,6 @@ says(
     "rdma-plugin",
     "NCCL RDMA Plugin",
     "P2P plugin IBext",
-    "libnccl_rdma_sharp_plugin",
     "nccl_rdma_sharp_plugin",
     "IBext_v",
     why="The HPC-X RDMA plugin is loaded: an InfiniBand installation.",
