@@ -141,9 +141,7 @@ class Scanner:
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
 
-    def feed(
-        self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[matcher.Found] | None = None
-    ) -> None:
+    def feed(self, block: bytes, earlier: Callable[[], bytes], places: list[matcher.Found] | None = None) -> None:
         """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
         if _ESCAPE in block:

@@ -437,8 +437,7 @@ says(
     where=lambda groups, line: "rank" in line.lower(),
 )
 says("ras-report", "Communicators... (", why="The table of an NCCL RAS report; its reader reads the whole report.")
-says(
-    "expectation",
+EXPECTATION = (
     "expected",
     "expecting",
     "reference",
@@ -451,12 +450,15 @@ says(
     "single node",
     "single-node",
     "one node",
+)
+says(
+    "expectation",
+    *EXPECTATION,
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
     where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
 )
-says(
-    "earlier-run",
+EARLIER_RUN = (
     "last week",
     "last month",
     "last time",
@@ -467,6 +469,10 @@ says(
     "same config",
     "used to be",
     "used to take",
+)
+says(
+    "earlier-run",
+    *EARLIER_RUN,
     sampled=True,
     why="Somebody writes what an earlier run reached, or how long its steps took.",
     where=lambda groups, line: re.search(r"\d", line) is not None,
