@@ -18,33 +18,31 @@ _COMPLETION = (
 )
 
 
+_STATUS = {
+    1: "LOC_LEN",
+    2: "LOC_QP_OP",
+    4: "LOC_PROT",
+    5: "WR_FLUSH",
+    8: "LOC_ACCESS",
+    9: "REM_INV_REQ",
+    10: "REM_ACCESS",
+    11: "REM_OP",
+    12: "RETRY_EXC",
+    13: "RNR_RETRY",
+    19: "FATAL_ERR",
+    20: "RESP_TIMEOUT",
+    21: "GENERAL_ERR",
+}
+
+
 def _status(*numbers: int) -> Guard:
-    names = {
-        1: "LOC_LEN",
-        2: "LOC_QP_OP",
-        4: "LOC_PROT",
-        5: "WR_FLUSH",
-        8: "LOC_ACCESS",
-        9: "REM_INV_REQ",
-        10: "REM_ACCESS",
-        11: "REM_OP",
-        12: "RETRY_EXC",
-        13: "RNR_RETRY",
-        19: "FATAL_ERR",
-        20: "RESP_TIMEOUT",
-        21: "GENERAL_ERR",
-    }
-    wanted = {str(number) for number in numbers} | {names[number] for number in numbers if number in names}
+    """Whether a completion has one of these statuses, by number or by name."""
 
     def guard(groups: dict[str, str], line: str) -> bool:
         status = groups.get("status", "")
         number = re.search(r"\d+", status)
-        text = number.group() if number else ""
-        if 12 not in numbers and "RNR_RETRY" in status and 13 not in numbers:
-            return False
-        return text in wanted or any(
-            name in status for name in wanted if not name.isdigit() and not (name == "RETRY_EXC" and "RNR" in status)
-        )
+        told = number is not None and int(number.group()) in numbers
+        return told or any(_STATUS[wanted] in status for wanted in numbers)
 
     return guard
 
