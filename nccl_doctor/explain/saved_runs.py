@@ -110,8 +110,9 @@ def _folded(item: Finding) -> Consequence:
 
 
 def _summary(run: SavedRun) -> str:
-    left = f", {len(run.open)} things not measured: {run.open[0]}" if run.open else ""
-    return f"{run.hosts} host{'s' if run.hosts != 1 else ''} measured, {len(run.findings)} findings{left}"
+    left = f"; left open: {len(run.open)}, {run.open[0]}" if run.open else ""
+    count = sum(item.severity is not Severity.INFO for item in run.findings)
+    return f"{_hosts(run.hosts)} measured, {count or 'no'} finding{'s' * (count != 1)}{left}"
 
 
 def _verdict(explanation: Explanation, runs: list[SavedRun], faults: bool, logs: bool) -> Verdict:

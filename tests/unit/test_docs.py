@@ -160,6 +160,10 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
     hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
     assert hang[0].startswith("hang.") and "collectives.slow-pair" not in "".join(hang)  # it holds "exchange" only
+    said = CliRunner().invoke(cli.app, ["playbook", "unhandled", "system", "error"])
+    assert "nccl-doctor docs first-aid" in said.output and said.exit_code == 0
+    assert CliRunner().invoke(cli.app, ["playbook", "CUDA out of memory"]).output.startswith("gpu.oom ")
+    assert "app.ddp-unused-params" in CliRunner().invoke(cli.app, ["playbook", "unused parameters"]).output
     none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
     assert none.exit_code == 2 and "none holds these words" in none.output
 
