@@ -66,6 +66,17 @@ def playbook(
     from nccl_doctor.report.playbook import WIDTH, text
 
     typer.echo(text(playbooks.load(name), _hosts.columns(WIDTH)), nl=False)
+    if stages := _measured_by(name):
+        typer.echo(f"\nMended? nccl-doctor check --hosts HOSTFILE --stage {','.join(stages)}")
+
+
+def _measured_by(name: str) -> list[str]:
+    """The stages of `check` that can give this finding, or one beneath it."""
+    from nccl_doctor.rules import engine, reach
+
+    ids = [("connectivity", id) for id in reach.IDS]
+    ids += [(rule.stage, id) for rule in engine.all_rules() for id in rule.ids if rule.stage in engine.STAGES]
+    return list(dict.fromkeys(stage for stage, id in ids if f"{id}.".startswith(f"{name}.")))
 
 
 def _list(names: Sequence[str]) -> None:

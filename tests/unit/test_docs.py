@@ -65,6 +65,13 @@ def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
     )
 
 
+def test_a_playbook_ends_with_the_check_that_shows_whether_it_helped() -> None:
+    for name, stage in (("net.firewall", "ports"), ("host.no-route", "connectivity"), ("gpu.ecc.contained", "gpu")):
+        told = CliRunner().invoke(cli.app, ["playbook", name]).output
+        assert told.endswith(f"\n\nMended? nccl-doctor check --hosts HOSTFILE --stage {stage}\n")
+    assert "Mended?" not in CliRunner().invoke(cli.app, ["playbook", "app.rank-exception"]).output  # no check shows it
+
+
 def test_the_beginning_of_ids_lists_those() -> None:
     done = CliRunner().invoke(cli.app, ["playbook", "net"])
     listed = [line.split()[0] for line in done.output.splitlines()]
