@@ -174,9 +174,8 @@ def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purp
     if purpose is Purpose.HANG:
         _hang(hosts, draft)
     _always_left(draft)
-    release = (
-        ", ".join(sorted({host.nccl_version for host in hosts if host.nccl_version})) or "none found, newest known"
-    )
+    release = ", ".join(sorted({host.nccl_version for host in hosts if host.nccl_version}))
+    release = release or f"{knowledge.NEWEST_NCCL} (none found: the newest known)"
     torch = ", ".join(sorted({host.torch_version for host in hosts if host.torch_version})) or "none found"
     return Advice(
         tuple(sorted(host.host for host in hosts)),

@@ -125,7 +125,8 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        return "nothing in these logs failed; lines that look bad are known to be harmless"
+        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
+        return f"nothing in these logs failed{calm}"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]

@@ -127,7 +127,6 @@ says(
     "output tensor size must be equal",
     "Invalid scalar type",
     "Tensors must be on",
-    "Expected all tensors to be on the same device",
     "must be on the current device",
     "All tensor operands to scatter/gather must have the same",
     "Tensors must have identical",
@@ -441,6 +440,14 @@ says(
     ),
 )
 
+says(
+    "devices-differ",
+    "Expected all tensors to be on the same device",
+    cause="app.bad-tensor",
+    strength=0.9,
+    title="an operation got tensors on different devices",
+    why="An operation got tensors on different devices; the line names both.",
+)
 says(
     "shape-dtype",
     "The size of tensor a (",
