@@ -115,6 +115,14 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
+def read_bundle(path: Path) -> Bundle:
+    """A saved run; stops where the file holds none."""
+    from nccl_doctor.facts import bundle as bundles
+
+    with bad_input_stops():
+        return bundles.read(path)
+
+
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)

@@ -57,14 +57,12 @@ def _facts(
     ssh_config: Path | None,
 ) -> Bundle:
     """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.facts.model import Plan
 
     if bundle is not None:
         if hosts or host_list or slurm:
             _hosts.stop("--from reads a saved bundle: it takes no hosts")
-        with _hosts.bad_input_stops():
-            saved = bundles.read(bundle)
+        saved = _hosts.read_bundle(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
     from nccl_doctor.collect.check import CheckOptions

@@ -253,10 +253,7 @@ def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
     """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    from nccl_doctor.facts import bundle as bundles
-
-    with _hosts.bad_input_stops():
-        bundle = bundles.read(path)
+    bundle = _hosts.read_bundle(path)
     plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
     return msgspec.structs.replace(bundle, plan=plan)
 

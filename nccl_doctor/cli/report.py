@@ -47,7 +47,6 @@ def report(
     ] = None,
 ) -> None:
     """Render a saved bundle: html, text, junit, json, sarif, github, gitlab, prometheus, nhc."""
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.facts import files
     from nccl_doctor.report import formats
     from nccl_doctor.rules.gate import decide
@@ -68,8 +67,7 @@ def report(
     if output is not None:
         _hosts.check_writable(output, "--output")
     judge = _hosts.site_judge(policy, thresholds)
-    with _hosts.bad_input_stops():
-        facts = bundles.read(bundle)
+    facts = _hosts.read_bundle(bundle)
     judged = judge(facts)
     if name == "html":
         from nccl_doctor.report import html
