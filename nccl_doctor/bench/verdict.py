@@ -228,7 +228,7 @@ def fabric_of(world: World, path: Path) -> str:
 
 def rate(gbs: float) -> str:
     """A bandwidth with three digits and its unit."""
-    if gbs >= 0.0995:
+    if gbs >= 0.09995:
         return f"{gbs:.3g} GB/s" if gbs < 999.5 else f"{gbs:.0f} GB/s"
     return f"{gbs * 1e3:.3g} MB/s"
 

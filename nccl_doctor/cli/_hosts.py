@@ -310,6 +310,21 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
         typer.echo(f"nccl-doctor: --history {error}", err=True)
 
 
+def print_report(
+    format: str, judged: Report, gate: Gate, bundle: Bundle, code: ExitCode, *, verbose: bool = False, saved: str = ""
+) -> None:
+    """Print a decision in one of the report formats; what people read is as wide as their terminal."""
+    from nccl_doctor.report import formats
+
+    if format != "text":
+        sys.stdout.write(formats.render(format, judged, gate, bundle))
+        return
+    from nccl_doctor.report.console import render_gate
+    from nccl_doctor.report.terminal import stdout_console
+
+    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
+
+
 def step_summary(report: Report, gate: Gate) -> None:
     """Inside a GitHub job, append the summary to the file that the runner names."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")

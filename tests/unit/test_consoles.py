@@ -191,6 +191,14 @@ def test_times(value: float, text: str) -> None:
     assert bench_console.microseconds(value) == text
 
 
+@pytest.mark.parametrize(
+    ("gbs", "text"),
+    [(0.0231, "23.1 MB/s"), (0.0996, "99.6 MB/s"), (0.1004, "0.1 GB/s"), (0.354, "0.354 GB/s"), (1234.0, "1234 GB/s")],
+)
+def test_bandwidths(gbs: float, text: str) -> None:
+    assert verdict.rate(gbs) == text
+
+
 def test_a_topology() -> None:
     console = screen()
     topology.render(parse(TOPO), console, title="gpu01")
@@ -300,6 +308,7 @@ def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width
         ["check", "--from", FAULTY, "--history", str(tmp_path)],
         ["history", str(tmp_path)],
         ["diff", FAULTY, "--hosts", "gpu01,gpu02"],
+        ["report", FAULTY, "--format", "text"],
         ["env", "lint", "--file", str(script)],
         ["env", "recommend", "--from", FAULTY],
         ["env", "show", "NCCL_IB_HCA"],
