@@ -28,7 +28,7 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
-from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
+from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     Bundle,
@@ -349,15 +349,14 @@ def _measure_clock(run: _Run, host: str, session: Session) -> None:
 def _measure_each_other(run: _Run, token: str, master: str) -> None:
     plan = run.options.plan
     names, listening = run.facts(Names), run.facts(Listening)
+    resolver = Resolver(names)
     reached_at = {host: session.reach.address for host, session in run.sessions.items()}
-    addresses = {host: mesh_plan.data_address(host, names, reached_at) for host in run.sessions}
-    planned = mesh_plan.pairs(sorted(run.sessions), plan.mesh)
-    peers = {host: [peer for source, peer in planned if source == host] for host in run.sessions}
-
+    addresses = {host: mesh_plan.data_address(host, names.get(host), resolver, reached_at) for host in run.sessions}
+    peers = mesh_plan.by_source(mesh_plan.pairs(sorted(run.sessions), plan.mesh))
     chosen = _nccl_addresses(run)
 
     def connect(host: str, session: Session) -> None:
-        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
+        targets = mesh_plan.link_targets(host, peers[host], resolver, listening, addresses, chosen, master)
         sweep = mesh_plan.sweep(peers[host], listening, addresses)
         arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets, "sweep": sweep}
         rounds = 3 + len(targets) // 32 + sum(len(one["ports"]) for one in sweep) // 64
@@ -401,17 +400,17 @@ def _measure_throughput(
     addresses: Mapping[str, str],
 ) -> None:
     open_pairs = {(host, link.peer) for host, fact in links.items() for link in fact.links if link.outcome == "ok"}
-    flows = [pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs]
+    flows = mesh_plan.by_source(pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs)
 
-    def measure(host: str, wanted: Collection[mesh_plan.Pair]) -> bool:
+    def measure(host: str, peers: Sequence[str]) -> bool:
         targets = [
             {
                 "peer": peer,
                 "address": mesh_plan.best_address(host, peer, links, addresses),
                 "port": listening[peer].ephemeral[0],
             }
-            for source, peer in wanted
-            if source == host and peer in listening
+            for peer in peers
+            if peer in listening
         ]
         if targets:
             arguments = {"token": token, "targets": targets, "seconds": 0.3, "limit_bytes": 64 << 20}
@@ -419,13 +418,13 @@ def _measure_throughput(
         return bool(targets)
 
     def transfer(host: str, session: Session) -> None:
-        if not measure(host, flows):
+        if not measure(host, flows.get(host, ())):
             run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
 
     run.stage("throughput", transfer, lambda: _time_again(run, measure))
 
 
-Measure = Callable[[str, Collection[mesh_plan.Pair]], bool]
+Measure = Callable[[str, Sequence[str]], bool]  # host, peers -> whether any of them could be asked for
 
 
 def _time_again(run: _Run, measure: Measure) -> None:
@@ -438,14 +437,15 @@ def _time_again(run: _Run, measure: Measure) -> None:
         ]:
             tried.update(slow)
             for batch in [[pair] for pair in slow] if alone and len(slow) <= mesh_plan.FEW else [slow]:
+                wanted = mesh_plan.by_source(batch)
 
-                def again(host: str, _: Session, batch: Sequence[mesh_plan.Pair] = batch) -> None:
-                    _transfer_again(run, host, measure, batch)
+                def again(host: str, _: Session, wanted: Mapping[str, Sequence[str]] = wanted) -> None:
+                    _transfer_again(run, host, measure, wanted[host])
 
-                run.each(again, {source: run.sessions[source] for source, _ in batch})
+                run.each(again, {host: run.sessions[host] for host in wanted})
 
 
-def _transfer_again(run: _Run, host: str, measure: Measure, slow: Sequence[mesh_plan.Pair]) -> None:
+def _transfer_again(run: _Run, host: str, measure: Measure, slow: Sequence[str]) -> None:
     """Time these transfers of a host again and keep the faster ones; a host that is silent now is not measured."""
     before = run.results[host]["throughput"]
     if before.outcome is not Outcome.OK or not measure(host, slow):

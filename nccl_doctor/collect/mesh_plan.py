@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, Pair, pairs, shifts
 
-__all__ = ["Pair", "best_address", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
+__all__ = ["Pair", "best_address", "by_source", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 
 # Ports of each host that every peer tries, at equal distances over its ephemeral range: three, and in a small fleet,
 # once these answered, thirteen more. No closed part of the range as wide as that distance is missed.
@@ -41,11 +41,18 @@ def faster(before: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) ->
     return [max((flow, second.get(flow["peer"], flow)), key=rate) for flow in before]
 
 
-def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str, str]) -> str:
+def by_source(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    """Host -> the peers that it is to measure."""
+    found: dict[str, list[str]] = {}
+    for source, peer in pairs:
+        found.setdefault(source, []).append(peer)
+    return found
+
+
+def data_address(host: str, own: Names | None, resolver: Resolver, reached_at: Mapping[str, str]) -> str:
     """The address at which ``host`` is tested: the one most hosts resolve its name to and that it has; else ssh's."""
-    own = names.get(host)
     votes: dict[str, int] = {}
-    for addresses, resolvers in Resolver(dict(names)).answers(host).items():
+    for addresses, resolvers in resolver.answers(host).items():
         if addresses and own and addresses[0] in own.addresses and resolvers != [host]:
             votes[addresses[0]] = votes.get(addresses[0], 0) + len(resolvers)
     if votes:
@@ -78,7 +85,7 @@ def sweep(
 def link_targets(
     host: str,
     peers: Sequence[str],
-    names: Mapping[str, Names],
+    resolver: Resolver,
     listening: Mapping[str, Listening],
     addresses: Mapping[str, str],
     chosen: Mapping[str, Sequence[str]],
@@ -93,7 +100,6 @@ def link_targets(
             entry = {"peer": peer, "address": address, "port": port, "purpose": purpose, "messages": messages}
             targets.append(entry)
 
-    resolver = Resolver(dict(names))
     for peer in peers:
         if peer not in listening:
             continue

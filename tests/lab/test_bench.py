@@ -78,7 +78,7 @@ def test_of_two_hosts_the_pair_is_named_and_slots_are_ranks(lab: Lab, tmp_path: 
     assert ids(found) == [("collectives.slow-pair", ("gpu01", "gpu03"))]
     assert "two hosts cannot tell which" in found["findings"][0]["title"]
     assert [(share["name"], share["ranks"]) for share in found["world"]["shares"]] == [("gpu01", 2), ("gpu03", 1)]
-    assert found["world"]["ranks_why"] == "slots of the hostfile, else one a host"
+    assert found["world"]["ranks_why"] == "slots of the host list, else one a host"
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.collect.mesh_plan import best_address, doubtful, faster, link_targets, port_count, sweep
-from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Throughput
+from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Resolver, Throughput
 
 
 def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_bulk_data_goes_where_nccl_would_send_it_if_that_can_be_reached() -> Non
 def test_every_port_of_a_peer_is_tried_once_and_the_first_ones_lie_far_apart() -> None:
     ports = tuple(range(40000, 40000 + 100 * port_count(12), 100))
     listening, addresses = {"b": Listening(ports)}, {"a": "10.0.0.1", "b": "10.0.0.2"}
-    first = [target["port"] for target in link_targets("a", ["b"], {}, listening, addresses, {}, master="")]
+    first = [target["port"] for target in link_targets("a", ["b"], Resolver({}), listening, addresses, {}, master="")]
     ((further),) = sweep(["b"], listening, addresses)
     assert sorted([*first, *further["ports"]]) == list(ports) and first == [40000, 40500, 41000]
     assert sweep(["b"], {"b": Listening(ports[: port_count(13)])}, addresses) == []

@@ -18,7 +18,7 @@ from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import launch as launching
 from nccl_doctor.transport.base import ConnectOptions, Deadline
-from nccl_doctor.transport.fleet import close_all, connect_all
+from nccl_doctor.transport.fleet import _Attempt, close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
 
@@ -366,6 +366,16 @@ def test_a_short_deadline_is_not_laid_at_the_hosts_door(tmp_path: Path) -> None:
     (reach,) = connect_all([HostEntry("h")], options, Deadline(0.5)).values()
     assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED
     assert "the run's deadline passed" in reach.detail
+
+
+def test_who_answered_at_the_last_moment_has_answered() -> None:
+    """Between the calling thread's last look and the end of the run: else a session would stay that nobody closes."""
+    attempt = _Attempt([HostEntry("a"), HostEntry("b")], LocalTransport(), ConnectOptions(), Deadline(0.0))
+    attempt._done.put(("a", answered := Reach(ReachOutcome.REFUSED, "refused")))
+    told: dict[str, object] = {}
+    attempt._give_up(told.__setitem__)
+    assert told["a"] is answered and told == attempt._results
+    assert attempt._results["b"].outcome is ReachOutcome.NOT_TRIED  # type: ignore[union-attr]
 
 
 def test_the_pack_is_deterministic_and_small() -> None:
