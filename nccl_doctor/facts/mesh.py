@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import ClassVar
 
 import msgspec
 
 from nccl_doctor.facts.model import Fact
+
+
+@functools.lru_cache(65536)  # parsing is slow, and the hosts of a fleet tell of the same addresses
+def parsed(address: str) -> IPv4Address | IPv6Address:
+    """The address without its zone; ``ValueError`` where this is none."""
+    return ip_address(address.partition("%")[0])
 
 
 class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +44,13 @@ class Names(Fact, frozen=True, omit_defaults=True):
     reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
     lookup_s: float | None = None  # seconds that the median of these look-ups took
     resolver: tuple[str, ...] = ()  # name servers of /etc/resolv.conf
+
+    def completed(self) -> Names:
+        """The same; ``ValueError`` where what is told as an address is none."""
+        for told in (self.own.addresses, self.addresses, *(one.addresses for one in self.resolved.values())):
+            for address in told:
+                parsed(address)
+        return self
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,6 +129,12 @@ class Links(Fact, frozen=True, omit_defaults=True):
     links: tuple[Link, ...]
     swept: dict[str, int] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
+
+    def completed(self) -> Links:
+        """The same; ``ValueError`` where what is told as an address is none."""
+        for link in self.links:
+            parsed(link.address)
+        return self
 
 
 class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):
