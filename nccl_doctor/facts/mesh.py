@@ -100,7 +100,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
     connect_ms: float | None = None
-    attempts: int = 1  # how many connects it took, one each half second
+    attempts: int = 1  # how many connects it took, one each half second; of one that failed: more if tried again alone
     rtt_min_ms: float | None = None  # older bundles lack it
     rtt_p50_ms: float | None = None
     rtt_p99_ms: float | None = None
@@ -122,7 +122,7 @@ class Neighbour(msgspec.Struct, frozen=True):
 class Links(Fact, frozen=True, omit_defaults=True):
     """All connects that this host tried, and what it takes for the hardware addresses of those that failed.
 
-    ``swept``: peer -> how many further ephemeral ports of it answered; those that did not stand among ``links``.
+    ``swept``: peer -> how many further ephemeral ports of it answered at once; the others stand among ``links``.
     """
 
     PROBE: ClassVar[str] = "links"
