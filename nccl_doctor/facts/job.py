@@ -46,7 +46,10 @@ class Stacks(msgspec.Struct, frozen=True):
 
 
 class Thread(msgspec.Struct, frozen=True):
-    """A kernel thread. ``waits_in`` is the kernel function it sleeps in, ``call`` and ``file`` its system call's."""
+    """A kernel thread. ``waits_in`` is the kernel function it sleeps in, ``call`` and ``file`` its system call's.
+
+    ``holder``: the process that has the file lock it waits for.
+    """
 
     id: int
     name: str = ""
@@ -56,6 +59,8 @@ class Thread(msgspec.Struct, frozen=True):
     call: str = ""
     file: str = ""
     file_system: str = ""
+    holder: int = 0
+    holder_name: str = ""
     kernel_stack: tuple[str, ...] = ()
 
 
@@ -98,7 +103,10 @@ class Connection(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, or a ``wrapper`` around it.
+    """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, a ``wrapper`` around it, or a ``launcher``
+    (torchrun, with its ``options``).
+
+    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable.
 
     ``readings`` and ``stacks``: at the first and the second look; None where it had ended, or was not asked.
     """
@@ -116,6 +124,8 @@ class Process(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     rank_pid: int = 0
     launcher: str = ""
+    spawned: bool = False
+    options: dict[str, str] = {}
     readings: tuple[Reading | None, ...] = ()
     stacks: tuple[Stacks | None, ...] = ()
     connections: tuple[Connection, ...] = ()
