@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import msgspec
 
 from nccl_doctor.facts.model import Fact
+
+_INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.\d]*)/")
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -19,10 +22,12 @@ class Frame(msgspec.Struct, frozen=True):
     @property
     def short(self) -> str:
         """The file from the package's name on, or its own name: ``torch/nn/parallel/distributed.py``, ``train.py``."""
-        for part in ("/site-packages/", "/dist-packages/"):
-            if part in self.file:
-                return self.file.rpartition(part)[2]
-        return self.file.rpartition("/")[2]
+        return _INSTALLED.sub("", self.file) if self.installed else self.file.rpartition("/")[2]
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is of an installed package or of Python itself: not of the user's own program."""
+        return self.file.startswith("<") or bool(_INSTALLED.match(self.file))
 
     def __str__(self) -> str:
         return f"{self.function} ({self.short}:{self.line})"

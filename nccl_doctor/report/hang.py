@@ -24,6 +24,7 @@ _HEAD = {
 
 _DOING = {
     "stopped": "stopped",
+    "frozen": "frozen with its cgroup",
     "traced": "held by a debugger",
     "ended": "ended",
     "kernel": "stuck in the kernel",

@@ -19,7 +19,7 @@ HANG_SCHEMA = "nccl-doctor/hang/1"
 
 
 class RankRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank as it was found. ``doing`` is a word of :class:`nccl_doctor.rules.ranks.Doing`, ``where`` a quoted frame."""
+    """One rank as it was found. ``doing`` is a word of :class:`nccl_doctor.rules.doing.Doing`, ``where`` a quoted frame."""
 
     rank: int
     host: str

@@ -182,15 +182,13 @@ def _give_roles(found: Dict[int, Dict[str, Any]]) -> None:
     wrappers = {pid for pid, process in found.items() if _is_wrapper(process)}
     wrappers.update(_starters(found))
     for pid, process in found.items():
-        if pid in wrappers:
+        own = [above for above in _ancestors(process, found) if above["pid"] not in wrappers]
+        above = [other for other in own if _rank_of(other) == _rank_of(process) != ""]
+        if pid in wrappers and not above:
             process["role"] = "launcher" if process["script"].startswith(_TORCHRUN) else "wrapper"
             continue
-        top = process
-        for above in _ancestors(process, found):
-            if above["pid"] not in wrappers and _rank_of(above) == _rank_of(process):
-                top = above
-        process["rank_pid"] = top["pid"]
-        process["role"] = "rank" if top is process else "child"
+        process["rank_pid"] = above[-1]["pid"] if above else pid
+        process["role"] = "child" if above else "rank"
 
 
 def _starters(found: Dict[int, Dict[str, Any]]) -> Set[int]:
