@@ -8,7 +8,7 @@ from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
 from nccl_doctor.rules.doing import main_frames, other_threads
 from nccl_doctor.rules.job_words import QUOTED, proof_of, state
-from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob
+from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob, cpu_between
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -63,19 +63,20 @@ _BY_KERNEL = (
 )
 
 
-def reason(rank: Rank, job: RunningJob) -> Reason:
-    """What it does where it is."""
-    if (rank.cpu_s or 0.0) > BUSY_SHARE * job.interval_s or state(rank.process.readings[-1]) == "R":
-        compiles = _by_frame(rank) == "compiles"
-        return Reason("compiles" if compiles else "computes")
-    main = _main(rank.process)
+def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason:
+    """What a rank, or a worker of it, does where it is."""
+    process = worker or rank.process
+    if (cpu_between(process) or 0.0) > BUSY_SHARE * job.interval_s or state(process.readings[-1]) == "R":
+        return Reason("compiles" if _by_frame(process) == "compiles" else "computes")
+    main = _main(process)
     lock = _file_lock(rank, job, main) if main else None
     if lock:
         return lock
-    words = _BY_KIND.get(rank.now.kind) or _answer(main) or _by_frame(rank) or _by_kernel(main)
+    by_kind = "" if worker else _BY_KIND.get(rank.now.kind, "")
+    words = by_kind or _answer(main) or _by_frame(process) or _by_kernel(main)
     proof: tuple[Evidence, ...] = ()
     if "thread" in words:
-        told = other_threads(rank.process)
+        told = other_threads(process)
         proof = tuple(Evidence(text, "py-spy dump", host=rank.host, rank=rank.number) for text in told)
     elif "child process" in words:
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
@@ -88,8 +89,8 @@ def _main(process: Process) -> Thread | None:
     return reading.main if reading else None
 
 
-def _by_frame(rank: Rank) -> str:
-    for frame in main_frames(rank.process):
+def _by_frame(process: Process) -> str:
+    for frame in main_frames(process):
         if not frame.installed:
             return ""  # the user's own code called nothing that tells
         words = _BY_FRAME.get((frame.short, frame.function.rpartition(".")[2])) or _BY_FRAME.get((frame.short, ""))

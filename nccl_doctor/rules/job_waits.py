@@ -114,14 +114,16 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
                 continue
             doing = looks(workers[0])[-1]
             where = doing.user or doing.frame
+            why = reason(rank, job, workers[0])
             yield finding(
                 "hang.dataloader",
                 Severity.FAIL,
-                f"{rank.label} waits for its DataLoader worker {workers[0].pid}, which is in {where}{others(job, rank)}",
-                [*proof_of(rank, workers[0]), *proof_of(rank), *silence(job)],
+                f"{rank.label} waits for its DataLoader worker {workers[0].pid}, which {why.words} in {where}"
+                f"{others(job, rank)}",
+                [*proof_of(rank, workers[0]), *why.proof, *proof_of(rank), *silence(job)],
                 confidence=0.9,
                 places=places([rank]),
-                fixes=(look(rank, workers[0].pid),),
+                fixes=(*why.fixes, look(rank, workers[0].pid)),
                 explains=(WAITING, "hang.behind"),
             )
 

@@ -145,12 +145,13 @@ def _describe(pid: int, environment: Dict[str, str], argv: List[str], uptime_s: 
 
 def _script(words: List[str]) -> str:
     """What a Python runs: the script, ``-m module`` or ``-c``; of any other program its name."""
-    for number, word in enumerate(words[1:], 1):
+    name = os.path.basename(words[0]) if words else ""
+    for number, word in enumerate(words[1:] if name.startswith("python") else (), 1):
         if word in ("-m", "-c"):
             return "-m " + words[number + 1] if word == "-m" and number + 1 < len(words) else word
-        if not word.startswith("-") and os.path.basename(words[0]).startswith("python"):
+        if not word.startswith("-"):
             return os.path.basename(word)
-    return os.path.basename(words[0]) if words else ""
+    return name
 
 
 def _torchrun_options(argv: List[str]) -> Optional[Dict[str, str]]:
