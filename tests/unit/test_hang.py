@@ -248,6 +248,51 @@ def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
     assert "the ranks' own numbers" in {gap.what for gap in answer.report.unknown}
 
 
+AGENT = "/opt/env/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py"
+MEETS = [("_delay", "/x/rendezvous/utils.py", 181), ("SimpleElasticAgent._rendezvous", AGENT, 528)]
+
+
+def torchruns(*options: str | None) -> Bundle:
+    """A fleet of gpu01, gpu02, ... on which torchrun waits with these options; None is a host without any."""
+    hosts = []
+    for number, text in enumerate(options, 1):
+        words = dict(item.split("=") for item in (text or "").split())
+        more = {"role": "launcher", "script": "torchrun", "environment": {}, "connections": [], "options": words}
+        found = [{**process(0, MEETS), **more, "pid": 70 + number, "start_ticks": number}] if text is not None else []
+        data = {"interval_s": 3.0, "processes": found}
+        hosts.append(HostFacts(f"gpu{number:02}", Reach(ReachOutcome.OK), {"job": ProbeResult(Outcome.OK, data)}))
+    return Bundle(1, "test", "", Plan(stages=(JOB,)), tuple(hosts))
+
+
+HERE, THERE = "nnodes=3 rdzv-endpoint=gpu01:29400", "nnodes=3 rdzv-endpoint=gpu02:29400"
+
+
+@pytest.mark.parametrize(
+    ("options", "id", "hosts", "words"),
+    [
+        ((HERE, HERE, None), "hang.rendezvous", ("gpu03",), "waits at gpu01:29400 for 1 more host: no torchrun runs on gpu03"),
+        ((HERE, THERE, HERE), "hang.rendezvous.endpoints", ("gpu01", "gpu02", "gpu03"), "gpu02 at gpu02:29400"),
+        (("nnodes=2 node-rank=0 master-addr=a",) * 2, "hang.rendezvous.node-rank", ("gpu01", "gpu02"), "say that they are host 0"),
+    ],
+    ids=["a host without one", "two endpoints", "one number twice"],
+)  # fmt: skip
+def test_whom_torchruns_wait_for(options: tuple[str | None, ...], id: str, hosts: tuple[str, ...], words: str) -> None:
+    found = first(examine(torchruns(*options)))
+    assert (found.id, found.hosts) == (id, hosts) and words in found.title
+    assert found.evidence[0].text.startswith("torchrun --")
+
+
+def test_torchruns_whose_others_were_not_looked_at_accuse_nobody() -> None:
+    answer = examine(torchruns(HERE))
+    assert answer.verdict == "stands" and "torchrun on gpu01 waits" in answer.sentence and int(answer.exit_code) == 12
+    assert [(item.id, item.severity.value) for item in answer.report.causes] == [("hang.rendezvous", "warn")]
+    every = examine(torchruns(HERE, HERE, HERE))
+    assert every.verdict == "stands" and "all 3 torchruns" in every.report.causes[0].title
+    away = torchruns(HERE, HERE, None)
+    away.hosts[0].probes["job"].data["processes"][0]["stacks"][0] = stacks(OWN)  # it has only just come
+    assert examine(away).report.causes[0].title.startswith("torchrun on gpu02 waits")
+
+
 def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
     ranks = [process(rank, stacks=[None, None]) for rank in range(4)]
     ranks[1]["readings"] = [reading(waits_in="pipe_write", main={"call": "write", "file": "/ckpt/last.pt"})] * 2
