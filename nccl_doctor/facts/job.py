@@ -77,6 +77,7 @@ class Reading(msgspec.Struct, frozen=True):
     threads: int = 0
     main: Thread | None = None
     others: tuple[Thread, ...] = ()
+    frozen: bool = False  # its control group is
     switches: int | None = None
     tracer: int = 0
     resident_bytes: int = 0

@@ -203,7 +203,7 @@ def test_a_silence_of_seconds_may_be_a_rank_that_is_late() -> None:
 
 
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
-    found = first(examine(bundle(*four(r2=process(2, readings=[reading(waits_in="do_freezer_trap")] * 2)))))
+    found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]
 
 
