@@ -171,6 +171,7 @@ class Job(Fact, frozen=True):
     interval_s: float = 0.0
     processes: tuple[Process, ...] = ()
     refused: Refused = Refused()
+    unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()

@@ -581,8 +581,18 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
     assert "may read" in examine(bundle(uid=1000)).sentence
+    assert "4 that multiprocessing started may be ranks" in examine(bundle(unnumbered=2)).sentence
     unseen = examine(bundle(refused={"count": 8}))
     assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
+
+
+def test_where_the_processes_were_not_read_that_is_said() -> None:
+    told = bundle()
+    unread = {"job": ProbeResult(Outcome.TIMED_OUT, None, "did not answer")}
+    hosts = (told.hosts[0], msgspec.structs.replace(told.hosts[1], probes=unread))
+    answer = examine(msgspec.structs.replace(told, hosts=hosts))
+    assert answer.verdict == "not-known" and int(answer.exit_code) == 4
+    assert answer.sentence == "no rank was found, and the processes of gpu02 were not read"
 
 
 def test_only_hosts_with_ranks_are_asked_for_their_kernel_log() -> None:
