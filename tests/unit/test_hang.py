@@ -202,6 +202,32 @@ def test_a_silence_of_seconds_may_be_a_rank_that_is_late() -> None:
     assert first(examine(bundle(*four(r3=process(3, OWN))))).confidence == 0.9
 
 
+def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
+    """It is the store of a job that torchrun started; who only computes does not ask it."""
+    launcher = {**process(0), "pid": 50, "parent": 1, "start_ticks": 50, "role": "launcher", "script": "torchrun"}
+    launcher.update(environment={}, readings=[reading("T")] * 2, connections=[])
+    launcher["environment"]["SLURM_PROCID"] = "0"
+    group = [("new_group", BARRIER[0][1], 5000), OWN[0]]
+    asking = [process(rank, group) for rank in range(4)]
+    for item in asking:
+        item["environment"]["GROUP_RANK"] = str(int(item["environment"]["RANK"]) // 2)
+    found = first(examine(bundle(*asking, launcher)))
+    assert (
+        found.id == "hang.stopped.launcher" and found.hosts == ("gpu01",) and found.fixes[0].command == "kill -CONT 50"
+    )
+    assert (
+        "torchrun (pid 50), which keeps the job's store, is stopped by a signal; 4 other ranks wait in new_group"
+        in found.title
+    )
+    for item in asking:
+        item["stacks"] = [stacks(BARRIER)] * 2
+    answer = examine(bundle(*asking, launcher))
+    assert answer.verdict == "stands" and {item.id for item in answer.report.causes} == {
+        "hang.stopped.launcher",
+        "hang.waiting",
+    }
+
+
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
     found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]
