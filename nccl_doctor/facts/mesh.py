@@ -61,9 +61,6 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     user: str = ""
 
 
-AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'  # in the command line of every agent
-
-
 class MasterPort(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the master port could be bound on the master. ``outcome``: ok, in-use, not-permitted, failed."""
 
