@@ -242,7 +242,7 @@ def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[
         finding(
             "bench.slow",
             Severity.WARN,
-            f"{item.collective} is slow: {item.text}",
+            f"{item.collective} is slow",
             Evidence(item.text, source="measurement"),
             hosts=hosts,
             fixes=[_THIRD] if len(hosts) == 2 else [],

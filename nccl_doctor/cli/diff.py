@@ -23,7 +23,8 @@ def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
     b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,
     hosts: Annotated[
-        str, typer.Option("--hosts", metavar="HOSTS", help="Compare hosts of A: the first with each of the others.")
+        str,
+        typer.Option("--hosts", "-H", metavar="HOSTS", help="Compare hosts of A: the first with each of the others."),
     ] = "",
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,

@@ -174,7 +174,8 @@ def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purp
     if purpose is Purpose.HANG:
         _hang(hosts, draft)
     _always_left(draft)
-    releases = ", ".join(sorted({host.nccl_version for host in hosts} - {""})) or "none found, newest known"
+    releases = ", ".join(sorted({host.nccl_version for host in hosts} - {""}))
+    releases = releases or f"{knowledge.NEWEST_NCCL} (none found: the newest known)"
     torch = ", ".join(sorted({host.torch_version for host in hosts} - {""})) or "none found"
     return Advice(
         tuple(sorted(host.host for host in hosts)),

@@ -125,7 +125,8 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        return "nothing in these logs failed; lines that look bad are known to be harmless"
+        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
+        return f"nothing in these logs failed{calm}"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
@@ -142,4 +143,6 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         where = best.hosts[0]
     named = advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
-    return f"{where}: {title}" if where and not title.startswith("rank") else title
+    if title.startswith("rank"):  # which ones it says itself
+        where = best.hosts[0] if len(best.ranks) == 1 and len(best.hosts) == 1 and best.hosts[0] not in title else ""
+    return f"{where}: {title}" if where else title

@@ -66,7 +66,10 @@ def append(path: Path, run: Run) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    said = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return said.replace(
+        "file is not a database", "is no history: a history is what --history PATH of check or preflight wrote"
+    )
 
 
 def _mounted_on(file: Path) -> str:

@@ -373,8 +373,6 @@ FOUND = Explanation(
 )  # fmt: skip
 FOUND_SHOWN = """\
   2 files, 1.5 kB, 1.2 s
-  not read: b.gz: truncated
-  run.ndb: not measured: gpu
 
 ✗ rank 1 raised KeyError
 
@@ -396,6 +394,8 @@ FOUND_SHOWN = """\
                      line 33    rank 0       reset
   next               py-spy dump
   versions           nccl 2.28.9
+  not read: b.gz: truncated
+  run.ndb: not measured: gpu
 """
 
 
@@ -453,7 +453,9 @@ def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:
 
 def test_many_problems_of_the_input_are_cut_and_say_so() -> None:
     problems = tuple(InputProblem(f"{number}.gz", "truncated") for number in range(10))
-    assert "7.gz: truncated\n  and 2 more\n" in explained(msgspec.structs.replace(FOUND, problems=problems))
+    assert "7.gz: truncated\n  and 2 more (--format json)\n" in explained(
+        msgspec.structs.replace(FOUND, problems=problems)
+    )
     assert "more" not in explained(msgspec.structs.replace(FOUND, problems=problems[:8], causes=()))
 
 
