@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -273,7 +274,7 @@ def _baseline(path: Path | None) -> Outcome | None:
 
 
 def _command() -> str:
-    return " ".join(["nccl-doctor", *sys.argv[1:]])
+    return shlex.join(["nccl-doctor", *sys.argv[1:]])
 
 
 def _over_sessions(

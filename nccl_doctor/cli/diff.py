@@ -37,15 +37,13 @@ def diff(
     """
     import msgspec
 
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules import compare
 
     if (b is None) == (not hosts):
         _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
     judge = _hosts.site_judge(policy, thresholds)
-    with _hosts.bad_input_stops():
-        before = bundles.read(a)
-        after = bundles.read(b) if b is not None else None
+    before = _hosts.read_bundle(a)
+    after = _hosts.read_bundle(b) if b is not None else None
     try:
         if after is not None:
             found = compare.bundles(before, after, (str(a), str(b)), judge)

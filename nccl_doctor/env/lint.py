@@ -143,8 +143,10 @@ def ignored(made: Remark) -> bool:
     if IGNORE not in text:
         return False
     rest = text.split(IGNORE, 1)[1]
-    names = rest[1:].split("]", 1)[0].split(",") if rest.startswith("[") else []
-    return not names or any(name.strip() and made.finding.id.endswith(name.strip()) for name in names)
+    if not rest.startswith("["):
+        return True
+    names = (name.strip().removeprefix(f"{AREA}.") for name in rest[1:].split("]", 1)[0].split(","))
+    return any(f"{made.finding.id}.".startswith(f"{AREA}.{name}.") for name in names)
 
 
 def _vendors(items: Iterable[Assignment]) -> dict[str, str]:

@@ -65,9 +65,7 @@ def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
 
 def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """An exclude list replaces NCCL's own exclusions: without lo in it, lo can be chosen."""
-    if item.name not in _SOCKET or not item.value or item.name != "NCCL_SOCKET_IFNAME":
-        return
-    wanted = _filter(item)
+    wanted = _filter(item) if item.name == "NCCL_SOCKET_IFNAME" else None
     if wanted is None:
         return
     if wanted.exclude:

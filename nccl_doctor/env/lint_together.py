@@ -21,7 +21,7 @@ _IB_ONLY = (
 )
 
 
-def _last(members: Sequence[Assignment], name: str) -> list[Assignment]:
+def _of(members: Sequence[Assignment], name: str) -> list[Assignment]:
     """The assignments of a name, in order."""
     return [item for item in members if item.name == name]
 
@@ -33,8 +33,8 @@ def _on(item: Assignment) -> bool:
 
 def _pairs(members: Sequence[Assignment], one: str, two: str) -> Iterator[tuple[Assignment, Assignment]]:
     """The last pair of assignments of two names that can hold at once (at most one pair per scope)."""
-    for first in reversed(_last(members, one)):
-        for second in reversed(_last(members, two)):
+    for first in reversed(_of(members, one)):
+        for second in reversed(_of(members, two)):
             if first.meets(second):
                 yield first, second
                 return
@@ -167,8 +167,8 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
 
 def silent_subsystems(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
     """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through."""
-    for subsystems in _last(members, "NCCL_DEBUG_SUBSYS")[-1:]:
-        levels = [item for item in _last(members, "NCCL_DEBUG") if item.meets(subsystems)]
+    for subsystems in _of(members, "NCCL_DEBUG_SUBSYS")[-1:]:
+        levels = [item for item in _of(members, "NCCL_DEBUG") if item.meets(subsystems)]
         if levels and levels[-1].value is not None and levels[-1].value.upper() in ("VERSION", "WARN"):
             yield remark(
                 "contradiction",

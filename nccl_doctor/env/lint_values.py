@@ -180,12 +180,7 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     if not bad:
         return ""
     shown = " and ".join(repr(entry) for entry in bad[:3])
-    return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; {item_otherwise(values.otherwise)}"
-
-
-def item_otherwise(otherwise: str) -> str:
-    """The consequence as the second half of a sentence."""
-    return f"it {otherwise}" if otherwise else "it is not understood"
+    return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; it {values.otherwise or 'is not understood'}"
 
 
 def _boolean(variable: Variable, value: str) -> str:
@@ -349,11 +344,9 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             edit=Edit(),
         )
         return
-    past = [
-        (release, default) for release, default in variable.history if default == value and default not in ("-1", "-2")
-    ]
-    if past and versions.parse(past[-1][0]) and variable.values and variable.values.kind == "integer":
-        later = next((r for r, d in variable.history if versions.parse(r) > versions.parse(past[-1][0])), "")
+    past = [release for release, default in variable.history if default == value and default not in ("-1", "-2")]
+    if past and variable.values and variable.values.kind == "integer":
+        later = next((r for r, _ in variable.history if versions.parse(r) > versions.parse(past[-1])), "")
         if later and versions.at_least(versions.parse(answer.version), later):
             yield remark(
                 "default-restated",

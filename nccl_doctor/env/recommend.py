@@ -230,8 +230,7 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
         for place, names in _places(stations, found.set_on):
             draft.notes.append(Note(f"{place} on {_some(names)} is not needed: NCCL chooses right by itself"))
     if found.harmful or found.advice is None:
-        proof = "reached by every peer that tried" if attempts else "in one network, by its addresses (not tried)"
-        draft.left.append(Left(IFNAME, found.reason if unproved else f"{found.reason} on every host: {proof}"))
+        draft.left.append(Left(IFNAME, found.reason))
         _family(choices, {host: station.facts for host, station in stations.items()}, draft)
     return {host: choice.address.name for host, choice in choices.items() if choice.address is not None}
 

@@ -143,4 +143,6 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         where = best.hosts[0]
     named = advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
-    return f"{where}: {title}" if where and not title.startswith("rank") else title
+    if title.startswith("rank"):  # which ones it says itself
+        where = best.hosts[0] if len(best.ranks) == 1 and len(best.hosts) == 1 and best.hosts[0] not in title else ""
+    return f"{where}: {title}" if where else title

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import ClassVar
 
 import msgspec
 
 from nccl_doctor.facts.model import Fact
+
+
+@functools.lru_cache(65536)  # parsing is slow, and the hosts of a fleet tell of the same addresses
+def parsed(address: str) -> IPv4Address | IPv6Address:
+    """The address without its zone; ``ValueError`` where this is none."""
+    return ip_address(address.partition("%")[0])
 
 
 class Resolution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +44,13 @@ class Names(Fact, frozen=True, omit_defaults=True):
     reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
     lookup_s: float | None = None  # seconds that the median of these look-ups took
     resolver: tuple[str, ...] = ()  # name servers of /etc/resolv.conf
+
+    def completed(self) -> Names:
+        """The same; ``ValueError`` where what is told as an address is none."""
+        for told in (self.own.addresses, self.addresses, *(one.addresses for one in self.resolved.values())):
+            for address in told:
+                parsed(address)
+        return self
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,7 +100,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
     connect_ms: float | None = None
-    attempts: int = 1  # how many connects it took, one each half second
+    attempts: int = 1  # how many connects it took, one each half second; of one that failed: more if tried again alone
     rtt_min_ms: float | None = None  # older bundles lack it
     rtt_p50_ms: float | None = None
     rtt_p99_ms: float | None = None
@@ -107,13 +122,19 @@ class Neighbour(msgspec.Struct, frozen=True):
 class Links(Fact, frozen=True, omit_defaults=True):
     """All connects that this host tried, and what it takes for the hardware addresses of those that failed.
 
-    ``swept``: peer -> how many further ephemeral ports of it answered; those that did not stand among ``links``.
+    ``swept``: peer -> how many further ephemeral ports of it answered at once; the others stand among ``links``.
     """
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
     swept: dict[str, int] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
+
+    def completed(self) -> Links:
+        """The same; ``ValueError`` where what is told as an address is none."""
+        for link in self.links:
+            parsed(link.address)
+        return self
 
 
 class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):

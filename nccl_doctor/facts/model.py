@@ -76,7 +76,10 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     PROBE: ClassVar[str]
 
     def completed(self: F) -> F:
-        """The fact as rules see it: with what one part of it can say in place of another that was not there."""
+        """The fact as rules see it: with what one part of it can say in place of another that was not there.
+
+        ``ValueError`` where a part of it cannot be what it is told as.
+        """
         return self
 
 
@@ -105,7 +108,10 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         if kind not in known:
             raw = isinstance(self.data, msgspec.Raw)
             plain = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
-            known[kind] = plain.completed()
+            try:
+                known[kind] = plain.completed()
+            except ValueError as error:
+                raise msgspec.ValidationError(str(error)) from error
         return cast(F, known[kind])
 
 

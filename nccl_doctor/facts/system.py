@@ -44,7 +44,7 @@ class Filesystem(msgspec.Struct, frozen=True):
     mount: str = ""
     type: str = ""
     source: str = ""
-    read_only: bool | None = False  # None, here and below: its mount is not known
+    read_only: bool | None = None  # None, here and below: its mount is not known
     detail: str = ""
     noexec: bool | None = None  # programs and libraries on it may not be executed
 

@@ -69,6 +69,8 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
             fleet.lack(f"path MTU to {peer}", why, host)
+        elif path.outcome != "blocked" and not path.interface_mtu:
+            fleet.lack(f"path MTU to {peer}", "the interface's own MTU is not known", host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -291,7 +293,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     rates: dict[Pair, float] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
-            if flow.outcome == "ok" and flow.seconds > 0:
+            if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome

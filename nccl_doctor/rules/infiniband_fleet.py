@@ -74,6 +74,14 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     cannot talk to each other at all.
     """
     found = {host: ports for host, ports in _rails(fleet).items() if ports}
+    for host, ports in found.items():
+        for what, untold in (
+            ("link layer", [rail for rail in ports if not rail.port.link_layer]),
+            ("port rate", [rail for rail in ports if rail.port.active and rail.port.gbps is None]),
+            ("HCA firmware", [rail for rail in ports if not rail.device.fw_ver and not rail.efa]),
+        ):
+            if untold:
+                fleet.lack(what, f"{untold[0].label}: not told", host)
     active = {host: [rail for rail in ports if rail.port.active] for host, ports in found.items()}
     rates = row(
         "rail rates (Gb/s)", {host: _each([rail.port.gbps for rail in ports]) for host, ports in active.items()}

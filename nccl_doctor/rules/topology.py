@@ -262,6 +262,8 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
+        if unread := [address for address, kind in sorted(fact.iommu.types.items()) if kind == "unknown"]:
+            raise MissingFact("IOMMU group type", f"{unread[0]}: this kernel does not tell it")
         return
     address, kind = sorted(mapped.items())[0]
     yield finding(
@@ -324,6 +326,8 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
                 places=[Place(host=host.name, gpu=f"{pair.a}-{pair.b}") for pair in pairs[:16]],
                 fixes=[Fix("see the driver's view", "nvidia-smi topo -p2p r; nvidia-smi topo -m", host.name)],
             )
+    if untold := [pair for pair in fact.pairs if pair.read is None or pair.write is None]:
+        raise MissingFact("P2P status", f"the driver does not tell it of GPU {untold[0].a} and {untold[0].b}")
 
 
 def _kinds(host: Host) -> Mapping[tuple[str, str], str]:

@@ -49,7 +49,7 @@ def system(**changes: Any) -> System:
             "fsize": Limit(-1, -1),
         },
         filesystems=tuple(
-            msgspec.structs.replace(entry, noexec=False)
+            msgspec.structs.replace(entry, noexec=False, read_only=False)
             for entry in (
                 Filesystem(
                     "/tmp", "/tmp", "ok", "/tmp", 500 * GIB, 200 * GIB, 10**7, 9 * 10**6, "/", "ext4", "/dev/sda1"

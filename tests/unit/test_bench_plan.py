@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import shlex
 
 import pytest
 from hypothesis import given
@@ -117,3 +118,11 @@ def test_variables_that_change_nothing_or_hide_the_path_are_told(capsys: pytest.
     _environment(["NCCL_IBHCA=mlx5", "NCCL_DEBUG=WARN"])
     told = capsys.readouterr().err.splitlines()
     assert "did you mean NCCL_IB_HCA?" in told[0] and "NCCL_DEBUG=WARN the path cannot be proved" in told[1]
+
+
+def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nccl_doctor.cli import bench
+
+    words = ["nccl-doctor", "bench", "gemm", "-H", "gpu[1-2]", "--env-setup", "source /a b/c"]
+    monkeypatch.setattr("sys.argv", words)
+    assert shlex.split(bench._command()) == words

@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from facts_builder import Builder
-from rich.console import Console
+from rich.console import Console, Group
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.bench import verdict
+from nccl_doctor.bench.model import Collector
 from nccl_doctor.bench.statistics import Fit
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
@@ -27,7 +28,7 @@ from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, comparison, history, progress, terminal, topology
+from nccl_doctor.report import bench_console, bench_progress, comparison, history, progress, terminal, topology
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
@@ -131,11 +132,28 @@ def test_progress_on_a_narrow_screen_is_one_line_for_what_runs_and_one_for_what_
         for host in range(hosts):
             drawn.advance(stage, f"gpu{host}", "timed-out" if stage == "connect" and not host else "")
     assert drawn._live is not None
-    lines = str(drawn._live.renderable).splitlines()
+    lines = str(drawn._live.get_renderable()).splitlines()
     assert lines[0].startswith("  collectives ██░░░░ 1/4   ") and lines[1:] == [
         "  done: connect, host facts",
         "  connect: timed-out on gpu0",
     ]
+
+
+def test_a_picture_of_the_progress_is_made_when_it_is_shown_and_not_at_each_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(progress, "fold", lambda hosts: made.append("hosts") or "")
+    monkeypatch.setattr(bench_progress, "live", lambda *_: made.append("table") or Group())
+    hosts = progress.ConsoleProgress(screen(60, colours=True))
+    hosts.begin("connect", 1000)
+    table = bench_progress.BenchProgress(screen(60, colours=True), outcome().world, Collector(2), 1)
+    made.clear()
+    for number in range(1000):
+        hosts.advance("connect", f"gpu{number}", "timed-out")
+        table.event("gpu1", {"event": "stage", "rank": number, "stage": "import"})
+    assert not made
+    assert "1000/1000" not in str(hosts._picture()) and table._picture() and made == ["hosts", "table"]
 
 
 def test_a_benchmark() -> None:
@@ -172,6 +190,14 @@ def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
 )  # fmt: skip
 def test_times(value: float, text: str) -> None:
     assert bench_console.microseconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("gbs", "text"),
+    [(0.0231, "23.1 MB/s"), (0.0996, "99.6 MB/s"), (0.1004, "0.1 GB/s"), (0.354, "0.354 GB/s"), (1234.0, "1234 GB/s")],
+)
+def test_bandwidths(gbs: float, text: str) -> None:
+    assert verdict.rate(gbs) == text
 
 
 def test_a_topology() -> None:
@@ -300,6 +326,7 @@ def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width
         ["check", "--from", FAULTY, "--history", str(tmp_path)],
         ["history", str(tmp_path)],
         ["diff", FAULTY, "--hosts", "gpu01,gpu02"],
+        ["report", FAULTY, "--format", "text"],
         ["env", "lint", "--file", str(script)],
         ["env", "recommend", "--from", FAULTY],
         ["env", "show", "NCCL_IB_HCA"],

@@ -24,14 +24,23 @@ from tests.hardware_kit import machines
 
 cli._load_commands()
 
-BARRIER = [("barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", 5356), ("train", "/job/train.py", 37)]
-REDUCE = [("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 3), ("train", "/job/train.py", 20)]
+BARRIER = [
+    ("barrier", "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 5356),
+    ("train", "/job/train.py", 37),
+]
+REDUCE = [
+    ("all_reduce", "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3),
+    ("train", "/job/train.py", 20),
+]
 OWN = [("evaluate", "/job/train.py", 31), ("<module>", "/job/train.py", 40)]
-LOADER = [("_try_get_data", "/x/site-packages/torch/utils/data/dataloader.py", 1), ("train", "/job/train.py", 9)]
+LOADER = [
+    ("_try_get_data", "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1),
+    ("train", "/job/train.py", 9),
+]
 WORKER = [
     ("__getitem__", "/job/train.py", 14),
-    ("fetch", "/x/site-packages/torch/utils/data/_utils/fetch.py", 52),
-    ("_worker_loop", "/x/site-packages/torch/utils/data/_utils/worker.py", 3),
+    ("fetch", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 52),
+    ("_worker_loop", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 3),
 ]
 IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
 
@@ -139,6 +148,104 @@ def test_a_rank_that_is_elsewhere_is_named_with_its_line() -> None:
     assert "sleeps in evaluate (train.py:31)" in found.title
     quoted = " ".join(item.text for item in found.evidence)
     assert "no byte moved on 12 connections between ranks for 90 s" in quoted and "barrier (torch/" in quoted
+
+
+STDLIB = "/usr/lib/python3.11/"
+POPEN = [("Popen._try_wait", STDLIB + "subprocess.py", 2004), *OWN]
+BATON = [("wait", "/opt/env/lib/python3.11/site-packages/torch/utils/file_baton.py", 49), *OWN]
+COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor/compile_fx.py", 9), *OWN]
+
+
+@pytest.mark.parametrize(
+    ("stack", "main", "words", "proof"),
+    [
+        (OWN, {"waits_in": "futex_do_wait"}, "waits for a lock or another thread in evaluate (train.py:31)", "thread saver: save"),
+        (POPEN, {"waits_in": "do_wait"}, "waits for its child process in evaluate (train.py:31)", "in wait_for_partner"),
+        ([("_shutdown", STDLIB + "threading.py", 1590)], {}, "has come to its program's end", "thread saver: save"),
+        (OWN, {"call": "recvfrom", "file": "TCP 10.0.0.1:4 -> 10.9.9.9:443"}, "waits for an answer from 10.9.9.9:443 in", "443"),
+        (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
+        ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
+        (BATON, {"waits_in": "hrtimer_nanosleep"}, "waits for the lock file of another process that builds", "file_baton"),
+        (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
+    ],
+    ids=["lock", "child", "end", "answer", "input", "pdb", "build", "compile"],
+)  # fmt: skip
+def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
+    away = process(1, stack, readings=[reading(main=main)] * 2)
+    saver = {"function": "save", "file": "/job/ckpt.py", "line": 7}
+    away["stacks"][-1]["threads"].append({"id": 2, "name": "saver", "frames": [saver]})
+    shell = {"pid": 900, "start_ticks": 900, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}
+    child = {**process(1), **shell, "stacks": [None, None], "readings": [reading(waits_in="wait_for_partner")] * 2}
+    found = first(examine(bundle(*four(r1=away), child)))
+    assert found.id == "hang.elsewhere" and f"rank 1 (pid 101) {words}" in found.title
+    assert proof in " ".join(item.text for item in found.evidence)
+
+
+def test_who_holds_the_file_lock_is_named_be_it_a_rank_or_a_stranger() -> None:
+    def told(holder: int) -> Finding:
+        main = {"waits_in": "locks_lock_inode_wait", "call": "flock", "file": "/data/.lock", "holder": holder}
+        away = process(1, OWN, readings=[reading(main={**main, "holder_name": "rsync"})] * 2)
+        return first(examine(bundle(*four(r1=away))))
+
+    assert "waits for the lock on /data/.lock, which pid 77 (rsync) holds," in told(77).title
+    assert "which rank 0 (pid 100) holds" in told(100).title  # it waits in a collective, and will never let go
+    assert any(item.text == "/data/.lock: held by rank 0 (pid 100)" for item in told(100).evidence)
+    assert "which" not in told(0).title
+
+
+def test_a_silence_of_seconds_may_be_a_rank_that_is_late() -> None:
+    ranks = four(r3=process(3, OWN))
+    for item in ranks:
+        item["connections"] = [{**one, "received_ago_ms": 7_000, "sent_ago_ms": 7_000} for one in item["connections"]]
+    late = first(examine(bundle(*ranks)))
+    assert late.confidence == 0.7 and "may only be late" in late.fixes[0].text
+    assert first(examine(bundle(*four(r3=process(3, OWN))))).confidence == 0.9
+
+
+def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
+    found = first(examine(bundle(*four(r2=process(2, readings=[reading(waits_in="do_freezer_trap")] * 2)))))
+    assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]
+
+
+def test_one_collective_in_two_places_is_one_left_out() -> None:
+    other = [REDUCE[0], ("finish", "/job/train.py", 60)]
+    found = first(
+        examine(bundle(*four(*(), **{f"r{rank}": process(rank, REDUCE) for rank in (0, 1, 3)}, r2=process(2, other))))
+    )
+    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu02", 2)] and found.confidence == 0.6
+    assert (
+        found.title
+        == "rank 2 waits in all_reduce at finish (train.py:60), ranks 0-1,3 in all_reduce at train (train.py:20)"
+    )
+
+
+def test_where_one_rank_is_elsewhere_those_in_other_collectives_are_not_to_blame() -> None:
+    """As with tensor, pipeline and data parallel groups: each waits for that rank in a collective of its own."""
+    other = [("broadcast", *REDUCE[0][1:]), ("train", "/job/train.py", 21)]
+    ranks = four(r0=process(0, REDUCE), r1=process(1, OWN), r2=process(2, other))
+    answer = examine(bundle(*ranks))
+    assert blamed(first(answer)) == [("gpu01", 1)]
+    assert {item.id for item in answer.report.findings} == {"hang.elsewhere", "hang.waiting"}
+    three = [
+        process(rank, [(name, *REDUCE[0][1:]), OWN[0]]) for rank, name in enumerate(("all_gather", "barrier", "reduce"))
+    ]
+    undecided = examine(bundle(*three, process(3, REDUCE)))
+    assert undecided.verdict == "stands" and "app.collective-mismatch" in {item.id for item in undecided.report.causes}
+
+
+def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
+    ranks = four(r2=process(2, OWN))
+    for item in ranks:
+        item["spawned"] = True
+        item["environment"].update(RANK=item["environment"]["LOCAL_RANK"], WORLD_SIZE="2")
+    whole = bundle(*four())
+    hosts = []
+    for number, host in enumerate(whole.hosts):
+        data = {"interval_s": 3.0, "processes": ranks[2 * number : 2 * number + 2]}
+        hosts.append(msgspec.structs.replace(host, probes={"job": ProbeResult(Outcome.OK, data)}))
+    answer = examine(msgspec.structs.replace(whole, hosts=tuple(hosts)))
+    assert blamed(first(answer)) == [("gpu02", 2)] and answer.jobs[0].world == 4
+    assert "the ranks' own numbers" in {gap.what for gap in answer.report.unknown}
 
 
 def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import hmac
 import json
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.facts.model import ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import ssh_config
+from nccl_doctor.transport import dial, ssh_config
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
@@ -328,3 +330,13 @@ def test_of_a_fatal_error_the_line_that_says_why_is_quoted() -> None:
     told = "Fatal Python error: init_fs_encoding: failed\nModuleNotFoundError: No module named 'encodings'\n\n<no Python frame>\n"
     assert last_line(told) == "ModuleNotFoundError: No module named 'encodings'"
     assert last_line("one\ntwo\n") == "two"
+
+
+def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_defects() -> None:
+    with pytest.raises(Unreachable, match="does not resolve") as found:
+        dial.connect("127.0.0.1", 22, "inet6", 5.0)
+    assert found.value.reach.outcome is ReachOutcome.NAME_UNRESOLVED
+    full = mock.patch.object(dial.socket, "socket", side_effect=OSError(errno.EMFILE, "Too many open files"))
+    with full, pytest.raises(Unreachable) as found:
+        dial.connect("127.0.0.1", 22, "any", 5.0)
+    assert "Too many open files" in found.value.reach.evidence[0]

@@ -90,14 +90,8 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
                 same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
-                yield Candidate(
-                    cause,
-                    strength,
-                    f"{phrase}: {hit.groups['message'][:120]}",
-                    same[:6],
-                    *speakers(same),
-                    vague=True,
-                )
+                title = f"{phrase}: {hit.groups['message'][:120]}"
+                yield Candidate(cause, strength, title, same[:6], *speakers(same), vague=True)
                 return
 
 
@@ -184,17 +178,8 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("cumem-refused", "cuda-call"):
         for pattern, cause, strength, phrase in _CUDA_TEXT:
             if re.search(pattern, hit.text):
-                yield Candidate(
-                    cause,
-                    strength,
-                    phrase,
-                    [hit],
-                    *speakers([hit]),
-                )
-                break
-        else:
-            continue
-        return
+                yield Candidate(cause, strength, phrase, [hit], *speakers([hit]))
+                return
 
 
 _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

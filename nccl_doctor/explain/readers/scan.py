@@ -141,9 +141,7 @@ class Scanner:
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
 
-    def feed(
-        self, block: bytes, earlier: Callable[[], bytes] = bytes, places: list[matcher.Found] | None = None
-    ) -> None:
+    def feed(self, block: bytes, earlier: Callable[[], bytes], places: list[matcher.Found] | None = None) -> None:
         """Take a block that ends at a line's end (or at the log's end); ``earlier`` gives what came just before it."""
         self.summary.bytes += len(block)
         if _ESCAPE in block:
@@ -498,7 +496,7 @@ class Scanner:
         )
         seen = self._seen.setdefault(signature.name, set())
         few = signature.role in (Role.PROGRESS, Role.HARMLESS)
-        if distinct not in seen and not (few and len(group.hits) >= 40):
+        if (signature.every or distinct not in seen) and not (few and len(group.hits) >= 40):
             seen.add(distinct)
             group.hits.append(hit)
 
