@@ -97,7 +97,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
     connect_ms: Amount | None = None
-    attempts: Count = 1  # how many connects it took, one each half second; of one that failed: more if tried again alone
+    attempts: Count = 1  # connects it took, one each half second; of a failed one: more if tried again
     rtt_min_ms: Amount | None = None  # older bundles lack it
     rtt_p50_ms: Amount | None = None
     rtt_p99_ms: Amount | None = None
@@ -124,7 +124,7 @@ class Links(Fact, frozen=True, omit_defaults=True):
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
-    swept: dict[str, int] = msgspec.field(default_factory=dict)
+    swept: dict[str, Count] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
 
     def completed(self) -> Links:
