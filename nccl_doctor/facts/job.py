@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -72,7 +72,7 @@ class Thread(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
 
-    state: str
+    state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
     threads: int = 0
     main: Thread | None = None
