@@ -33,10 +33,10 @@ _SIMPLE = (
     ("temperature_memory_max_c", "nvmlDeviceGetTemperatureThreshold", (2,)),
     ("temperature_margin_c", "nvmlDeviceGetMarginTemperature", ()),
     ("memory_numa_node", "nvmlDeviceGetNumaNodeId", ()),
-    ("power_mw", "nvmlDeviceGetPowerUsage", ()),
-    ("power_limit_mw", "nvmlDeviceGetPowerManagementLimit", ()),
-    ("power_default_mw", "nvmlDeviceGetPowerManagementDefaultLimit", ()),
-    ("power_enforced_mw", "nvmlDeviceGetEnforcedPowerLimit", ()),
+    ("power_w", "nvmlDeviceGetPowerUsage", ()),
+    ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", ()),
+    ("power_default_w", "nvmlDeviceGetPowerManagementDefaultLimit", ()),
+    ("power_enforced_w", "nvmlDeviceGetEnforcedPowerLimit", ()),
     ("clock_sm_mhz", "nvmlDeviceGetClockInfo", (1,)),
     ("clock_memory_mhz", "nvmlDeviceGetClockInfo", (2,)),
     ("clock_sm_max_mhz", "nvmlDeviceGetMaxClockInfo", (1,)),
@@ -113,7 +113,7 @@ class _Asker:
         into.setdefault("errors", {})
 
     def ask(self, field: str, call: str, *arguments: Any) -> Any:
-        """The call's answer, or None with the reason filed under ``field``."""
+        """The call's answer, or None with the reason filed under ``field``: all that it would fill, between blanks."""
         function = getattr(self.nvml, call, None)
         if function is None:
             self._refuse("not_supported", field)
@@ -125,21 +125,21 @@ class _Asker:
             self._file(field, call, error)
             return None
         except (UnicodeDecodeError, ValueError, TypeError) as error:  # a pynvml that does not fit the driver
-            self.into["errors"][field] = "%s: %s: %s" % (call, type(error).__name__, error)
+            self._fail(field, "%s: %s: %s" % (call, type(error).__name__, error))
             return None
         except getattr(self.nvml, "NVMLLibraryMismatchError", ()):  # no NVMLError: a driver older than the call
             self._refuse("not_supported", field)
             return None
         return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
-    def _file(self, field: str, call: str, error: Any) -> None:
-        code = getattr(error, "value", None)
+    def _file(self, field: str, call: str, error: Any, code: Optional[int] = None) -> None:
+        code = getattr(error, "value", code)
         if code in _UNSUPPORTED:
             self._refuse("not_supported", field)
         elif code == _NO_PERMISSION:
             self._refuse("not_permitted", field)
         else:
-            self.into["errors"][field] = "%s: %s" % (call, error)
+            self._fail(field, "%s: %s" % (call, error))
 
     def ask_any(self, field: str, calls: Sequence[str], *arguments: Any) -> Any:
         """The answer of the first call that this pynvml and driver have; refused only where none has one."""
@@ -158,8 +158,10 @@ class _Asker:
         self.into["errors"].pop(field, None)
 
     def _refuse(self, reason: str, field: str) -> None:
-        if field not in self.into[reason]:
-            self.into[reason].append(field)
+        self.into[reason] += [name for name in field.split() if name not in self.into[reason]]
+
+    def _fail(self, field: str, text: str) -> None:
+        self.into["errors"].update(dict.fromkeys(field.split(), text))
 
 
 def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
@@ -220,9 +222,8 @@ def _gpu(asker: _Asker, handle: Any) -> None:
         if (gpu["temperature_%s_c" % field] or 0) > _HOTTEST_C:
             gpu["temperature_%s_c" % field] = None
             asker._refuse("not_supported", "temperature_%s_c" % field)
-    for field in ("power", "power_limit", "power_default", "power_enforced"):
-        value = gpu.pop(field + "_mw")
-        gpu[field + "_w"] = None if value is None else value / 1000.0
+    for field in ("power_w", "power_limit_w", "power_default_w", "power_enforced_w"):
+        gpu[field] = None if gpu[field] is None else gpu[field] / 1000.0  # milliwatts
     if gpu["compute_mode"] is not None:
         gpu["compute_mode"] = _COMPUTE_MODES.get(gpu["compute_mode"], str(gpu["compute_mode"]))
     for field in ("persistence_mode", "retired_pages_pending"):
@@ -245,39 +246,44 @@ def _use(asker: _Asker, handle: Any) -> None:
 
 
 def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
-    use = asker.ask("utilization", "nvmlDeviceGetUtilizationRates", handle)
+    use = asker.ask("utilization_percent", "nvmlDeviceGetUtilizationRates", handle)
     return None if use is None else int(use.gpu)
 
 
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    memory = asker.ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+    memory = asker.ask("memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo", handle)
     gpu["memory_total_bytes"] = None if memory is None else memory.total
     gpu["memory_used_bytes"] = None if memory is None else memory.used
-    bar1 = asker.ask("bar1", "nvmlDeviceGetBAR1MemoryInfo", handle)
+    bar1 = asker.ask("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", handle)
     gpu["bar1_total_bytes"] = None if bar1 is None else bar1.bar1Total
     capability = asker.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
     gpu["compute_capability"] = None if capability is None else "%d.%d" % tuple(capability)
     gpu["utilization_percent"] = _utilization(asker, handle)
     for field, call in (("ecc_mode", "nvmlDeviceGetEccMode"), ("mig_mode", "nvmlDeviceGetMigMode")):
-        modes = asker.ask(field, call, handle)
+        modes = asker.ask("%s %s_pending" % (field, field), call, handle)
         gpu[field] = None if modes is None else bool(modes[0])
         gpu[field + "_pending"] = None if modes is None else bool(modes[1])
-    rows = asker.ask("remapped_rows", "nvmlDeviceGetRemappedRows", handle)
     names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+    rows = asker.ask(" ".join(names), "nvmlDeviceGetRemappedRows", handle)
     for position, field in enumerate(names):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
     gpu["sram_threshold_exceeded"] = None
-    if kind := getattr(asker.nvml, "c_nvmlEccSramErrorStatus_v1_t", None):
-        status = kind()
-        if asker.ask("sram", "nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is not None:
-            gpu["sram_threshold_exceeded"] = bool(status.bThresholdExceeded)
+    field = "sram_threshold_exceeded"
+    kind = getattr(asker.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if kind is None:
+        asker._refuse("not_supported", field)
+        return
+    status = kind()
+    if asker.ask(field, "nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is not None:
+        gpu[field] = bool(status.bThresholdExceeded)
 
 
 def _fabric(asker: _Asker, handle: Any) -> None:
     """Fabric state (NVSwitch machines from Hopper on): the versioned call where both sides know it, else the first."""
     nvml, gpu = asker.nvml, asker.into
     gpu["fabric"] = None
+    asker._refuse("not_supported", "fabric")
     for call, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
@@ -286,9 +292,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
         if kind is None:
             continue
         info = kind()
+        asker.forget("fabric")
         if asker.ask("fabric", call, handle, ctypes.byref(info)) is None:
             continue
-        asker.forget("fabric")
         mask = getattr(info, "healthMask", None)
         state = int(info.state) & 0xFF  # one byte in the driver, four in pynvml
         gpu["fabric"] = {
@@ -306,22 +312,17 @@ def _fabric(asker: _Asker, handle: Any) -> None:
 
 def _field_values(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    gpu["temperature_memory_c"] = None
-    gpu["recovery_action"] = None
-    values = asker.ask(
-        "field_values", "nvmlDeviceGetFieldValues", handle, [_FIELD_MEMORY_TEMPERATURE, _FIELD_RECOVERY_ACTION]
-    )
-    for value in values or ():
-        if value.nvmlReturn != 0:
-            continue
-        number = int(value.value.uiVal)
-        if value.fieldId == _FIELD_MEMORY_TEMPERATURE:
-            gpu["temperature_memory_c"] = number
-        elif value.fieldId == _FIELD_RECOVERY_ACTION:
-            gpu["recovery_action"] = _RECOVERY_ACTIONS.get(number, str(number))
-    for field in ("temperature_memory_c", "recovery_action"):
-        if gpu[field] is None:
-            asker._refuse("not_supported", field)
+    names = {_FIELD_MEMORY_TEMPERATURE: "temperature_memory_c", _FIELD_RECOVERY_ACTION: "recovery_action"}
+    call = "nvmlDeviceGetFieldValues"
+    gpu.update(dict.fromkeys(names.values()))
+    for value in asker.ask(" ".join(names.values()), call, handle, list(names)) or ():
+        field, number = names.get(value.fieldId), int(value.value.uiVal)
+        if field and value.nvmlReturn != 0:
+            asker._file(field, call, "field %d: NVML error %d" % (value.fieldId, value.nvmlReturn), value.nvmlReturn)
+        elif field == "recovery_action":
+            gpu[field] = _RECOVERY_ACTIONS.get(number, str(number))
+        elif field:
+            gpu[field] = number
 
 
 def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
@@ -349,6 +350,9 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
         if all(entry[name] is None for name, _ in _NVLINK_ERRORS):
             _nvlink5_errors(probe, handle, entry)
         links.append(entry)
+    for name in ("fields", *(name for name, _ in _NVLINK_ERRORS)):
+        if name in scratch["not_permitted"] or name in scratch["errors"]:
+            asker._fail("nvlink_counters", scratch["errors"].get(name, "not permitted"))
     return links
 
 
@@ -361,16 +365,14 @@ def _nvlink5_errors(asker: _Asker, handle: Any, entry: Dict[str, Any]) -> None:
 
 def _processes(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
     found: List[Dict[str, Any]] = []
-    known = False
-    for kind, call in (
-        ("compute", "nvmlDeviceGetComputeRunningProcesses"),
-        ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+    for field, kind, call in (
+        ("processes_graphics", "graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+        ("processes", "compute", "nvmlDeviceGetComputeRunningProcesses"),
     ):
-        listed = asker.ask_any("processes_" + kind, (call, call + "_v2"), handle)
-        known = known or listed is not None
+        listed = asker.ask_any(field, (call, call + "_v2"), handle)
         for process in listed or ():
             found.append({"pid": int(process.pid), "memory_bytes": process.usedGpuMemory, "kind": kind})
-    return found if known else None
+    return found if listed is not None else None  # those that compute were told
 
 
 def _pairs(nvml: Any, report: Report, handles: Dict[int, Any]) -> None:

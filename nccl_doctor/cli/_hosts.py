@@ -115,6 +115,14 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
+def read_bundle(path: Path) -> Bundle:
+    """A saved run; stops where the file holds none."""
+    from nccl_doctor.facts import bundle as bundles
+
+    with bad_input_stops():
+        return bundles.read(path)
+
+
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)
@@ -300,6 +308,21 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
         store.append(path, run_of(bundle, report, command, gate))
     except store.HistoryError as error:
         typer.echo(f"nccl-doctor: --history {error}", err=True)
+
+
+def print_report(
+    format: str, judged: Report, gate: Gate, bundle: Bundle, code: ExitCode, *, verbose: bool = False, saved: str = ""
+) -> None:
+    """Print a decision in one of the report formats; what people read is as wide as their terminal."""
+    from nccl_doctor.report import formats
+
+    if format != "text":
+        sys.stdout.write(formats.render(format, judged, gate, bundle))
+        return
+    from nccl_doctor.report.console import render_gate
+    from nccl_doctor.report.terminal import stdout_console
+
+    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def step_summary(report: Report, gate: Gate) -> None:

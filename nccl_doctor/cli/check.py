@@ -98,10 +98,7 @@ def check(
     if from_ is not None:
         if hosts or host_list or slurm:
             _hosts.stop("--from judges a saved bundle: it takes no hosts")
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            bundle = _narrowed(bundles.read(from_), stage or [], skip or [])
+        bundle = _narrowed(_hosts.read_bundle(from_), stage or [], skip or [], nccl_version)
     else:
         from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.facts.model import Plan
@@ -124,17 +121,17 @@ def check(
     _tell(bundle, rows, format, save, history, strict, verbose)
 
 
-def _narrowed(bundle: Bundle, only: list[str], without: list[str]) -> Bundle:
-    """The bundle, to be judged by some of its stages alone where the user names them."""
+def _narrowed(bundle: Bundle, only: list[str], without: list[str], nccl_version: str) -> Bundle:
+    """The bundle, to be judged by some of its stages alone and by another NCCL where the user names them."""
     import msgspec
 
-    if not (only or without):
-        return bundle
-    wanted = _stages(only, without, quick=False)
-    if only and (absent := [name for name in wanted if name not in bundle.plan.stages]):
-        _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(bundle.plan.stages)}")
-    stages = tuple(name for name in bundle.plan.stages if name in wanted)
-    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, stages=stages))
+    plan = msgspec.structs.replace(bundle.plan, nccl_version=nccl_version or bundle.plan.nccl_version)
+    if only or without:
+        wanted = _stages(only, without, quick=False)
+        if only and (absent := [name for name in wanted if name not in plan.stages]):
+            _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(plan.stages)}")
+        plan = msgspec.structs.replace(plan, stages=tuple(name for name in plan.stages if name in wanted))
+    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:

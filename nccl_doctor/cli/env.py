@@ -14,6 +14,7 @@ from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.env.fix import Change
     from nccl_doctor.facts.model import Bundle
 
 env = typer.Typer(
@@ -56,14 +57,12 @@ def _facts(
     ssh_config: Path | None,
 ) -> Bundle:
     """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.facts.model import Plan
 
     if bundle is not None:
         if hosts or host_list or slurm:
             _hosts.stop("--from reads a saved bundle: it takes no hosts")
-        with _hosts.bad_input_stops():
-            saved = bundles.read(bundle)
+        saved = _hosts.read_bundle(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
     from nccl_doctor.collect.check import CheckOptions
@@ -155,6 +154,7 @@ def lint(
     from nccl_doctor.env import examine
     from nccl_doctor.env import fix as fixing
     from nccl_doctor.report import env as report
+    from nccl_doctor.report.safe_text import visible
 
     if (write or in_place) and not fix:
         _hosts.stop("--write and --in-place need --fix")
@@ -174,11 +174,9 @@ def lint(
         for change in fixing.changes(result.remarks):
             typer.echo(change.diff, nl=False)
             for kept in change.left:
-                typer.echo(f"left for you: {kept}", err=True)
-            if in_place:
-                fixing.write(change, change.file)
-            elif write:
-                typer.echo(f"wrote {fixing.write(change, change.file + '.fixed')}", err=True)
+                typer.echo(f"left for you: {visible(kept)}", err=True)
+            if write or in_place:
+                _write(change, change.file if in_place else f"{change.file}.fixed")
     elif format == "json":
         typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
     else:
@@ -186,6 +184,17 @@ def lint(
     code = result.exit_code(strict)
     if code is not ExitCode.HEALTHY:
         raise typer.Exit(code)
+
+
+def _write(change: Change, path: str) -> None:
+    from nccl_doctor.env import fix as fixing
+
+    try:
+        fixing.write(change, path)
+    except OSError as error:
+        _hosts.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+    if path != change.file:
+        typer.echo(f"wrote {path}", err=True)
 
 
 class Purpose(str, enum.Enum):
@@ -279,7 +288,7 @@ def tune(
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
-    from nccl_doctor.bench.collectives import UnknownCollective, parse_collectives
+    from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
     from nccl_doctor.bench.fleet import Refused
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
@@ -302,6 +311,8 @@ def tune(
         candidates = tune_fleet.read_candidates(candidate or ())
     except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
         _hosts.stop(str(error))
+    if GEMM in plan.collectives:
+        _hosts.stop("gemm sends nothing: no setting of NCCL makes it faster")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries

@@ -61,10 +61,7 @@ def hang(
     if from_ is not None:
         if hosts or host_list or slurm or save:
             _hosts.stop("--from judges a saved bundle: it takes no hosts and no --save")
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            bundle = bundles.read(from_)
+        bundle = _hosts.read_bundle(from_)
         if "job" not in bundle.plan.stages:
             _hosts.stop(f"{from_}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))

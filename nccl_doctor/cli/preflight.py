@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,7 +147,7 @@ def preflight(
         code = ExitCode.INTERRUPTED
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, saved, code)
+    _hosts.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
     if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(code)
@@ -253,10 +252,7 @@ def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
     """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    from nccl_doctor.facts import bundle as bundles
-
-    with _hosts.bad_input_stops():
-        bundle = bundles.read(path)
+    bundle = _hosts.read_bundle(path)
     plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
     return msgspec.structs.replace(bundle, plan=plan)
 
@@ -309,18 +305,6 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
 
     for name, path in outputs.items():
         _write(path, formats.render(name, judged, gate, bundle))
-
-
-def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str, code: ExitCode) -> None:
-    from nccl_doctor.report import formats
-
-    if format != "text":
-        sys.stdout.write(formats.render(format, judged, gate, bundle))
-        return
-    from nccl_doctor.report.console import render_gate
-    from nccl_doctor.report.terminal import stdout_console
-
-    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:

@@ -75,6 +75,11 @@ class Route(msgspec.Struct, frozen=True):
     metric: int = 0
     reject: bool = False
 
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """Where it leads to."""
+        return _interface(self.destination, self.prefix).network
+
 
 class ConfLine(msgspec.Struct, frozen=True):
     """A line of a configuration file that sets, or was meant to set, an NCCL variable; verbatim."""
@@ -99,11 +104,20 @@ class Interfaces(Fact, frozen=True):
     addresses: tuple[Address, ...]
     devices: tuple[Device, ...] = ()
     routes: tuple[Route, ...] = ()
+    routes_cut: int = 0  # how many more there are that might lead to a peer
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     conf_files: tuple[ConfFile, ...] = ()
     hostname: str = ""
     uptime_s: float | None = None
     read_at_s: float = 0.0  # on the host's monotonic clock
+
+    def completed(self) -> Interfaces:
+        """The same; ``ValueError`` where what is told as an address or a network is none."""
+        for address in self.addresses:
+            _interface(address.address, address.prefix)
+        for route in self.routes:
+            _interface(route.destination, route.prefix)
+        return self
 
     def device(self, name: str) -> Device | None:
         """The device of this name, if sysfs has it."""

@@ -166,10 +166,10 @@ class Job(Fact, frozen=True):
     """All processes on this host that bear a rank, and what surrounds them."""
 
     PROBE: ClassVar[str] = "job"
+    processes: tuple[Process, ...]
     uid: int = 0
     namespace: str = ""
     interval_s: float = 0.0
-    processes: tuple[Process, ...] = ()
     refused: Refused = Refused()
     unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken

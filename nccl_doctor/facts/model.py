@@ -8,11 +8,15 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
 BUNDLE_SCHEMA = 1
+
+# What cannot be below zero: a fact in which it is says nothing.
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Outcome(enum.Enum):
@@ -76,7 +80,10 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     PROBE: ClassVar[str]
 
     def completed(self: F) -> F:
-        """The fact as rules see it: with what one part of it can say in place of another that was not there."""
+        """The fact as rules see it: with what one part of it can say in place of another that was not there.
+
+        ``ValueError`` where a part of it cannot be what it is told as.
+        """
         return self
 
 
@@ -105,7 +112,10 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         if kind not in known:
             raw = isinstance(self.data, msgspec.Raw)
             plain = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
-            known[kind] = plain.completed()
+            try:
+                known[kind] = plain.completed()
+            except ValueError as error:
+                raise msgspec.ValidationError(str(error)) from error
         return cast(F, known[kind])
 
 

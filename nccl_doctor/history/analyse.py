@@ -163,7 +163,7 @@ def avoided(runs: Sequence[Run]) -> list[Avoided]:
     found = []
     for run in runs:
         bad = {item.host for item in _failing(run)}
-        together = run.together
+        together, used = run.together, run.used
         for item in run.hosts:
             if item.host in bad:
                 failing[item.host] = together
@@ -171,9 +171,7 @@ def avoided(runs: Sequence[Run]) -> list[Avoided]:
                 failing.pop(item.host, None)
         if run.passed:
             # Only a run of the same hosts can have avoided one of them.
-            around = tuple(
-                sorted(host for host, with_it in failing.items() if host not in run.used and with_it & run.used)
-            )
+            around = tuple(sorted(host for host, with_it in failing.items() if host not in used and with_it & used))
             if around:
                 found.append(Avoided(run.created, around))
     return found

@@ -336,7 +336,7 @@ def not_shown(advice: Advice, format: str) -> tuple[str, ...]:
         return ()
     removed = [line for line in advice.lines if line.advice.unset and format not in ("shell", "sbatch")]
     said = [f"take {line.advice.name} away: {_comment(line)}" for line in removed]
-    return (*said, *(note.text for note in advice.notes), *advice.unknown)
+    return (*said, *(visible(text) for text in (*(note.text for note in advice.notes), *advice.unknown)))
 
 
 def advice_conf(advice: Advice) -> str:

@@ -69,6 +69,8 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
         if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
             fleet.lack(f"path MTU to {peer}", why, host)
+        elif path.outcome != "blocked" and not path.interface_mtu:
+            fleet.lack(f"path MTU to {peer}", "the interface's own MTU is not known", host)
     own: dict[str, int] = {}
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
@@ -196,6 +198,8 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
                 continue  # the peer's own messages tell of this direction
             sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
+    for peer, host in {(peer, host) for host, peer in sent if (peer, host) not in sent}:
+        fleet.lack(f"packets lost from {peer}", "it does not tell", host)
     # A single lost packet points to the host that loses 2 of 100 on each of its links; how many there are decides.
     for culprit in plausible({pair: count > 0 for pair, count in lost.items()}):
         total, out_of = (sum(of[pair] for pair in culprit.pairs) for of in (lost, sent))
@@ -291,7 +295,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     rates: dict[Pair, float] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
-            if flow.outcome == "ok" and flow.seconds > 0:
+            if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
                 why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome

@@ -249,6 +249,7 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dic
     absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
     not_passed = blamed | absent | set(skipped)
     passed = tuple(name for name in names if name not in not_passed)
+    skipped = {name: why for name, why in skipped.items() if name not in absent}
     return RuleResult(rule.name, rule.stage, tuple(findings), passed, _unknowns(fleet.missing), skipped)
 
 

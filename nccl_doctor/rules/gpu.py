@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice, GpuFact, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import Slot, answered, devices, place, proof, with_hardware
+from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
 
 # NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
 _INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
@@ -78,7 +78,7 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact("NVML", f"not permitted: {fact.nvml.detail}")
     elif fact.nvml.outcome != "ok":
         yield _driver_finding(host, fact, *_init_failure(fact.nvml), fact.nvml.detail)
-    elif broken := {gpu.index: gpu.errors for gpu in devices(fact) if len(gpu.errors) >= MANY_ERRORS}:
+    elif broken := {gpu.index: errors for gpu in devices(fact) if len(errors := _unanswered(gpu)) >= MANY_ERRORS}:
         index, errors = next(iter(broken.items()))
         if fact.container == GVISOR:
             raise MissingFact(f"{len(errors)} NVML answers about GPU {index}", "a sandbox (gVisor) is in between")
@@ -89,10 +89,15 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             f"the driver fails to answer {len(errors)} questions about GPU {index}",
             "read what the kernel module says; if the GPU is sick, drain the host and reset it",
             "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|xid' | tail -20",
-            "; ".join(f"{field}: {text}" for field, text in list(errors.items())[:4]),
+            "; ".join(f"{field}: {text}" for text, field in list(errors.items())[:4]),
         )
     else:
         yield from _second_witness(host, fact)
+
+
+def _unanswered(gpu: GpuDevice) -> dict[str, str]:
+    """NVML's words for each question that failed -> the first field that it would have filled."""
+    return {text: field for field, text in reversed(gpu.errors.items())}
 
 
 def _init_failure(nvml: Witness) -> tuple[str, str, str, str]:
@@ -201,6 +206,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     missing = [Slot(bus_id, slot) for bus_id, slot in sorted(listed.items()) if bus_id not in seen]
     unknown_handles = sum(gpu.bus_id is None for gpu in fact.gpus)
     if len(missing) <= unknown_handles:
+        need_fields(devices(fact) if missing else [], "PCI address of a GPU", "bus_id")
         return  # the lost ones were told above
     names = ", ".join(str(slot) for slot in missing)
     if fact.container and fact.container.startswith("pid 1"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import GpuModel, find
@@ -12,7 +14,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
-from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof
+from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof, untold
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 
@@ -35,37 +37,51 @@ def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:
     return ", ".join(text if len(counts) == 1 else f"{count} x {text}" for text, count in sorted(counts.items()))
 
 
-# subject -> (finding id, severity, value of a host). A host that does not tell (empty) takes no part in the row.
-_SUBJECTS: dict[str, tuple[str, Severity, Callable[[GpuFact], str]]] = {
-    "driver": ("gpu.driver.differs", Severity.FAIL, lambda fact: fact.system.driver or ""),
-    "kernel module flavour": ("gpu.driver.flavour-differs", Severity.WARN, lambda fact: fact.module_flavor or ""),
-    "VBIOS": ("gpu.firmware-differs", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.vbios)),
-    "GSP firmware": ("gpu.firmware-differs", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.gsp_firmware)),
-    "ECC mode": ("gpu.settings-differ", Severity.WARN, lambda fact: _all(fact, lambda gpu: _switch(gpu.ecc_mode))),
-    "persistence mode": (
-        "gpu.settings-differ",
-        Severity.WARN,
-        lambda fact: _all(fact, lambda gpu: _switch(gpu.persistence_mode)),
+class Subject(msgspec.Struct, frozen=True):
+    """In what hosts are compared: a value of the host, or one of each of its GPUs (``field``)."""
+
+    id: str
+    severity: Severity
+    of_host: Callable[[GpuFact], str] | None = None
+    field: str = ""
+    shown: Callable[[GpuDevice], object] | None = None  # else the field as it is
+
+    def tell(self, fact: GpuFact) -> str:
+        """The value of a host; empty where it does not tell: it takes no part then."""
+        return self.of_host(fact) if self.of_host else _all(fact, self.shown or (lambda gpu: getattr(gpu, self.field)))
+
+    def untold(self, fact: GpuFact) -> str:
+        """Why a host does not tell though it could."""
+        if self.of_host:
+            return "" if self.of_host(fact) else "not collected"
+        return next((why for gpu in devices(fact) if (why := untold(gpu, self.field))), "")
+
+
+def _setting(field: str, shown: Callable[[GpuDevice], object] | None = None) -> Subject:
+    return Subject("gpu.settings-differ", Severity.WARN, None, field, shown)
+
+
+_SUBJECTS = {
+    "driver": Subject("gpu.driver.differs", Severity.FAIL, lambda fact: fact.system.driver or ""),
+    "kernel module flavour": Subject(
+        "gpu.driver.flavour-differs", Severity.WARN, lambda fact: fact.module_flavor or ""
     ),
-    "power limit": (
-        "gpu.settings-differ",
-        Severity.WARN,
-        lambda fact: _all(fact, lambda gpu: f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else None),
+    "VBIOS": Subject("gpu.firmware-differs", Severity.WARN, None, "vbios"),
+    "GSP firmware": Subject("gpu.firmware-differs", Severity.WARN, None, "gsp_firmware"),
+    "ECC mode": _setting("ecc_mode", lambda gpu: _switch(gpu.ecc_mode)),
+    "persistence mode": _setting("persistence_mode", lambda gpu: _switch(gpu.persistence_mode)),
+    "power limit": _setting("power_limit_w", lambda gpu: f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else None),
+    "compute mode": _setting("compute_mode"),
+    "application clock": _setting(
+        "clock_sm_application_mhz",
+        lambda gpu: f"{gpu.clock_sm_application_mhz} MHz" if gpu.clock_sm_application_mhz else None,
     ),
-    "compute mode": ("gpu.settings-differ", Severity.WARN, lambda fact: _all(fact, lambda gpu: gpu.compute_mode)),
-    "application clock": (
-        "gpu.settings-differ",
-        Severity.WARN,
-        lambda fact: _all(
-            fact, lambda gpu: f"{gpu.clock_sm_application_mhz} MHz" if gpu.clock_sm_application_mhz else None
-        ),
-    ),
-    "PCIe": (
+    "PCIe": Subject(
         "gpu.pcie.differs",
         Severity.WARN,
-        lambda fact: _all(
-            fact, lambda gpu: f"Gen{gpu.pcie_gen_max} x{gpu.pcie_width_max}" if gpu.pcie_gen_max else None
-        ),
+        None,
+        "pcie_gen_max",
+        lambda gpu: f"Gen{gpu.pcie_gen_max} x{gpu.pcie_width_max}" if gpu.pcie_gen_max else None,
     ),
 }
 
@@ -81,9 +97,8 @@ def table(facts: Mapping[str, GpuFact]) -> tuple[DriftRow, ...]:
         row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()}),
         row("memory", {host: _all(fact, _memory) for host, fact in facts.items()}),
     ]
-    for subject, (_, _, tell) in _SUBJECTS.items():
-        told = {host: text for host, fact in facts.items() if (text := tell(fact))}
-        rows.append(row(subject, told))
+    for name, subject in _SUBJECTS.items():
+        rows.append(row(name, {host: text for host, fact in facts.items() if (text := subject.tell(fact))}))
     return tuple(rows)
 
 
@@ -147,12 +162,15 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
     models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
     other_model = set() if models.equal else set(models.differing)
     found: dict[tuple[str, Severity], list[DriftRow]] = {}
-    for subject, (id, severity, tell) in _SUBJECTS.items():
-        told = {host: text for host, fact in facts.items() if (text := tell(fact))}
-        drift = row(subject, told)
-        same_model = id != "gpu.driver.differs" and drift.differing and set(drift.differing) <= other_model
+    for name, subject in _SUBJECTS.items():
+        told = {host: text for host, fact in facts.items() if (text := subject.tell(fact))}
+        for host in facts if told or not subject.of_host else ():
+            if why := subject.untold(facts[host]):
+                fleet.lack(name, why, host)
+        drift = row(name, told)
+        same_model = name != "driver" and drift.differing and set(drift.differing) <= other_model
         if drift.differing and not same_model:
-            found.setdefault((id, severity), []).append(drift)
+            found.setdefault((subject.id, subject.severity), []).append(drift)
     for (id, severity), rows in found.items():
         hosts = sorted({host for drift in rows for host in drift.differing})
         subjects = ", ".join(drift.subject for drift in rows)
@@ -176,6 +194,10 @@ def one_model(fleet: Fleet) -> Iterator[Finding]:
     batch split in proportion to catalogue speed.
     """
     facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+    for host, fact in facts.items():
+        for field, what in (("name", "GPU model"), ("memory_total_bytes", "GPU memory")):
+            if why := next((why for gpu in devices(fact) if (why := untold(gpu, field))), ""):
+                fleet.lack(what, why, host)
     models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
     memory = row("memory", {host: _all(fact, _memory) for host, fact in facts.items()})
     drift = models if not models.equal else memory

@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof, reasons
+from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons, untold
 from nccl_doctor.rules.thresholds import value
 
 _RESET = "drain the host, then reset this GPU (before Ampere: with all that it has NVLinks to)"
@@ -64,8 +64,12 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                 Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1", host.name)
             ],
         )
-    need_field(gpus, "ecc_uncorrected_volatile", "ECC counters")
-    need_field(gpus, "remap_pending", "row-remap state")
+    need_fields(gpus, "ECC counters", "ecc_mode", "ecc_uncorrected_volatile", "ecc_corrected_volatile")
+    need_fields(gpus, "row-remap state", "remap_pending", "remap_failure", "retired_pages_pending")
+    if any(
+        untold(gpu, "sram_threshold_exceeded") not in ("", "not permitted") for gpu in gpus
+    ):  # reading it needs root
+        need_fields(gpus, "SRAM errors", "sram_threshold_exceeded")
 
 
 def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
@@ -107,7 +111,7 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
             places=[place(host, gpu)],
             fixes=[_recovery(host, gpu)],
         )
-    need_field(gpus, "recovery_action", "recovery action")
+    need_fields(gpus, "recovery action", "recovery_action")
 
 
 def _recovery(host: Host, gpu: GpuDevice) -> Fix:
@@ -156,12 +160,9 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     for gpu in gpus:
         yield from _hot(host, gpu)
     yield from _capped(host, gpus)
-    for field, what in (
-        ("throttle_reasons", "throttle reasons"),
-        ("temperature_c", "temperature"),
-        ("power_limit_w", "power limit"),
-    ):
-        need_field(gpus, field, what)
+    need_fields(gpus, "throttle reasons", "throttle_reasons")
+    need_fields(gpus, "temperature", "temperature_c", "temperature_memory_c")
+    need_fields(gpus, "power limit", "power_limit_w", "power_default_w")
 
 
 def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str) -> Finding:

@@ -9,7 +9,7 @@ from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import answered, devices, need_field, place, proof, superchip
+from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, superchip
 from nccl_doctor.rules.thresholds import value
 
 
@@ -42,8 +42,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"PCIe of GPU {gpu.label} repeats transfers",
                 f"PCIe replay counter: {replays}",
             )
-    for field in ("pcie_width", "pcie_gen"):
-        need_field(gpus, field, "PCIe link state")
+    need_fields(gpus, "PCIe link state", "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max", "pcie_gen_gpu_max")
+    need_fields(gpus, "PCIe replays", "pcie_replays")
 
 
 def _width(host: Host, gpu: GpuDevice, best: int) -> Iterator[Finding]:
@@ -147,7 +147,9 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     if untold:
         why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
         raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
-    need_field(gpus, "nvlinks", "NVLink state")
+    need_fields(gpus, "NVLink state", "nvlinks")
+    if why := next((gpu.errors["nvlink_counters"] for gpu in gpus if "nvlink_counters" in gpu.errors), ""):
+        raise MissingFact("NVLink error counters", why)
 
 
 def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
@@ -231,6 +233,9 @@ def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
         )
 
 
+_WAITING = ("not-started", "in-progress")
+
+
 def _unhealthy(fabric: Fabric) -> str:
     """What the fabric's health mask says is wrong, in words; empty where nothing is, or it does not tell."""
     words = (
@@ -259,7 +264,7 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     fact = answered(host)
     gpus = devices(fact)
     registered = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed"]
-    waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
+    waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in _WAITING]
     yield from _waiting(host, fact, waiting)
     for gpu in registered:
         if gpu.fabric and gpu.fabric.status:
@@ -281,7 +286,9 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
             places=[place(host, gpu) for gpu, _ in bad],
         )
-    need_field(gpus, "fabric", "state of the NVLink fabric")
+    need_fields(gpus, "state of the NVLink fabric", "fabric")
+    if new := {gpu.fabric.state for gpu in gpus if gpu.fabric} - {"not-supported", "completed", *_WAITING}:
+        raise MissingFact("state of the NVLink fabric", f"this release does not know {new.pop()!r}")
 
 
 def _manager_fix(host: Host, fact: GpuFact) -> Fix:

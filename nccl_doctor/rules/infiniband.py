@@ -390,6 +390,10 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     for rail in ports:
         yield from _flapping(host, rail, fact)
         yield from _errors(host, rail, fact)
+    judged = {name for rail in ports for name in rail.port.counters} & {"link_downed", *_COUNTED}
+    for rail in (rail for rail in ports if not rail.efa):
+        if lacking := judged - (rail.port.counters.keys() & rail.port.counters_before.keys()):
+            raise MissingFact("port counters", f"{rail.label}: {', '.join(sorted(lacking))} not readable")
 
 
 def _rise(port: Port, name: str) -> int:

@@ -68,12 +68,19 @@ def card_words(fact: GpuFact, bus_id: str | None, serial: str | None) -> str:
     return ", ".join(word for word in (f"slot {slot}" if slot else "", f"serial {serial}" if serial else "") if word)
 
 
-def need_field(gpus: list[GpuDevice], field: str, what: str) -> None:
-    """``MissingFact`` if a GPU did not tell ``field`` although the driver supports it; for the end of a rule."""
-    for gpu in gpus:
-        refused = "not permitted" if field in gpu.not_permitted else ""
-        if getattr(gpu, field) is None and (why := gpu.errors.get(field, refused)):
-            raise MissingFact(what, why)
+def untold(gpu: GpuDevice, field: str) -> str:
+    """Why a GPU did not tell ``field``; empty where it did, and where the driver has no such thing to tell."""
+    if getattr(gpu, field) is not None or field in gpu.not_supported:
+        return ""
+    return gpu.errors.get(field) or ("not permitted" if field in gpu.not_permitted else "not collected")
+
+
+def need_fields(gpus: list[GpuDevice], what: str, *fields: str) -> None:
+    """``MissingFact`` if a GPU did not tell one of ``fields`` although the driver supports it; for the end of a rule."""
+    for field in fields:
+        for gpu in gpus:
+            if why := untold(gpu, field):
+                raise MissingFact(what, why)
 
 
 def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:

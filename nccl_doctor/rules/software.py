@@ -120,7 +120,9 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
     found = software.driver
     if "gpu" in plan.stages:
         # that stage asks the driver itself, and names one that is not loaded or does not match its libraries
-        yield from _too_old(host.name, software) if found.version else ()
+        if not found.version:
+            raise MissingFact("driver version", "/proc/driver/nvidia/version tells none")
+        yield from _too_old(host.name, software)
         return
     if not found.version:
         yield finding(
@@ -234,7 +236,9 @@ def nccl_library(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     yield from _shadowed(host.name, software)
     yield from _wrong_cuda(host.name, software)
-    if not winner.version:
+    if (wanted := software.torch_wants_nccl) and not numbers(wanted):
+        raise MissingFact("NCCL that torch asks for", f"{wanted!r} is no version")
+    if not (winner.version and winner.cuda):
         raise MissingFact(f"version of {winner.real_path}", "no version string in the file")
 
 

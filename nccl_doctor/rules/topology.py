@@ -24,7 +24,7 @@ from nccl_doctor.facts.topology_tree import SYSFS, differences, rebuild
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import row
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.gpudirect import translating
+from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, translating
 from nccl_doctor.rules.nvidia import NO_GPU, superchip
 
 SOURCE = "nvidia-smi topo -m"
@@ -224,7 +224,8 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     fact = _bare_metal(host)
     if fact.acs.outcome != "ok":
-        raise MissingFact("ACS of the PCI bridges", "not permitted: reading extended PCI configuration needs root")
+        denied = "not permitted: reading extended PCI configuration needs root"
+        raise MissingFact("ACS of the PCI bridges", denied if fact.acs.outcome == "not-permitted" else fact.acs.outcome)
     above = {address for device in fact.devices if device.kind in ("gpu", "nic") for address in device.path[:-1]}
     hit = [bridge for bridge in fact.acs.redirecting if bridge.bus_id in above]
     if not hit:
@@ -262,6 +263,8 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
+        if unread := [address for address, kind in sorted(fact.iommu.types.items()) if kind not in NOT_TRANSLATED]:
+            raise MissingFact("IOMMU group type", f"{unread[0]}: {fact.iommu.types[unread[0]]}")
         return
     address, kind = sorted(mapped.items())[0]
     yield finding(
@@ -324,6 +327,8 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
                 places=[Place(host=host.name, gpu=f"{pair.a}-{pair.b}") for pair in pairs[:16]],
                 fixes=[Fix("see the driver's view", "nvidia-smi topo -p2p r; nvidia-smi topo -m", host.name)],
             )
+    if untold := [pair for pair in fact.pairs if pair.read is None or pair.write is None]:
+        raise MissingFact("P2P status", f"the driver does not tell it of GPU {untold[0].a} and {untold[0].b}")
 
 
 def _kinds(host: Host) -> Mapping[tuple[str, str], str]:

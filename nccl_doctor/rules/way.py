@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces, Route
-from nccl_doctor.facts.mesh import Link, Links
+from nccl_doctor.facts.mesh import Link, Links, parsed
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.mesh_pairs import alone
@@ -47,6 +45,8 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     for host, links in sorted(tried.items()):
         if host not in facts:
             continue  # the connection's own finding stands
+        if cut := facts[host].routes_cut:
+            fleet.lack("routes", f"{cut} of them were too many to be told: one may lead astray", host)
         yield from _routes(host, facts[host], links)
         for link in {link.address: link for link in links.links if link.outcome in _FAILED}.values():
             yield from _neighbour(host, links, link, macs)
@@ -104,24 +104,14 @@ def _rejects(route: Route) -> bool:
 
 def _own_network(facts: Interfaces, address: str) -> str:
     """The network of one of the host's own addresses in which this one lies; empty if there is none."""
-    target = _ip(address)
+    target = parsed(address)
     return next((str(o.network) for o in facts.addresses if o.running and not o.loopback and target in o.network), "")
-
-
-@functools.lru_cache(65536)  # parsing is slow, and the hosts of a fleet have the same routes
-def _ip(text: str) -> IPv4Address | IPv6Address:
-    return ip_address(text)
-
-
-@functools.lru_cache(65536)
-def _network(destination: str, prefix: int) -> IPv4Network | IPv6Network:
-    return ip_network(f"{destination}/{prefix}", strict=False)
 
 
 def _taken(facts: Interfaces, address: str) -> Route | None:
     """The route of the main table that the kernel takes to this address: the longest prefix, then the lowest metric."""
-    target = _ip(address)
-    fitting = [route for route in facts.routes if target in _network(route.destination, route.prefix)]
+    target = parsed(address)
+    fitting = [route for route in facts.routes if target in route.network]
     return min(fitting, key=lambda route: (-route.prefix, route.metric), default=None)
 
 

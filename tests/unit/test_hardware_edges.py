@@ -120,8 +120,8 @@ ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"processes": [{"pid": 7, "kind": "graphics"}]}, {}),
     ({"processes": [{"pid": 7, "name": "nvidia-cuda-mps"}]}, {}),
     ({"processes": [{"pid": 7, "name": "python"}]}, {"gpu.busy.nvml": "warn"}),
-    ({"errors": {"a": "x", "b": "x"}}, {}),
-    ({"errors": {"a": "x", "b": "x", "c": "x"}}, {"gpu.driver.failed": "fail"}),
+    ({"errors": {"a": "x", "b": "x", "c": "y"}}, {}),  # two questions
+    ({"errors": {"a": "x", "b": "y", "c": "z"}}, {"gpu.driver.failed": "fail"}),
     ({"errors": {"a": "nvmlX: GPU is lost"}}, {"gpu.fell-off-bus.lost": "fail"}),
     ({"fabric": {"state": "not-supported"}}, {}),
     ({"fabric": {"state": "not-started"}}, {"gpu.fabric-manager.not-completed": "fail"}),
@@ -172,7 +172,8 @@ def test_ecc_off_everywhere_is_somebodys_choice(healthy: Facts) -> None:
 def test_an_answer_that_failed_is_unknown(field: str, healthy: Facts) -> None:
     seen = report(gpu(healthy, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
     assert seen.verdict == "incomplete" and any("Timeout" in gap.why for gap in seen.unknown)
-    assert report(gpu(healthy, 2, **{field: None, "not_supported": [field]})).verdict == "healthy"
+    known = healthy["gpu"]["data"]["gpus"][2]["not_supported"]
+    assert report(gpu(healthy, 2, **{field: None, "not_supported": [*known, field]})).verdict == "healthy"
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_what_the_driver_does_not_support_is_no_zero(tmp_path: Path) -> None:
     device = machine.facts()["gpu"]["data"]["gpus"][0]
     assert device["ecc_uncorrected_volatile"] is None and device["remapped_correctable"] is None
     assert device["power_w"] is None and device["temperature_c"] is None
-    assert {"ecc_uncorrected_volatile", "remapped_rows", "throttle_reasons", "power_mw"} <= set(device["not_supported"])
+    assert {"ecc_uncorrected_volatile", "remap_pending", "throttle_reasons", "power_w"} <= set(device["not_supported"])
     assert device["not_permitted"] == ["pcie_replays"]
 
 

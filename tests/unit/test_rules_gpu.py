@@ -10,8 +10,11 @@ from fleets import run
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, System, Witness
 
 
-def one(**refused: Any) -> dict[str, dict[str, Any]]:
-    gpu = GpuDevice(0, bus_id="0000:01:00.0", name="NVIDIA T4", **refused)
+def one(field: str, **refused: Any) -> dict[str, dict[str, Any]]:
+    """A host with one GPU, whose driver supports nothing but this field."""
+    others = tuple(name for name in GpuDevice.__struct_fields__ if name != field)
+    answers = {"bus_id": "0000:01:00.0", "name": "NVIDIA T4", "memory_total_bytes": 1 << 34, **refused}
+    gpu = GpuDevice(0, **{"not_supported": others, **answers})
     return {"a": {"gpu": GpuFact(Witness("ok"), Witness("ok"), System(count=1), (gpu,))}}
 
 
@@ -30,7 +33,7 @@ def one(**refused: Any) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_a_question_that_failed_or_was_refused_is_unknown(rule: str, field: str) -> None:
-    assert run(rule, one(not_supported=(field,))).passed == ("a",)
-    for refused in ({"errors": {field: "nvmlCall: Unknown Error"}}, {"not_permitted": (field,)}):
-        result = run(rule, one(**refused))
+    assert run(rule, one("")).passed == ("a",)
+    for refused in ({"errors": {field: "nvmlCall: Unknown Error"}}, {"not_permitted": (field,)}, {}):
+        result = run(rule, one(field, **refused))
         assert not result.passed and len(result.unknown) == 1
