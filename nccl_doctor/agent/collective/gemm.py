@@ -44,7 +44,7 @@ def _wrong(worker: "Worker", left: Any, right: Any, out: Any) -> int:
     got = out[:rows, :columns].to(wide)
     allowed = max(float(worker.torch.finfo(worker.dtype).eps), 2.0**-10) * 8  # TF32 products are allowed
     good = (got - want).abs() <= allowed * want.abs()  # never so for NaN
-    return good.numel() - int(good.sum().item())
+    return int(good.numel()) - int(good.sum().item())
 
 
 def _processors() -> int:
