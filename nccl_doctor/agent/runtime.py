@@ -2,7 +2,7 @@
 
 Requests: ``{"id", "op": "probe", "name", "arguments", "limit_s"}``, ``{"id", "op": "module", "name", "source"}``
 (base64 of zlib-packed text) and ``{"op": "ping"}``. Replies: ``{"id", "result": {"outcome", "data", "detail",
-"seconds"}}``; events from inside a probe: ``{"id", "event": {...}}``.
+"seconds"}}``, to a ping ``{"id": 0}``; events from inside a probe: ``{"id", "event": {...}}``.
 
 The agent ends, and kills all it started, at the end of its input, on SIGTERM, SIGHUP and SIGINT, when it cannot write,
 and when nothing has come for ``SILENCE_S`` seconds: then the link was cut without a word.
@@ -28,7 +28,7 @@ import nccl_doctor.agent.probes
 from nccl_doctor.agent import children, probing
 
 PROTOCOL = 1
-SILENCE_S = 45.0  # the controller pings every 10 s
+SILENCE_S = 45.0  # the controller pings every 5 s
 REPLY_LIMIT = 16 << 20  # bytes of one reply
 REQUEST_LIMIT = 64 << 20  # bytes of one request: more is no controller of ours
 DEFAULT_LIMIT_S = 10.0
@@ -161,6 +161,7 @@ class Agent:
         except (ValueError, KeyError, TypeError):
             raise _End("a request that is not of the protocol") from None
         if operation == "ping":
+            self._lines.put(encode({"id": 0}))
             return
         target = {"probe": self._probe, "module": self._module}.get(operation, self._unknown)
         threading.Thread(target=target, args=(request,), daemon=True, name="request").start()

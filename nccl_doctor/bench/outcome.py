@@ -143,7 +143,8 @@ def conclude(
     ceiling = find_ceiling(world, path, results, prepared)
     before: tuple[Measurement, ...] | None = baseline.results.measurements if baseline else None
     trouble = misfit(world, results, plan, baseline) if baseline else ""
-    ground = Ground(results, world, path, ceiling, prepared, min_busbw, before, trouble)
+    largest = max(plan.sizes, default=0)
+    ground = Ground(results, world, path, ceiling, prepared, min_busbw, before, trouble, largest)
     found = verdicts(ground, plan.collectives)
     hosts = tuple(sorted(world.per_host))
     findings = [

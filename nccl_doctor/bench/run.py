@@ -130,10 +130,6 @@ class World(msgspec.Struct, frozen=True):
             found[share.name] = found.get(share.name, 0) + share.ranks
         return found
 
-    def host_of(self, rank: int) -> str:
-        """The inventory name of a rank's host."""
-        return next((s.name for s in self.shares if s.first_rank <= rank < s.first_rank + s.ranks), "")
-
 
 class CannotRun(Exception):
     """No world can be made of these hosts; the message says why and what to do. ``hosts`` are those to blame."""
@@ -220,7 +216,7 @@ def place(
         gpus = len(prepared[name].gpus)
         ranks = plan.ranks_per_host or slots.get(name) or (gpus if backend == "nccl" else 1)
         if backend == "nccl" and ranks > gpus and not plan.same_gpu:
-            why = "; --gpus-per-host goes before the hostfile's slots" if name in slots else ""
+            why = "; --gpus-per-host goes before the host list's slots" if name in slots else ""
             raise CannotRun(f"{name} has {gpus} GPU(s), {ranks} ranks were asked for{why}", (name,))
         shares.append(Share(name, first, ranks, prepared[name].python))
         first += ranks
@@ -240,7 +236,7 @@ def _ranks_why(plan: BenchPlan, backend: str, names: list[str], slots: Mapping[s
     given = sum(name in slots for name in names)
     if not given:
         return usual
-    return "slots of the hostfile" + ("" if given == len(names) else f", else {usual}")
+    return "slots of the host list" + ("" if given == len(names) else f", else {usual}")
 
 
 def choose_backend(prepared: Mapping[str, Prepared], wanted: str) -> tuple[str, str]:

@@ -96,6 +96,7 @@ class Ground(msgspec.Struct, frozen=True):
     min_busbw: float = 0.0
     baseline: tuple[Measurement, ...] | None = None
     baseline_trouble: str = ""  # why the baseline is of another kind of run
+    largest: int = 0  # bytes of the largest size that was asked for
 
 
 def verdicts(ground: Ground, collectives: Iterable[str]) -> tuple[Verdict, ...]:
@@ -123,12 +124,9 @@ def _one(ground: Ground, name: str) -> Verdict:
         percent = best.busbw_gbs / ground.ceiling.gbs * 100
         share = f", {percent:.0f} % of {rate(ground.ceiling.gbs)} ({ground.ceiling.words})"
     if ground.min_busbw and best.busbw_gbs < ground.min_busbw:
-        left_out = max((item.size for item in ground.results.skips if item.collective == name), default=0)
-        if left_out > best.size:
-            asked = (
-                f"less than the {rate(ground.min_busbw)} of --min-busbw, but {format_size(left_out)} was not measured"
-            )
-            return verdict("cannot-judge", f"{said}, {asked}{share}")
+        if best.asked < ground.largest:
+            less = f"less than the {rate(ground.min_busbw)} of --min-busbw"
+            return verdict("cannot-judge", f"{said}, {less}, but {format_size(ground.largest)} was not measured{share}")
         return verdict("slow", f"{said}, and --min-busbw asks for {rate(ground.min_busbw)}{share}", "--min-busbw")
     if not ground.path.proved:
         return verdict("cannot-judge", f"{said}; the path is not proved: {'; '.join(ground.path.unproved)}")
@@ -230,7 +228,7 @@ def fabric_of(world: World, path: Path) -> str:
 
 def rate(gbs: float) -> str:
     """A bandwidth with three digits and its unit."""
-    if gbs >= 0.0995:
+    if gbs >= 0.09995:
         return f"{gbs:.3g} GB/s" if gbs < 999.5 else f"{gbs:.0f} GB/s"
     return f"{gbs * 1e3:.3g} MB/s"
 
@@ -244,7 +242,7 @@ def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[
         finding(
             "bench.slow",
             Severity.WARN,
-            f"{item.collective} is slow: {item.text}",
+            f"{item.collective} is slow",
             Evidence(item.text, source="measurement"),
             hosts=hosts,
             fixes=[_THIRD] if len(hosts) == 2 else [],

@@ -54,6 +54,12 @@ SshConfig = Annotated[
 ]
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
 
+Deadline = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")]
+Master = Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")]
+MasterPort = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")]
+Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")]
+Saved = Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")]
 History = Annotated[
     Path | None,
     typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),
@@ -113,6 +119,14 @@ def bad_input_stops() -> Iterator[None]:
         yield
     except (InventoryError, BundleError) as error:
         stop(str(error))
+
+
+def read_bundle(path: Path) -> Bundle:
+    """A saved run; stops where the file holds none."""
+    from nccl_doctor.facts import bundle as bundles
+
+    with bad_input_stops():
+        return bundles.read(path)
 
 
 def columns(most: int) -> int:
@@ -300,6 +314,21 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
         store.append(path, run_of(bundle, report, command, gate))
     except store.HistoryError as error:
         typer.echo(f"nccl-doctor: --history {error}", err=True)
+
+
+def print_report(
+    format: str, judged: Report, gate: Gate, bundle: Bundle, code: ExitCode, *, verbose: bool = False, saved: str = ""
+) -> None:
+    """Print a decision in one of the report formats; what people read is as wide as their terminal."""
+    from nccl_doctor.report import formats
+
+    if format != "text":
+        sys.stdout.write(formats.render(format, judged, gate, bundle))
+        return
+    from nccl_doctor.report.console import render_gate
+    from nccl_doctor.report.terminal import stdout_console
+
+    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def step_summary(report: Report, gate: Gate) -> None:

@@ -62,7 +62,10 @@ class _Kept:
     """The end of the job's output, in two files of half the size: when one is full, the older one goes."""
 
     def __init__(self, directory: Path) -> None:
-        self.older, self.newer = directory / "output.1.log", directory / "output.2.log"
+        self.older, self.newer = (
+            directory / "job-output-before",
+            directory / "job-output",
+        )  # no number: it would be a rank
         self._stream: IO[bytes] = self.newer.open("wb")
         self._lock = threading.Lock()
 
@@ -76,10 +79,10 @@ class _Kept:
             self._stream.write(block)
 
     def files(self) -> list[str]:
-        """The files that hold something, older first."""
+        """The names of the files that hold something, older first."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
-        return [str(path) for path in (self.older, self.newer) if path.exists() and path.stat().st_size]
+        return [path.name for path in (self.older, self.newer) if path.exists() and path.stat().st_size]
 
 
 def _filled(word: str, words: dict[str, str]) -> str:
@@ -172,7 +175,7 @@ def _explain(kept: _Kept) -> None:
             children.kill_group(child.pid)
 
     with _handled_by(end):
-        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno())
+        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.newer.parent)
         started.append(child)
         try:
             child.wait(0.0 if ended else EXPLAIN_LIMIT_S)  # told to while it started: at once

@@ -61,8 +61,8 @@ def check(
     mesh: Annotated[
         str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
     ] = "sparse",
-    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master: _hosts.Master = "",
+    master_port: _hosts.MasterPort = 29500,
     nccl_version: Annotated[
         str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
     ] = "",
@@ -72,16 +72,14 @@ def check(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
+    deadline: _hosts.Deadline = 180.0,
     format: _hosts.Format = "text",
     thresholds: _hosts.Thresholds = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    save: _hosts.Save = None,
     history: _hosts.History = None,
-    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
+    from_: _hosts.Saved = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
-    ] = False,
+    verbose: _hosts.Verbose = False,
 ) -> None:
     """Check hosts: ssh, names, ports, interfaces, limits, software, GPUs, topology, InfiniBand, collectives.
 
@@ -98,10 +96,7 @@ def check(
     if from_ is not None:
         if hosts or host_list or slurm:
             _hosts.stop("--from judges a saved bundle: it takes no hosts")
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            bundle = _narrowed(bundles.read(from_), stage or [], skip or [])
+        bundle = _narrowed(_hosts.read_bundle(from_), stage or [], skip or [], nccl_version)
     else:
         from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.facts.model import Plan
@@ -124,17 +119,17 @@ def check(
     _tell(bundle, rows, format, save, history, strict, verbose)
 
 
-def _narrowed(bundle: Bundle, only: list[str], without: list[str]) -> Bundle:
-    """The bundle, to be judged by some of its stages alone where the user names them."""
+def _narrowed(bundle: Bundle, only: list[str], without: list[str], nccl_version: str) -> Bundle:
+    """The bundle, to be judged by some of its stages alone and by another NCCL where the user names them."""
     import msgspec
 
-    if not (only or without):
-        return bundle
-    wanted = _stages(only, without, quick=False)
-    if only and (absent := [name for name in wanted if name not in bundle.plan.stages]):
-        _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(bundle.plan.stages)}")
-    stages = tuple(name for name in bundle.plan.stages if name in wanted)
-    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, stages=stages))
+    plan = msgspec.structs.replace(bundle.plan, nccl_version=nccl_version or bundle.plan.nccl_version)
+    if only or without:
+        wanted = _stages(only, without, quick=False)
+        if only and (absent := [name for name in wanted if name not in plan.stages]):
+            _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(plan.stages)}")
+        plan = msgspec.structs.replace(plan, stages=tuple(name for name in plan.stages if name in wanted))
+    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle before: what check or preflight --save wrote.")],
     b: Annotated[Path | None, typer.Argument(metavar="[B]", help="The bundle after.")] = None,
     hosts: Annotated[
-        str, typer.Option("--hosts", metavar="HOSTS", help="Compare hosts of A: the first with each of the others.")
+        str,
+        typer.Option("--hosts", "-H", metavar="HOSTS", help="Compare hosts of A: the first with each of the others."),
     ] = "",
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,
@@ -36,15 +37,13 @@ def diff(
     """
     import msgspec
 
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.rules import compare
 
     if (b is None) == (not hosts):
         _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
     judge = _hosts.site_judge(policy, thresholds)
-    with _hosts.bad_input_stops():
-        before = bundles.read(a)
-        after = bundles.read(b) if b is not None else None
+    before = _hosts.read_bundle(a)
+    after = _hosts.read_bundle(b) if b is not None else None
     try:
         if after is not None:
             found = compare.bundles(before, after, (str(a), str(b)), judge)

@@ -14,6 +14,7 @@ from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.env.fix import Change
     from nccl_doctor.facts.model import Bundle
 
 env = typer.Typer(
@@ -42,6 +43,9 @@ TorchVersion = Annotated[
         "--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release [default: the newest known]."
     ),
 ]
+SavedBundle = Annotated[
+    Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
+]
 
 
 def _facts(
@@ -56,14 +60,12 @@ def _facts(
     ssh_config: Path | None,
 ) -> Bundle:
     """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.facts.model import Plan
 
     if bundle is not None:
         if hosts or host_list or slurm:
             _hosts.stop("--from reads a saved bundle: it takes no hosts")
-        with _hosts.bad_input_stops():
-            saved = bundles.read(bundle)
+        saved = _hosts.read_bundle(bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
     from nccl_doctor.collect.check import CheckOptions
@@ -128,9 +130,7 @@ def lint(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
-    ] = None,
+    bundle: SavedBundle = None,
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
     fix: Annotated[bool, typer.Option("--fix", help="Show what would be changed, as a unified diff.")] = False,
@@ -145,7 +145,7 @@ def lint(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    deadline: _hosts.Deadline = 120.0,
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
@@ -155,6 +155,7 @@ def lint(
     from nccl_doctor.env import examine
     from nccl_doctor.env import fix as fixing
     from nccl_doctor.report import env as report
+    from nccl_doctor.report.safe_text import visible
 
     if (write or in_place) and not fix:
         _hosts.stop("--write and --in-place need --fix")
@@ -174,11 +175,9 @@ def lint(
         for change in fixing.changes(result.remarks):
             typer.echo(change.diff, nl=False)
             for kept in change.left:
-                typer.echo(f"left for you: {kept}", err=True)
-            if in_place:
-                fixing.write(change, change.file)
-            elif write:
-                typer.echo(f"wrote {fixing.write(change, change.file + '.fixed')}", err=True)
+                typer.echo(f"left for you: {visible(kept)}", err=True)
+            if write or in_place:
+                _write(change, change.file if in_place else f"{change.file}.fixed")
     elif format == "json":
         typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
     else:
@@ -186,6 +185,17 @@ def lint(
     code = result.exit_code(strict)
     if code is not ExitCode.HEALTHY:
         raise typer.Exit(code)
+
+
+def _write(change: Change, path: str) -> None:
+    from nccl_doctor.env import fix as fixing
+
+    try:
+        fixing.write(change, path)
+    except OSError as error:
+        _hosts.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+    if path != change.file:
+        typer.echo(f"wrote {path}", err=True)
 
 
 class Purpose(str, enum.Enum):
@@ -203,9 +213,7 @@ def recommend(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
-    ] = None,
+    bundle: SavedBundle = None,
     purpose: Annotated[
         Purpose,
         typer.Option(
@@ -223,7 +231,7 @@ def recommend(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    deadline: _hosts.Deadline = 120.0,
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
@@ -279,7 +287,7 @@ def tune(
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
-    from nccl_doctor.bench.collectives import UnknownCollective, parse_collectives
+    from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
     from nccl_doctor.bench.fleet import Refused
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
@@ -302,6 +310,8 @@ def tune(
         candidates = tune_fleet.read_candidates(candidate or ())
     except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
         _hosts.stop(str(error))
+    if GEMM in plan.collectives:
+        _hosts.stop("gemm sends nothing: no setting of NCCL makes it faster")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries

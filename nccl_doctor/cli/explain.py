@@ -113,15 +113,17 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
         except bundles.BundleError as error:
             problems.append(InputProblem(name, str(error).removeprefix(f"{name}: ")))
             continue
-        left = tuple(f"{item.what}: {item.why}" for item in judged.unknown)
+        left = tuple(f"not measured: {item.what}: {item.why}" for item in judged.unknown)
         steps = tuple(item.next for item in judged.unknown if item.next)
         runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
     for name, run in benches.items():
-        left = tuple(item.text for item in run.verdicts if item.kind == "cannot-judge")
-        left = left if run.complete else (*left, "not every rank finished")
+        left = tuple(
+            f"not judged: {item.collective}: {item.text}" for item in run.verdicts if item.kind == "cannot-judge"
+        )
+        left = left if run.complete else (*left, "not measured: not every rank finished")
         runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), left))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
-    problems += [InputProblem(run.name, f"not measured: {item}") for run in runs for item in run.open]
+    problems += [InputProblem(run.name, item) for run in runs for item in run.open]
     found = msgspec.structs.replace(found, problems=tuple(problems))
     if not runs or not (logs or any(run.hosts for run in runs)):
         return found, ExitCode.NOTHING_CHECKED

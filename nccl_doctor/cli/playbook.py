@@ -34,7 +34,7 @@ def playbook(
     ] = None,
 ) -> None:
     """Show what a finding means, how to confirm it, and how to fix it. CAPITALS in commands are yours to fill in."""
-    from nccl_doctor.findings import playbooks
+    from nccl_doctor.findings import manual, playbooks
 
     if not words:
         _list(playbooks.names())
@@ -45,18 +45,38 @@ def playbook(
         if below := [name for name in playbooks.names() if name.startswith(f"{id}.")]:
             _list(below)
             return
-        if holding := _holding(id):
+        holding = _holding(id)
+        if aid := _pattern(id).search(manual.pages()["first-aid"]):
+            typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
+        if holding:
             _list(holding)
+        if holding or aid:
             return
         near = difflib.get_close_matches(id, playbooks.names(), n=3, cutoff=0.6)
         _hosts.stop(
-            f"no playbook {id!r}" + (f"; did you mean: {', '.join(near)}?" if near else ", and none holds these words")
+            f"no playbook {id!r}"
+            + (
+                f"; did you mean: {', '.join(near)}?"
+                if near
+                else ", and none holds these words; of a whole log: nccl-doctor explain LOG"
+            )
         )
     if name != id:
         typer.echo(f"{id} has no page of its own; this is {name}", err=True)
     from nccl_doctor.report.playbook import WIDTH, text
 
     typer.echo(text(playbooks.load(name), _hosts.columns(WIDTH)), nl=False)
+    if stages := _measured_by(name):
+        typer.echo(f"\nMended? nccl-doctor check --hosts HOSTFILE --stage {','.join(stages)}")
+
+
+def _measured_by(name: str) -> list[str]:
+    """The stages of `check` that can give this finding, or one beneath it."""
+    from nccl_doctor.rules import engine, reach
+
+    ids = [("connectivity", id) for id in reach.IDS]
+    ids += [(rule.stage, id) for rule in engine.all_rules() for id in rule.ids if rule.stage in engine.STAGES]
+    return list(dict.fromkeys(stage for stage, id in ids if f"{id}.".startswith(f"{name}.")))
 
 
 def _list(names: Sequence[str]) -> None:
@@ -70,11 +90,24 @@ def _list(names: Sequence[str]) -> None:
 
 
 def _holding(words: str) -> list[str]:
-    """The playbooks that hold these words: first those that do in id, title or tags."""
+    """The playbooks for these words: what `explain` says of such a line, then those that hold them, or else each of them."""
+    from nccl_doctor.explain import api
+    from nccl_doctor.explain.model import LogSource
     from nccl_doctor.findings import playbooks
 
-    wanted = re.compile(r"\b" + re.escape(words).replace(r"\ ", r"[\s-]+"), re.IGNORECASE)
+    told = api.analyse([LogSource("", words.encode(errors="replace"))])
+    named = [cause.playbook for cause in told.causes[:2] if cause.id != "unrelated"]
     books = [playbooks.load(name) for name in playbooks.names()]
-    head = [book.id for book in books if wanted.search(" ".join((book.id, book.title, *book.tags)))]
-    text = [book.id for book in books if wanted.search(book.body)]
-    return list(dict.fromkeys([*head, *text]))
+    for pieces in ([words], words.split()):
+        wanted = [_pattern(piece) for piece in pieces]
+        head, text = (
+            [book.id for book in books if all(pattern.search(part(book)) for pattern in wanted)]
+            for part in (lambda book: " ".join((book.id, book.title, *book.tags)), lambda book: book.body)
+        )
+        if head or text:
+            break
+    return list(dict.fromkeys([*named, *head, *text]))
+
+
+def _pattern(words: str) -> re.Pattern[str]:
+    return re.compile(r"\b" + re.escape(words).replace(r"\ ", r"[\s-]+"), re.IGNORECASE)

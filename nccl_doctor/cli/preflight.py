@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,21 +90,19 @@ def preflight(
         ),
     ] = "text",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
-    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master: _hosts.Master = "",
+    master_port: _hosts.MasterPort = 29500,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    save: _hosts.Save = None,
     history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
-    ] = False,
+    verbose: _hosts.Verbose = False,
 ) -> None:
     """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
 
@@ -148,7 +145,7 @@ def preflight(
         code = ExitCode.INTERRUPTED
     _write_reports(outputs, judged, gate, bundle)
     _hosts.step_summary(judged, gate)
-    _print(format, judged, gate, bundle, verbose, saved, code)
+    _hosts.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
     if command and code is ExitCode.HEALTHY:
         raise typer.Exit(_run(command, judged, inventory, gate, no_env))
     raise typer.Exit(code)
@@ -253,10 +250,7 @@ def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
     """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    from nccl_doctor.facts import bundle as bundles
-
-    with _hosts.bad_input_stops():
-        bundle = bundles.read(path)
+    bundle = _hosts.read_bundle(path)
     plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
     return msgspec.structs.replace(bundle, plan=plan)
 
@@ -309,18 +303,6 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
 
     for name, path in outputs.items():
         _write(path, formats.render(name, judged, gate, bundle))
-
-
-def _print(format: str, judged: Report, gate: Gate, bundle: Bundle, verbose: bool, saved: str, code: ExitCode) -> None:
-    from nccl_doctor.report import formats
-
-    if format != "text":
-        sys.stdout.write(formats.render(format, judged, gate, bundle))
-        return
-    from nccl_doctor.report.console import render_gate
-    from nccl_doctor.report.terminal import stdout_console
-
-    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
 
 
 def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:

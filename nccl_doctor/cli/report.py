@@ -47,10 +47,9 @@ def report(
     ] = None,
 ) -> None:
     """Render a saved bundle: html, text, junit, json, sarif, github, gitlab, prometheus, nhc."""
-    from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.facts import files
     from nccl_doctor.report import formats
-    from nccl_doctor.rules.gate import decide
+    from nccl_doctor.rules.gate import decide, exit_code
 
     endings = {
         ".html": "html",
@@ -65,18 +64,23 @@ def report(
     if not name:
         known = ", ".join(endings)
         _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
+    if runs and name != "html":
+        _hosts.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
         _hosts.check_writable(output, "--output")
     judge = _hosts.site_judge(policy, thresholds)
-    with _hosts.bad_input_stops():
-        facts = bundles.read(bundle)
+    facts = _hosts.read_bundle(bundle)
     judged = judge(facts)
+    gate = decide(judged)
+    if name == "text" and output is None:
+        _hosts.print_report(name, judged, gate, facts, exit_code(judged, gate))
+        return
     if name == "html":
         from nccl_doctor.report import html
 
         text = html.render(judged, facts, None, _runs(runs or []))
     else:
-        text = formats.render(name, judged, decide(judged), facts)
+        text = formats.render(name, judged, gate, facts)
     if output is None:
         sys.stdout.write(text)
         return

@@ -49,7 +49,7 @@ def topo(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 90.0,
+    deadline: _hosts.Deadline = 90.0,
     format: _hosts.Format = "text",
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
@@ -60,26 +60,21 @@ def topo(
     if sum((file is not None, from_ is not None, named)) > 1:
         _hosts.stop("give one of FILE, --from and hosts")
     source = str(from_) if from_ is not None else file
-    missing: dict[str, str] = {}
-    one_file = source is not None and not _is_bundle(source)
-    if source is not None and one_file:
-        found = _from_file(source)
+    if source is not None and not _is_bundle(source):
+        _tell(_from_file(source), {}, format, one_file=True)
+        return
+    if source is not None:
+        bundle = _hosts.read_bundle(Path(source))
     else:
-        bundle = _bundle(
-            source,
-            hosts,
-            host_list,
-            slurm,
-            transport,
-            python,
-            env_setup,
-            connect_timeout,
-            fan_out,
-            deadline,
-            ssh_config,
-        )
-        found, missing = _from_bundle(bundle)
-    _tell(found, missing, format, one_file)
+        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.facts.model import Plan
+
+        local = _hosts.is_this_machine(hosts, host_list, slurm)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+        entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+        options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
+        bundle = _hosts.collect_all(entries, options)
+    _tell(*_from_bundle(bundle), format, one_file=False)
 
 
 def _is_bundle(source: str) -> bool:
@@ -107,34 +102,6 @@ def _from_file(file: str) -> list[Found]:
     except topology_matrix.TopologyError as error:
         _hosts.stop(f"{'standard input' if file == '-' else file}: {error}", ExitCode.NOTHING_CHECKED)
     return [("standard input" if file == "-" else file, matrix, [])]
-
-
-def _bundle(
-    source: str | None,
-    hosts: str | None,
-    host_list: str | None,
-    slurm: bool,
-    transport: str,
-    python: str,
-    env_setup: str,
-    connect_timeout: float,
-    fan_out: int,
-    deadline: float,
-    ssh_config: Path | None,
-) -> Bundle:
-    if source is not None:
-        from nccl_doctor.facts import bundle as bundles
-
-        with _hosts.bad_input_stops():
-            return bundles.read(Path(source))
-    from nccl_doctor.collect.check import CheckOptions
-    from nccl_doctor.facts.model import Plan
-
-    local = _hosts.is_this_machine(hosts, host_list, slurm)
-    connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
-    entries = _hosts.load_inventory(hosts, host_list, slurm).entries
-    options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
-    return _hosts.collect_all(entries, options)
 
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:

@@ -20,6 +20,7 @@ import msgspec
 
 import nccl_doctor.agent.probes
 from nccl_doctor import __version__
+from nccl_doctor.agent.probes.mesh import AT_ONCE
 from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import job, mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
@@ -28,7 +29,7 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
-from nccl_doctor.facts.mesh import Links, Listening, Names, Throughput
+from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     Bundle,
@@ -43,6 +44,7 @@ from nccl_doctor.facts.model import (
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
 from nccl_doctor.rules.interface_view import view
+from nccl_doctor.rules.mesh_pairs import perhaps_limited
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
@@ -58,6 +60,7 @@ ALSO_NEEDED = {"interfaces": ("system", "software")}
 KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
+AGAIN_S = 10.0  # for each host whose unanswered connects are tried again, one at a time
 PARALLEL_CALLS = 128
 INTERRUPTED = "interrupted"
 
@@ -349,21 +352,22 @@ def _measure_clock(run: _Run, host: str, session: Session) -> None:
 def _measure_each_other(run: _Run, token: str, master: str) -> None:
     plan = run.options.plan
     names, listening = run.facts(Names), run.facts(Listening)
+    resolver = Resolver(names)
     reached_at = {host: session.reach.address for host, session in run.sessions.items()}
-    addresses = {host: mesh_plan.data_address(host, names, reached_at) for host in run.sessions}
-    planned = mesh_plan.pairs(sorted(run.sessions), plan.mesh)
-    peers = {host: [peer for source, peer in planned if source == host] for host in run.sessions}
-
+    addresses = {host: mesh_plan.data_address(host, names.get(host), resolver, reached_at) for host in run.sessions}
+    peers = mesh_plan.by_source(mesh_plan.pairs(sorted(run.sessions), plan.mesh))
     chosen = _nccl_addresses(run)
 
     def connect(host: str, session: Session) -> None:
-        targets = mesh_plan.link_targets(host, peers[host], names, listening, addresses, chosen, master)
-        sweep = mesh_plan.sweep(peers[host], listening, addresses)
-        arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets, "sweep": sweep}
-        rounds = 3 + len(targets) // 32 + sum(len(one["ports"]) for one in sweep) // 64
-        run.ask(host, session, "links", arguments, 15.0 + CONNECT_TIMEOUT_S * rounds)
+        targets = mesh_plan.link_targets(host, peers[host], resolver, listening, addresses, chosen, master)
+        run.keep(host, Links.PROBE, _connect(run, session, token, targets))
 
-    run.stage("ports", connect, lambda: _release_master_port(run, master))
+    def connect_more() -> None:
+        _sweep(run, token, listening, addresses)
+        _connect_again(run, token, listening)
+        _release_master_port(run, master)
+
+    run.stage("ports", connect, connect_more)
     if "connectivity" not in plan.stages:
         return
     links = run.facts(Links)
@@ -378,6 +382,54 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     run.stage("paths", measure_paths)
     if not plan.quick:
         _measure_throughput(run, token, listening, links, addresses)
+
+
+def _connect(run: _Run, session: Session, token: str, targets: Sequence[dict[str, Any]]) -> ProbeResult:
+    if run.interrupted or run.deadline.passed:
+        return ProbeResult(Outcome.NOT_RUN, None, "the run's deadline had passed")
+    limit_s = 15.0 + CONNECT_TIMEOUT_S * (3 + len(targets) // AT_ONCE)
+    arguments = {"token": token, "timeout_s": CONNECT_TIMEOUT_S, "targets": targets}
+    return session.probe(Links.PROBE, arguments, run.left(limit_s))
+
+
+def _sweep(run: _Run, token: str, listening: Mapping[str, Listening], addresses: Mapping[str, str]) -> None:
+    """The further ports: only now, when no host's first connects can meet these at a limit on new connections."""
+    first = run.facts(Links)
+    targets = {host: mesh_plan.sweep(host, listening, addresses, first) for host in first}
+
+    def sweep(host: str, session: Session) -> None:
+        result = _connect(run, session, token, targets[host])
+        if result.outcome is Outcome.OK:
+            data = mesh_plan.swept(run.results[host][Links.PROBE].data, result.data["links"])
+            result = msgspec.structs.replace(result, data=data)
+        run.keep(host, Links.PROBE, result)
+
+    run.each(sweep, {host: run.sessions[host] for host in first if targets[host]})
+
+
+def _connect_again(run: _Run, token: str, listening: Mapping[str, Listening]) -> None:
+    """What was never answered by a host that answered others late is tried again, one at a time for each such host.
+
+    A limit on new connections lets them pass then, and a closed port stays closed.
+    """
+    in_doubt: dict[str, list[tuple[str, Link]]] = {}
+    for source, link in perhaps_limited(run.facts(Links)):
+        in_doubt.setdefault(link.peer, []).append((source, link))
+    answers: list[tuple[str, ProbeResult]] = []
+
+    def again(host: str, _: Session) -> None:
+        until = time.monotonic() + AGAIN_S
+        for source, link in in_doubt[host]:
+            if time.monotonic() < until:
+                target = mesh_plan.target_again(link, listening)
+                answers.append((source, _connect(run, run.sessions[source], token, [target])))
+
+    run.each(again, {host: run.sessions[host] for host in in_doubt})
+    for source, answer in answers:
+        before = run.results[source][Links.PROBE]
+        if answer.outcome is Outcome.OK:
+            data = mesh_plan.replaced(before.data, answer.data["links"][0], CONNECT_TIMEOUT_S)
+            run.keep(source, Links.PROBE, msgspec.structs.replace(before, data=data))
 
 
 def _nccl_addresses(run: _Run) -> dict[str, tuple[str, ...]]:
@@ -401,17 +453,17 @@ def _measure_throughput(
     addresses: Mapping[str, str],
 ) -> None:
     open_pairs = {(host, link.peer) for host, fact in links.items() for link in fact.links if link.outcome == "ok"}
-    flows = [pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs]
+    flows = mesh_plan.by_source(pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs)
 
-    def measure(host: str, wanted: Collection[mesh_plan.Pair]) -> bool:
+    def measure(host: str, peers: Sequence[str]) -> bool:
         targets = [
             {
                 "peer": peer,
                 "address": mesh_plan.best_address(host, peer, links, addresses),
                 "port": listening[peer].ephemeral[0],
             }
-            for source, peer in wanted
-            if source == host and peer in listening
+            for peer in peers
+            if peer in listening
         ]
         if targets:
             arguments = {"token": token, "targets": targets, "seconds": 0.3, "limit_bytes": 64 << 20}
@@ -419,13 +471,13 @@ def _measure_throughput(
         return bool(targets)
 
     def transfer(host: str, session: Session) -> None:
-        if not measure(host, flows):
+        if not measure(host, flows.get(host, ())):
             run.keep(host, "throughput", ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to"))
 
     run.stage("throughput", transfer, lambda: _time_again(run, measure))
 
 
-Measure = Callable[[str, Collection[mesh_plan.Pair]], bool]
+Measure = Callable[[str, Sequence[str]], bool]  # host, peers -> whether any of them could be asked for
 
 
 def _time_again(run: _Run, measure: Measure) -> None:
@@ -438,14 +490,15 @@ def _time_again(run: _Run, measure: Measure) -> None:
         ]:
             tried.update(slow)
             for batch in [[pair] for pair in slow] if alone and len(slow) <= mesh_plan.FEW else [slow]:
+                wanted = mesh_plan.by_source(batch)
 
-                def again(host: str, _: Session, batch: Sequence[mesh_plan.Pair] = batch) -> None:
-                    _transfer_again(run, host, measure, batch)
+                def again(host: str, _: Session, wanted: Mapping[str, Sequence[str]] = wanted) -> None:
+                    _transfer_again(run, host, measure, wanted[host])
 
-                run.each(again, {source: run.sessions[source] for source, _ in batch})
+                run.each(again, {host: run.sessions[host] for host in wanted})
 
 
-def _transfer_again(run: _Run, host: str, measure: Measure, slow: Sequence[mesh_plan.Pair]) -> None:
+def _transfer_again(run: _Run, host: str, measure: Measure, slow: Sequence[str]) -> None:
     """Time these transfers of a host again and keep the faster ones; a host that is silent now is not measured."""
     before = run.results[host]["throughput"]
     if before.outcome is not Outcome.OK or not measure(host, slow):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
-from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, Pair, pairs, shifts
+from nccl_doctor.agent.probes.mesh import RETRY_S
+from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
+from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, Pair, late_hosts, pairs, shifts
 
-__all__ = ["Pair", "best_address", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
+__all__ = ["Pair", "best_address", "by_source", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 
 # Ports of each host that every peer tries, at equal distances over its ephemeral range: three, and in a small fleet,
 # once these answered, thirteen more. No closed part of the range as wide as that distance is missed.
@@ -41,11 +43,18 @@ def faster(before: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) ->
     return [max((flow, second.get(flow["peer"], flow)), key=rate) for flow in before]
 
 
-def data_address(host: str, names: Mapping[str, Names], reached_at: Mapping[str, str]) -> str:
+def by_source(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    """Host -> the peers that it is to measure."""
+    found: dict[str, list[str]] = {}
+    for source, peer in pairs:
+        found.setdefault(source, []).append(peer)
+    return found
+
+
+def data_address(host: str, own: Names | None, resolver: Resolver, reached_at: Mapping[str, str]) -> str:
     """The address at which ``host`` is tested: the one most hosts resolve its name to and that it has; else ssh's."""
-    own = names.get(host)
     votes: dict[str, int] = {}
-    for addresses, resolvers in Resolver(dict(names)).answers(host).items():
+    for addresses, resolvers in resolver.answers(host).items():
         if addresses and own and addresses[0] in own.addresses and resolvers != [host]:
             votes[addresses[0]] = votes.get(addresses[0], 0) + len(resolvers)
     if votes:
@@ -64,21 +73,59 @@ def _at_first(ports: Sequence[int]) -> Sequence[int]:
 
 
 def sweep(
-    peers: Sequence[str], listening: Mapping[str, Listening], addresses: Mapping[str, str]
+    host: str,
+    listening: Mapping[str, Listening],
+    addresses: Mapping[str, str],
+    links: Mapping[str, Links],
 ) -> list[dict[str, Any]]:
-    """The further ports of each peer, for when those of :func:`link_targets` answered."""
-    found = []
-    for peer in peers:
-        ports = listening[peer].ephemeral if peer in listening and addresses[peer] else ()
-        if further := [port for port in ports if port not in _at_first(ports)]:
-            found.append({"peer": peer, "address": addresses[peer], "ports": further})
-    return found
+    """The further ports of the peers whose first ones (``links``) answered ``host`` at once.
+
+    A port that is closed is proof enough, and more connects where new ones are limited would only meet the limit again.
+    """
+    tried = links[host].links
+    passed_over = {link.peer for link in tried if link.outcome != "ok" or link.attempts > 1} | late_hosts(links)
+    return [
+        {"peer": peer, "address": addresses[peer], "port": port, "purpose": "ephemeral"}
+        for peer in sorted({link.peer for link in tried if link.purpose == "ephemeral"} - passed_over)
+        for port in listening[peer].ephemeral
+        if port not in _at_first(listening[peer].ephemeral)
+    ]
+
+
+def swept(before: dict[str, Any], further: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A host's links with those to the peers' further ports: of the ones that answered at once only the number."""
+    at_once = [link for link in further if link["outcome"] == "ok" and link["attempts"] == 1]
+    rest = [link for link in further if link not in at_once]
+    return {**before, "links": [*before["links"], *rest], "swept": dict(Counter(link["peer"] for link in at_once))}
+
+
+def target_again(link: Link, listening: Mapping[str, Listening]) -> dict[str, Any]:
+    """The target of this connect, to be tried again alone."""
+    first = link.purpose == "ephemeral" and link.port == listening[link.peer].ephemeral[0]
+    return {
+        "peer": link.peer,
+        "address": link.address,
+        "port": link.port,
+        "purpose": link.purpose,
+        "messages": MESSAGES if first else 0,
+    }
+
+
+def replaced(before: dict[str, Any], again: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
+    """A host's links with the one that was tried again, after its first connects had waited that long in vain."""
+    place = ("peer", "address", "port", "purpose")
+    vain = int(waited_s / RETRY_S)
+    link = {**again, "attempts": again.get("attempts", vain) + vain}
+    if "connect_ms" in again:
+        link["connect_ms"] = again["connect_ms"] + waited_s * 1e3
+    links = [link if all(one[key] == again[key] for key in place) else one for one in before["links"]]
+    return {**before, "links": links}
 
 
 def link_targets(
     host: str,
     peers: Sequence[str],
-    names: Mapping[str, Names],
+    resolver: Resolver,
     listening: Mapping[str, Listening],
     addresses: Mapping[str, str],
     chosen: Mapping[str, Sequence[str]],
@@ -93,7 +140,6 @@ def link_targets(
             entry = {"peer": peer, "address": address, "port": port, "purpose": purpose, "messages": messages}
             targets.append(entry)
 
-    resolver = Resolver(dict(names))
     for peer in peers:
         if peer not in listening:
             continue

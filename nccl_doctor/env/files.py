@@ -19,7 +19,7 @@ from nccl_doctor.env.assignments import INTEREST, Assignment
 SIZE_LIMIT = 4 << 20
 # No line of a script that a person wrote is longer.
 LINE_LIMIT = 1 << 20
-# A directory is searched up to this many files, then it is said that there were more.
+# So many files are read, then it is said that there were more.
 FILE_LIMIT = 100_000
 
 _SKIP_DIRECTORIES = frozenset(
@@ -39,40 +39,19 @@ class Kind(enum.Enum):
     PYTHON = "Python"
 
 
+_SHELLS = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".envrc")
+_BATCH = (".sbatch", ".slurm", ".sub", ".job", ".pbs", ".lsf", ".qsub")
 _ENDINGS = {
-    ".sh": Kind.SHELL,
-    ".bash": Kind.SHELL,
-    ".zsh": Kind.SHELL,
-    ".ksh": Kind.SHELL,
-    ".csh": Kind.SHELL,
-    ".fish": Kind.SHELL,
-    ".sbatch": Kind.SHELL,
-    ".slurm": Kind.SHELL,
-    ".sub": Kind.SHELL,
-    ".job": Kind.SHELL,
-    ".pbs": Kind.SHELL,
-    ".lsf": Kind.SHELL,
-    ".qsub": Kind.SHELL,
-    ".envrc": Kind.SHELL,
-    ".env": Kind.ENV_FILE,
-    ".service": Kind.ENV_FILE,
-    ".yaml": Kind.YAML,
-    ".yml": Kind.YAML,
-    ".json": Kind.YAML,
+    **dict.fromkeys((*_SHELLS, *_BATCH), Kind.SHELL),
+    **dict.fromkeys((".env", ".service"), Kind.ENV_FILE),
+    **dict.fromkeys((".yaml", ".yml", ".json"), Kind.YAML),
     ".py": Kind.PYTHON,
     ".dockerfile": Kind.DOCKER,
 }
 _NAMES = {
-    "Dockerfile": Kind.DOCKER,
-    "Containerfile": Kind.DOCKER,
-    ".env": Kind.ENV_FILE,
-    ".deepspeed_env": Kind.ENV_FILE,
-    "environment": Kind.ENV_FILE,
-    ".bashrc": Kind.SHELL,
-    ".bash_profile": Kind.SHELL,
-    ".profile": Kind.SHELL,
-    ".zshrc": Kind.SHELL,
-    ".envrc": Kind.SHELL,
+    **dict.fromkeys(("Dockerfile", "Containerfile"), Kind.DOCKER),
+    **dict.fromkeys((".env", ".deepspeed_env", "environment"), Kind.ENV_FILE),
+    **dict.fromkeys((".bashrc", ".bash_profile", ".profile", ".zshrc", ".envrc"), Kind.SHELL),
 }
 
 
@@ -181,34 +160,31 @@ def extract(text: str, file: str, kind: Kind) -> list[Assignment]:
         raise Unreadable(f"is nested too deep for {kind.value}") from None
 
 
-def find(names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """(path, whether it was named itself) for files, directories and globs, in a fixed order, each once."""
+def find(names: Iterable[str], refused: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, bool]]:
+    """(path, whether it was named itself) for files, directories and globs, in a fixed order, each once.
+
+    ``refused`` is told of the directories that cannot be read.
+    """
     seen: set[str] = set()
     for name in names:
         paths = [name]
         if not os.path.lexists(name) and glob.has_magic(name):
             paths = sorted(glob.glob(name, recursive=True)) or [name]  # noqa: PTH207 - the user's pattern may be absolute
         for path in paths:
-            inside = _walk(path) if Path(path).is_dir() else iter([(path, True)])
+            inside = _walk(path, refused) if Path(path).is_dir() else iter([(path, True)])
             for found, named in inside:
                 if found not in seen:
                     seen.add(found)
                     yield found, named
 
 
-def _walk(top: str) -> Iterator[tuple[str, bool]]:
+def _walk(top: str, refused: Callable[[OSError], None] | None) -> Iterator[tuple[str, bool]]:
     """The files of a directory whose names tell what they are, or have no ending; directory links are not followed."""
-    count = 0
-    for directory, folders, files in os.walk(top, followlinks=False):
+    for directory, folders, files in os.walk(top, onerror=refused):
         folders[:] = sorted(name for name in folders if name not in _SKIP_DIRECTORIES)
         for name in sorted(files):
-            path = str(Path(directory, name))
-            if kind_of_name(name) is None and "." in name:
-                continue
-            count += 1
-            if count > FILE_LIMIT:
-                return
-            yield path, False
+            if kind_of_name(name) is not None or "." not in name:
+                yield str(Path(directory, name)), False
 
 
 def read(names: Iterable[str]) -> Reading:
@@ -216,7 +192,11 @@ def read(names: Iterable[str]) -> Reading:
     assignments: list[Assignment] = []
     looked_at: list[str] = []
     problems: list[Problem] = []
-    for path, named in find(names):
+    found = find(names, lambda error: problems.append(Problem(str(error.filename), _why(error))))
+    for number, (path, named) in enumerate(found):
+        if number == FILE_LIMIT:
+            problems.append(Problem(path, f"is left out with all that follows: {FILE_LIMIT} files were read"))
+            break
         try:
             text = read_text(path)
             if not named and not INTEREST.search(text):

@@ -49,7 +49,10 @@ def changes(remarks: Iterable[Remark]) -> Iterator[Change]:
             before = read_text(file)
         except Unreadable:
             continue
-        yield _change(file, before, found)
+        if "\ufffd" in before:  # what was read so is not what stands there, and would be written so
+            yield Change(file, before, before, (f"{file}: not all of it is UTF-8 text: nothing is changed",))
+        else:
+            yield _change(file, before, found)
 
 
 def _change(file: str, before: str, found: list[Remark]) -> Change:
@@ -160,8 +163,8 @@ def _remove_yaml(lines: list[str], number: int, item: Assignment, note: str) -> 
     return None
 
 
-def write(change: Change, path: str) -> str:
-    """Write the mended text to ``path``, never half, with the original's permissions; returns the path."""
+def write(change: Change, path: str) -> None:
+    """Write the mended text to ``path``, never half, with the original's permissions; ``OSError`` where that fails."""
     target = Path(path)
     if target.is_symlink() and path != change.file:
         raise FileExistsError(f"{path} is a symbolic link: not written through it")
@@ -177,4 +180,3 @@ def write(change: Change, path: str) -> str:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return path

@@ -18,21 +18,9 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severi
 AREA = "env.bad-nccl-var"
 
 # Findings that say "this has no effect": on a running cluster they are worth a warning, not a verdict.
-WITHOUT_EFFECT = frozenset(
-    f"{AREA}.{name}"
-    for name in (
-        "misspelled",
-        "timeout-does-nothing",
-        "read-by-nobody",
-        "removed",
-        "renamed",
-        "too-new",
-        "unknown-name",
-        "not-exported",
-        "conf-syntax",
-        "invalid-value",
-    )
-)
+_DEAD = ("misspelled", "timeout-does-nothing", "read-by-nobody", "removed", "renamed", "too-new", "unknown-name")
+_LOST = ("not-exported", "conf-syntax", "invalid-value")
+WITHOUT_EFFECT = frozenset(f"{AREA}.{name}" for name in (*_DEAD, *_LOST))
 
 
 # In a comment on a line: the findings there are known and accepted.
@@ -143,8 +131,10 @@ def ignored(made: Remark) -> bool:
     if IGNORE not in text:
         return False
     rest = text.split(IGNORE, 1)[1]
-    names = rest[1:].split("]", 1)[0].split(",") if rest.startswith("[") else []
-    return not names or any(name.strip() and made.finding.id.endswith(name.strip()) for name in names)
+    if not rest.startswith("["):
+        return True
+    names = (name.strip().removeprefix(f"{AREA}.") for name in rest[1:].split("]", 1)[0].split(","))
+    return any(f"{made.finding.id}.".startswith(f"{AREA}.{name}.") for name in names)
 
 
 def _vendors(items: Iterable[Assignment]) -> dict[str, str]:

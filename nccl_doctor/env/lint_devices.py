@@ -65,9 +65,7 @@ def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
 
 def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """An exclude list replaces NCCL's own exclusions: without lo in it, lo can be chosen."""
-    if item.name not in _SOCKET or not item.value or item.name != "NCCL_SOCKET_IFNAME":
-        return
-    wanted = _filter(item)
+    wanted = _filter(item) if item.name == "NCCL_SOCKET_IFNAME" else None
     if wanted is None:
         return
     if wanted.exclude:
@@ -179,7 +177,7 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
             Severity.INFO,
             f"{item.name}={item.value} is a list of prefixes: {wide[0]} also takes {wide[0]}0 to {wide[0]}9",
             item,
-            fix=f"Write {item.name}={exact} if only {'this' if len(wanted.names) == 1 else 'these'} is meant",
+            fix=f"Write {item.name}={exact} if only {'this is' if len(wanted.names) == 1 else 'these are'} meant",
             edit=Edit(value=exact),
         )
 

@@ -180,12 +180,7 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     if not bad:
         return ""
     shown = " and ".join(repr(entry) for entry in bad[:3])
-    return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; {item_otherwise(values.otherwise)}"
-
-
-def item_otherwise(otherwise: str) -> str:
-    """The consequence as the second half of a sentence."""
-    return f"it {otherwise}" if otherwise else "it is not understood"
+    return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; it {values.otherwise or 'is not understood'}"
 
 
 def _boolean(variable: Variable, value: str) -> str:
@@ -243,7 +238,7 @@ def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             Severity.WARN,
             f"{item.name}={value} is a debugging setting: {why}",
             item,
-            fix=f"Remove it. {variable.set_when}".strip(),
+            fix=_fix("Remove it.", variable, ""),
             edit=Edit(),
         )
 
@@ -288,7 +283,7 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
         Severity.WARN,
         f"{item.name}{value} fights NCCL's own choice: {why}",
         item,
-        fix=f"Remove it, or keep the measurement that proves it beside it. {variable.set_when}".strip(),
+        fix=_fix("Remove it, or keep the measurement that proves it beside it.", variable),
         edit=Edit(),
     )
 
@@ -311,6 +306,13 @@ def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
         )
 
 
+def _fix(what: str, variable: Variable, only: str = "Set it only when: ") -> str:
+    """What to do, and when the variable is right."""
+    if variable.set_when.startswith("To "):
+        return f"{what} Set it only to {variable.set_when.removeprefix('To ')}"
+    return f"{what} {only}{variable.set_when}" if variable.set_when else what
+
+
 def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """Settings that can corrupt data, hang or break a job."""
     variable = answer.variable
@@ -321,7 +323,7 @@ def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Re
         Severity.WARN,
         f"{shown(item)} can break a job: {variable.never or variable.meaning}",
         item,
-        fix=f"Remove it. {('Set it only when: ' + variable.set_when) if variable.set_when else ''}".strip(),
+        fix=_fix("Remove it.", variable),
     )
 
 
@@ -342,11 +344,9 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             edit=Edit(),
         )
         return
-    past = [
-        (release, default) for release, default in variable.history if default == value and default not in ("-1", "-2")
-    ]
-    if past and versions.parse(past[-1][0]) and variable.values and variable.values.kind == "integer":
-        later = next((r for r, d in variable.history if versions.parse(r) > versions.parse(past[-1][0])), "")
+    past = [release for release, default in variable.history if default == value and default not in ("-1", "-2")]
+    if past and variable.values and variable.values.kind == "integer":
+        later = next((r for r, _ in variable.history if versions.parse(r) > versions.parse(past[-1])), "")
         if later and versions.at_least(versions.parse(answer.version), later):
             yield remark(
                 "default-restated",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
@@ -122,9 +123,9 @@ def _says(case: Case, words: str) -> bool:
     return any(re.search(words, hit.text, re.IGNORECASE) for hits in kept for hit in hits)
 
 
-def _without_nccl(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> bool:
+def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
     """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, or a job that speaks of Gloo only."""
-    found = bool(causes) and verdict is not Verdict.UNDECIDED and causes[0].id.startswith(_WITHOUT_NCCL)
+    found = best is not None and verdict is not Verdict.UNDECIDED and best.id.startswith(_WITHOUT_NCCL)
     return found or (_says(case, "gloo") and not _says(case, "nccl"))
 
 
@@ -132,51 +133,48 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
         return ()
-    steps: list[str] = []
-    steps.extend(proof.next for proof in case.summary.proofs[:2] if proof.next)
-    unheard = [rank for rank in causes[0].ranks if rank not in case.summary.ranks] if causes else []
-    missing = _missing_ranks(case) or ranges(unheard)
-    if verdict is Verdict.UNDECIDED or (causes and causes[0].confidence < 0.8):
-        if missing:
-            steps.append(f"collect the logs of rank {missing}: they are not among these, and the others only waited")
-        elif causes and causes[0].id == "app.rank-exception":
-            who = f"rank {ranges(list(causes[0].ranks))}" if causes[0].ranks else "the worker that ended first"
-            steps.append(f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why")
-        if (
-            verdict is Verdict.UNDECIDED
-            and causes
-            and causes[0].id in _SHOWN_BY_STACKS
-            and not case.exceptions.ordinary
-        ):
-            steps.append("if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare")
-            if case.has("socket-timeout") and not case.has("watchdog-timeout"):
-                steps.append(f"lost packets look the same: {_NETWORK}")
-        seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
-        if not seen and not _without_nccl(case, verdict, causes):
-            steps.append(
-                # Any INFO line: what is missing was cut away, not switched off.
-                "give the whole log: the first INFO lines of NCCL are missing from these"
-                if _says(case, "NCCL INFO")
-                else "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
-            )
-        gone = _closed_first(case)
-        if gone and causes and causes[0].id == "net.peer-lost":
+    steps = [proof.next for proof in case.summary.proofs[:2] if proof.next]
+    best = causes[0] if causes else None
+    if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
+        gone = _closed_first(case) if best and best.id == "net.peer-lost" else ""
+        if gone:
             steps.insert(0, f"collect the log and the kernel log (dmesg -T) of {gone}: it closed its connections first")
-        if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
-            steps.append(_record_again(_oldest(case, "torch")))
-    if causes and any(
-        item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(causes[0].playbook).env if causes[0].playbook
-    ):
-        steps.append("nccl-doctor env recommend --hosts HOSTFILE")
-    if causes:
-        best = causes[0]
-        for start, command in _NEXT.items():
-            if best.id.startswith(start):
-                steps.append(command)
-        if best.id == "sys.host-oom":
-            where = best.hosts[0] if best.hosts else "the host of the killed rank"
-            steps.append(f"on {where}: dmesg -T | grep -i -E 'oom|killed process'")
-    return tuple(dict.fromkeys(steps))
+        steps += _to_decide(case, verdict, best)
+    return tuple(dict.fromkeys([*steps, *(_to_confirm(best) if best else ())]))
+
+
+def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
+    """What would tell which cause it is."""
+    missing = _missing_ranks(case) or ranges(
+        [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
+    )
+    if missing:
+        yield f"collect the logs of rank {missing}: they are not among these, and the others only waited"
+    elif best and best.id == "app.rank-exception":
+        who = f"rank {ranges(list(best.ranks))}" if best.ranks else "the worker that ended first"
+        yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
+    if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
+        yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
+        if case.has("socket-timeout") and not case.has("watchdog-timeout"):
+            yield f"lost packets look the same: {_NETWORK}"
+    seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
+    if not seen and not _without_nccl(case, verdict, best):
+        if _says(case, "NCCL INFO"):  # any such line: what is missing was cut away, not switched off
+            yield "give the whole log: the first INFO lines of NCCL are missing from these"
+        else:
+            yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
+    if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
+        yield _record_again(_oldest(case, "torch"))
+
+
+def _to_confirm(best: Cause) -> Iterator[str]:
+    """What would show that it is this cause."""
+    if best.playbook and any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
+        yield "nccl-doctor env recommend --hosts HOSTFILE"
+    yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
+    if best.id == "sys.host-oom":
+        where = best.hosts[0] if best.hosts else "the host of the killed rank"
+        yield f"on {where}: dmesg -T | grep -i -E 'oom|killed process'"
 
 
 def _record_again(torch: str) -> str:

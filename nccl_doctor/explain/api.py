@@ -75,12 +75,17 @@ def _cause(case: Case, item: Candidate) -> Cause:
         title=item.title,
         evidence=evidence,
         ranks=tuple(sorted(item.ranks)),
-        hosts=tuple(sorted(item.hosts)),
+        hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
         fixes=fixes,
         env=env,
         playbook=playbook,
         why=item.why,
     )
+
+
+def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
+    """Where the ranks to blame ran; that all ranks ran somewhere blames no host."""
+    return case.hosts_with(item.ranks) if len(item.ranks) < max(case.world, 2) else set()
 
 
 def _notes(case: Case) -> tuple[str, ...]:

@@ -77,6 +77,10 @@ class Case:
         """The same line with its rank filled in, where another line names it."""
         return self._names.ranked(hit)
 
+    def hosts_with(self, ranks: Iterable[int]) -> set[str]:
+        """The hosts on which these ranks ran, as far as the logs name them."""
+        return {host for rank in ranks if (host := self._names.host(rank))}
+
     def first(self, *names: str) -> Hit | None:
         """The first hit of any of these signatures."""
         found = self.hits(*names)

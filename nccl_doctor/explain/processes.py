@@ -1,7 +1,8 @@
-"""Which rank a process is: many name it in one line only, and all of their lines are that rank's."""
+"""Which rank a process is, and on which host: many name it in one line only, and all of their lines are that rank's."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -23,6 +24,16 @@ def failure_table(rows: Iterable[Hit]) -> Iterator[tuple[int, Hit]]:
             rank = None
 
 
+def _hosts_in_table(rows: Iterable[Hit]) -> Iterator[tuple[str, int]]:
+    """The host and the rank of torchrun's failure table, where the one stands just above the other."""
+    above: Hit | None = None
+    for hit in rows:
+        if hit.signature == "torchrun-host":
+            above = hit
+        elif above is not None and (above.file, above.line) == (hit.file, hit.line - 1):
+            yield above.groups["host"], int(hit.groups["rank"])
+
+
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
 
 
@@ -38,6 +49,24 @@ class Names:
     def _hits(self, *names: str) -> list[Hit]:
         groups = self._summary.groups
         return [hit for name in names if name in groups for hit in groups[name].hits]
+
+    def host(self, rank: int) -> str:
+        """Where this rank ran, as torchrun's table, NCCL's init lines or what stands before its own lines tell; empty where
+        they do not, or name several hosts."""
+        names = next((told[rank] for told in self._hosts if rank in told), set())
+        return min(names) if len(names) == 1 else ""
+
+    @functools.cached_property
+    def _hosts(self) -> tuple[dict[int, set[str]], ...]:
+        """The hosts that each kind of line names for a rank, the most trustworthy kind first."""
+        table = _hosts_in_table(sorted(self._hits("torchrun-host", "torchrun-rank"), key=place))
+        started = ((host, rank) for (host, _), rank in self._by_process.items() if host)
+        spoke = ((hit.host, rank) for rank, hit in self._summary.last_of_rank.items() if hit.host)
+        found: tuple[dict[int, set[str]], ...] = ({}, {}, {})
+        for told, pairs in zip(found, (table, started, spoke), strict=True):
+            for host, rank in pairs:
+                told.setdefault(rank, set()).add(host)
+        return found
 
     def _initialised(self) -> dict[tuple[str, str], int]:
         """The rank in NCCL's init lines (``rank 3 nranks 8``), by host and pid.

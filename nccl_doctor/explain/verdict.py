@@ -11,6 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.summary import LAST_LINES
 
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
@@ -40,6 +41,8 @@ def _rivalled(candidates: list[Candidate]) -> bool:
 def _failure_seen(case: Case) -> bool:
     """Whether anything failed that the work did not outlive (:meth:`Course.outlived`)."""
     course, exceptions = case.course, case.exceptions
+    if case.has(PACE_LEFT):
+        return True  # whatever its end: it paid for something
     if course.recovered:
         return False
     if exceptions.ordinary or any(not item.type for item in case.summary.tracebacks):
@@ -125,7 +128,8 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        return "nothing in these logs failed; lines that look bad are known to be harmless"
+        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
+        return f"nothing in these logs failed{calm}"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
@@ -142,4 +146,6 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         where = best.hosts[0]
     named = advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
-    return f"{where}: {title}" if where and not title.startswith("rank") else title
+    if title.startswith("rank"):  # which ones it says itself
+        where = best.hosts[0] if len(best.ranks) == 1 and len(best.hosts) == 1 and best.hosts[0] not in title else ""
+    return f"{where}: {title}" if where else title

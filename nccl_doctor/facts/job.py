@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 import msgspec
 
 from nccl_doctor.facts.model import Fact
+
+_INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.\d]*)/")
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -19,10 +22,12 @@ class Frame(msgspec.Struct, frozen=True):
     @property
     def short(self) -> str:
         """The file from the package's name on, or its own name: ``torch/nn/parallel/distributed.py``, ``train.py``."""
-        for part in ("/site-packages/", "/dist-packages/"):
-            if part in self.file:
-                return self.file.rpartition(part)[2]
-        return self.file.rpartition("/")[2]
+        return _INSTALLED.sub("", self.file) if self.installed else self.file.rpartition("/")[2]
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is of an installed package or of Python itself: not of the user's own program."""
+        return self.file.startswith("<") or bool(_INSTALLED.match(self.file))
 
     def __str__(self) -> str:
         return f"{self.function} ({self.short}:{self.line})"
@@ -46,7 +51,10 @@ class Stacks(msgspec.Struct, frozen=True):
 
 
 class Thread(msgspec.Struct, frozen=True):
-    """A kernel thread. ``waits_in`` is the kernel function it sleeps in, ``call`` and ``file`` its system call's."""
+    """A kernel thread. ``waits_in`` is the kernel function it sleeps in, ``call`` and ``file`` its system call's.
+
+    ``holder``: the process that has the file lock it waits for.
+    """
 
     id: int
     name: str = ""
@@ -56,6 +64,8 @@ class Thread(msgspec.Struct, frozen=True):
     call: str = ""
     file: str = ""
     file_system: str = ""
+    holder: int = 0
+    holder_name: str = ""
     kernel_stack: tuple[str, ...] = ()
 
 
@@ -67,6 +77,7 @@ class Reading(msgspec.Struct, frozen=True):
     threads: int = 0
     main: Thread | None = None
     others: tuple[Thread, ...] = ()
+    frozen: bool = False  # its control group is
     switches: int | None = None
     tracer: int = 0
     resident_bytes: int = 0
@@ -98,7 +109,10 @@ class Connection(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, or a ``wrapper`` around it.
+    """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, a ``wrapper`` around it, or a ``launcher``
+    (torchrun, with its ``options``).
+
+    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable.
 
     ``readings`` and ``stacks``: at the first and the second look; None where it had ended, or was not asked.
     """
@@ -116,6 +130,8 @@ class Process(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     rank_pid: int = 0
     launcher: str = ""
+    spawned: bool = False
+    options: dict[str, str] = {}
     readings: tuple[Reading | None, ...] = ()
     stacks: tuple[Stacks | None, ...] = ()
     connections: tuple[Connection, ...] = ()
@@ -155,6 +171,7 @@ class Job(Fact, frozen=True):
     namespace: str = ""
     interval_s: float = 0.0
     refused: Refused = Refused()
+    unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()

@@ -61,9 +61,6 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     user: str = ""
 
 
-AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'  # in the command line of every agent
-
-
 class MasterPort(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the master port could be bound on the master. ``outcome``: ok, in-use, not-permitted, failed."""
 
@@ -100,7 +97,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
     connect_ms: Amount | None = None
-    attempts: Count = 1  # how many connects it took, one each half second
+    attempts: Count = 1  # connects it took, one each half second; of a failed one: more if tried again
     rtt_min_ms: Amount | None = None  # older bundles lack it
     rtt_p50_ms: Amount | None = None
     rtt_p99_ms: Amount | None = None
@@ -122,12 +119,12 @@ class Neighbour(msgspec.Struct, frozen=True):
 class Links(Fact, frozen=True, omit_defaults=True):
     """All connects that this host tried, and what it takes for the hardware addresses of those that failed.
 
-    ``swept``: peer -> how many further ephemeral ports of it answered; those that did not stand among ``links``.
+    ``swept``: peer -> how many further ephemeral ports of it answered at once; the others stand among ``links``.
     """
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
-    swept: dict[str, int] = msgspec.field(default_factory=dict)
+    swept: dict[str, Count] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
 
     def completed(self) -> Links:

@@ -88,18 +88,15 @@ class Analysis(msgspec.Struct, frozen=True):
 
 def analyse(runs: Sequence[Run], host: str = "") -> Analysis:
     """What these runs (oldest first) say, of one host if ``host`` is given."""
-    found = [item for item in components(runs) if not host or item.host == host]
-    gone_round = [item for item in avoided(runs) if not host or host in item.hosts]
-    lines = [item for item in trends(runs) if not host or item.host == host]
     return Analysis(
         schema=HISTORY_SCHEMA,
         runs=len(runs),
         passed=sum(run.passed for run in runs),
         first=runs[0].created if runs else "",
         last=runs[-1].created if runs else "",
-        components=tuple(found),
-        avoided=tuple(gone_round),
-        trends=tuple(lines),
+        components=tuple(item for item in components(runs) if not host or item.host == host),
+        avoided=tuple(item for item in avoided(runs) if not host or host in item.hosts),
+        trends=tuple(item for item in trends(runs) if not host or item.host == host),
     )
 
 
@@ -163,7 +160,7 @@ def avoided(runs: Sequence[Run]) -> list[Avoided]:
     found = []
     for run in runs:
         bad = {item.host for item in _failing(run)}
-        together = run.together
+        together, used = run.together, run.used
         for item in run.hosts:
             if item.host in bad:
                 failing[item.host] = together
@@ -171,9 +168,7 @@ def avoided(runs: Sequence[Run]) -> list[Avoided]:
                 failing.pop(item.host, None)
         if run.passed:
             # Only a run of the same hosts can have avoided one of them.
-            around = tuple(
-                sorted(host for host, with_it in failing.items() if host not in run.used and with_it & run.used)
-            )
+            around = tuple(sorted(host for host, with_it in failing.items() if host not in used and with_it & used))
             if around:
                 found.append(Avoided(run.created, around))
     return found

@@ -49,8 +49,8 @@ def append(path: Path, run: Run) -> None:
     """Add a run, all of it or nothing; ``HistoryError`` if that cannot be done. The file is created if need be."""
     file = file_of(path)
     try:
-        if not path.exists() and file != path:
-            path.mkdir(parents=True)
+        if file != path:
+            path.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)) as base:
             if _has_tables(base):
                 _check(base, file)  # before anything of another program's file is changed
@@ -66,7 +66,10 @@ def append(path: Path, run: Run) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    said = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return said.replace(
+        "file is not a database", "is no history: a history is what --history PATH of check or preflight wrote"
+    )
 
 
 def _mounted_on(file: Path) -> str:

@@ -5,6 +5,7 @@ Only what says where a host is and who logs in is read: ansible_host, ansible_us
 
 from __future__ import annotations
 
+import graphlib
 import re
 import shlex
 
@@ -65,8 +66,8 @@ class _Reader:
         self.hosts: dict[str, int] = {}  # name -> line, in order
         self.host_variables: dict[str, dict[str, str]] = {}
         self.group_variables: dict[str, dict[str, str]] = {}
-        self.members: dict[str, list[str]] = {}  # group -> hosts
-        self.children: dict[str, list[str]] = {}  # group -> groups
+        self.groups: dict[str, set[str]] = {}  # host -> the groups it is named in
+        self.parents: dict[str, list[str]] = {}  # group -> those it is a child of
         self.section = ("ungrouped", "hosts")
 
     def line(self, number: int, text: str) -> None:
@@ -81,7 +82,7 @@ class _Reader:
         elif kind == "children":
             if not re.match(r"[A-Za-z0-9_.-]+\Z", text):
                 raise BadName("expected the name of a group")
-            self.children.setdefault(group, []).append(text)
+            self.parents.setdefault(text, []).append(group)
         else:
             self._host_line(group, number, text)
 
@@ -98,7 +99,7 @@ class _Reader:
         for name in expand(first):
             self.hosts.setdefault(name, number)
             self.host_variables.setdefault(name, {}).update(variables)
-            self.members.setdefault(group, []).append(name)
+            self.groups.setdefault(name, {"all"}).add(group)
 
     def _assignments(self, words: list[str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -122,32 +123,27 @@ class _Reader:
             names.host(value)
         return value
 
-    def _depths(self) -> dict[str, dict[str, int]]:
-        """host -> group -> how far down the tree of groups it sits: deeper groups win."""
-        depths: dict[str, dict[str, int]] = {name: {"all": 0} for name in self.hosts}
-
-        def below(group: str, depth: int, path: tuple[str, ...]) -> list[str]:
-            if group in path:
-                raise InventoryError(self.source, None, f"[{group}:children]", "a group that contains itself")
-            inside = list(self.members.get(group, []))
-            for child in self.children.get(group, []):
-                inside += below(child, depth + 1, (*path, group))
-            for name in inside:
-                depths[name][group] = max(depth, depths[name].get(group, 0))
-            return inside
-
-        inner = {child for group, children in self.children.items() if group != "all" for child in children}
-        known = dict.fromkeys([*self.members, *self.children, *self.group_variables])
-        for group in [name for name in known if name not in inner and name != "all"] or list(known):
-            below(group, 1, ())
-        return depths
+    def _lineages(self) -> dict[str, dict[str, int]]:
+        """group -> itself and all groups above it, with how far down the tree each is: deeper groups win."""
+        found = {"all": {"all": 0}}
+        try:
+            order = [*graphlib.TopologicalSorter(self.parents).static_order()]  # parents first
+        except graphlib.CycleError as error:
+            group = error.args[1][0]
+            raise InventoryError(self.source, None, f"[{group}:children]", "a group that contains itself") from None
+        for group in dict.fromkeys([*order, *(one for groups in self.groups.values() for one in groups)]):
+            above = {name: depth for parent in self.parents.get(group, ()) for name, depth in found[parent].items()}
+            found.setdefault(group, {**above, group: 1 + max(above.values(), default=0)})
+        return found
 
     def entries(self) -> list[HostEntry]:
         """The hosts, each with the nearest variables."""
+        lineages = self._lineages()
         result = []
-        for name, groups in self._depths().items():
+        for name in self.hosts:
             merged: dict[str, str] = {}
-            for group in sorted(groups, key=lambda group: (groups[group], group)):
+            depths = {group: depth for own in self.groups[name] for group, depth in lineages[own].items()}
+            for group in sorted(depths, key=lambda group: (depths[group], group)):
                 merged.update(self.group_variables.get(group, {}))
             merged.update(self.host_variables.get(name, {}))
             address = merged.get("address", "")

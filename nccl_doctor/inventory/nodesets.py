@@ -1,9 +1,8 @@
-"""Node sets: ``node[01-16,18]``, as in pdsh, ClusterShell and Slurm. ClusterShell's library expands and folds them."""
+"""Node sets: ``node[01-16,18]``, as in pdsh, ClusterShell and Slurm. ClusterShell's library expands them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from nccl_doctor.inventory.names import BadName
@@ -65,15 +64,3 @@ def split_commas(text: str) -> list[str]:
             pieces.append(text[start:place])
             start = place + 1
     return [*pieces, text[start:]]
-
-
-def fold(names: Iterable[str]) -> str:
-    """The shortest spelling of some names: ``gpu[01-04,07]``; names that are no node names stand beside it."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
-    foldable: list[str] = []
-    others: list[str] = []
-    for name in dict.fromkeys(names):
-        (others if ":" in name or "%" in name else foldable).append(name)
-    folded: Any = NodeSet.fromlist(foldable, resolver=RESOLVER_NOGROUP) if foldable else ""
-    return ",".join(filter(None, [str(folded), *sorted(others)]))

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.inventory import ansible, lines, names, nodesets, slurm
 from nccl_doctor.inventory.model import HostEntry, Inventory, InventoryError
 from nccl_doctor.inventory.names import BadName
@@ -125,7 +126,7 @@ def merge(entries: Iterable[HostEntry], source: str) -> tuple[list[HostEntry], l
         return list(kept.values()), []
     total = sum(repeated.values()) - len(repeated)
     return list(kept.values()), [
-        f"named more than once, counted once: {nodesets.fold(repeated)} ({total} line{'s' * (total != 1)} merged)"
+        f"named more than once, counted once: {fold(repeated)} ({total} line{'s' * (total != 1)} merged)"
     ]
 
 
@@ -173,7 +174,7 @@ def _folded(hosts: list[HostEntry]) -> list[str]:
     rows: list[str] = []
     for (user, port), group in groups.items():
         if port is None and not any(names.is_ipv6(name) for name in group):
-            folded = nodesets.fold(group)
+            folded = fold(group)
             rows.append(f"{user}@{folded}" if user else folded)
         else:
             rows += [names.spell(HostEntry(name, user, port)) for name in group]

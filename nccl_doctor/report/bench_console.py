@@ -15,7 +15,7 @@ from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import NOISY
+from nccl_doctor.bench.statistics import NOISY, Fit
 from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Finding, Severity
@@ -27,6 +27,7 @@ _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
 _MODE = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
 _BAR = 10
+POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
 
 def microseconds(value: float) -> str:
@@ -133,8 +134,8 @@ def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: in
     console.print()
     for item in outcome.findings:
         _finding(item, console)
-    for verdict in outcome.verdicts:
-        console.print(_verdict(verdict))
+    for line in _verdicts(outcome.verdicts):
+        console.print(line)
     notes = [*outcome.notes]
     if not outcome.complete:
         notes.append("the run did not complete: what was measured until then is shown")
@@ -160,14 +161,7 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:
             if (item.collective, item.mode) == (name, mode):
-                line = item.fit
-                console.print(
-                    Text(
-                        f"  fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error "
-                        f"{line.error * 100:.0f} %, half bandwidth at {format_size_about(line.half_size)}",
-                        "dim",
-                    )
-                )
+                console.print(Text(f"  {_fit(item.fit)}", "dim"))
         if rows:
             last = max(rows, key=lambda item: item.size)
             if len(last.rank_means_us) > 1:
@@ -179,6 +173,15 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
                         "dim",
                     )
                 )
+
+
+def _fit(line: Fit) -> str:
+    if line.error > POOR_FIT:
+        return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
+    return (
+        f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "
+        f"half bandwidth at {format_size_about(line.half_size)}"
+    )
 
 
 def _plot(
@@ -235,9 +238,15 @@ def _flops(tflops: float) -> str:
     return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
 
 
-def _verdict(verdict: Verdict) -> Text:
-    mark, style = _MARK[verdict.kind]
-    return Text(mark, style) + Text(f"  {verdict.collective}: {visible(verdict.text)}")
+def _verdicts(verdicts: Iterable[Verdict]) -> Iterator[Text]:
+    """One line per verdict; what is said of several in the same words is said once, behind them."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in verdicts:
+        said, _, why = item.text.partition("; ")
+        groups.setdefault((item.kind, why), []).append(f"{item.collective}: {visible(said)}")
+    for (kind, why), each in groups.items():
+        mark, style = _MARK[kind]
+        yield Text(mark, style) + Text("  " + "; ".join([*each, *([visible(why)] if why else [])]))
 
 
 def _finding(item: Finding, console: Console) -> None:
@@ -250,9 +259,7 @@ def _finding(item: Finding, console: Console) -> None:
             console.print(Padding(Text(f"{visible(where)}  ", "dim") + Text(visible(line)), (0, 0, 0, 4), expand=False))
     for fix in item.fixes:
         on = f" on {fix.host}" if fix.host else ""
-        console.print(
-            Padding(Text(f"fix{on}: {visible(fix.text)}  {visible(fix.command)}"), (0, 0, 0, 2), expand=False)
-        )
+        console.print(Padding(Text(visible(f"fix{on}: {fix.text}  {fix.command}")), (0, 0, 0, 2), expand=False))
     playbook = for_finding(item.id)
     if playbook:
         console.print(Text(f"  playbook: nccl-doctor playbook {playbook}", "dim"))

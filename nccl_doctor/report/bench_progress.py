@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from nccl_doctor.bench.model import Collector
@@ -23,12 +23,12 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
 
     def __init__(self, console: Console, world: World, collector: Collector, total: int) -> None:
         self._console, self._world, self._collector, self._total = console, world, collector, max(1, total)
-        self._live = Live(console=console, auto_refresh=False, transient=True) if is_live(console) else None
         self._now = "starting"
         self._started = time.monotonic()
         self._measuring_since: float | None = None
-        self._stages: dict[int, str] = {}
         self._told = {"measure", "end"}  # stages that have had their line; ranks pass them at different times
+        # Drawn so often, whatever happens: 8,000 ranks tell some ten things each, and a picture takes 4 ms.
+        self._live = Live(console=console, transient=True, get_renderable=self._picture) if is_live(console) else None
 
     def __enter__(self) -> BenchProgress:
         if self._live:
@@ -43,38 +43,36 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         """Take in one event, already collected, and show it."""
         kind = event.get("event")
         if kind == "stage":
-            self._stage(int(event["rank"]), str(event["stage"]), str(event.get("detail", "")))
+            self._stage(str(event["stage"]), str(event.get("detail", "")))
         elif kind == "size" and not self._live:
             self._line()
         elif kind == "skip" and not self._live:
             size = format_size(event["size"]) if event["size"] else "all sizes"
-            self._console.print(
-                f"{event['collective']} {size}: not measured: {visible(event['reason'])}", markup=False, highlight=False
-            )
+            self._say(f"{event['collective']} {size}: not measured: {visible(event['reason'])}")
         elif kind in ("error", "stuck", "stopped"):
             what = visible(str(event.get("text") or f"stuck in {event.get('stage')}").split("\n")[0][:200])
-            self._console.print(f"rank {event['rank']} on {visible(host)}: {what}", markup=False, highlight=False)
-        if self._live:
-            width, height = self._console.size
-            self._live.update(live(self._world, self._collector.results(), self._status(), width, height), refresh=True)
+            self._say(f"rank {event['rank']} on {visible(host)}: {what}")
 
-    def _stage(self, rank: int, stage: str, detail: str) -> None:
-        self._stages[rank] = stage
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def _picture(self) -> Group:
+        return live(self._world, self._collector.results(), self._status(), *self._console.size)
+
+    def _stage(self, stage: str, detail: str) -> None:
         if stage == "measure" and self._measuring_since is None:
             self._measuring_since = time.monotonic()
         self._now = f"{stage} {detail}".strip()
         if not self._live and stage not in self._told:
             self._told.add(stage)
-            self._console.print(f"{stage}: {visible(detail)}" if detail else stage, markup=False, highlight=False)
+            self._say(f"{stage}: {visible(detail)}" if detail else stage)
 
     def _line(self) -> None:
         item = self._collector.measurements[-1]
         wrong = "" if not item.wrong else f"  {item.wrong} WRONG"
-        self._console.print(
+        self._say(
             f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  "
-            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}",
-            markup=False,
-            highlight=False,
+            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}"
         )
 
     def _status(self) -> str:

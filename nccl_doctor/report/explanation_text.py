@@ -30,14 +30,10 @@ _MARK = {
 def print_explanation(explanation: Explanation, console: Console, seconds: float = 0.0) -> None:
     """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
     read = explanation.read
-    files = f"{read.files} file{'s' if read.files != 1 else ''}"
-    console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
-    for problem in explanation.problems[:8]:
-        label = "" if problem.problem.startswith("not measured: ") else "not read: "
-        console.print(Text(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
-    if len(explanation.problems) > 8:
-        console.print(Text(f"  and {len(explanation.problems) - 8} more", "yellow"))
-    console.print()
+    if read.files:
+        files = f"{read.files} file{'s' if read.files != 1 else ''}"
+        console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
+        console.print()
     mark, style = _MARK[explanation.verdict]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
@@ -46,6 +42,11 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     console.print(sentence)
     console.print()
     _print_body(explanation, console)
+    for problem in explanation.problems[:8]:
+        label = "" if problem.problem.startswith(("not measured: ", "not judged: ")) else "not read: "
+        console.print(Text(f"  {label}{visible(problem.name)}: {visible(problem.problem)}", "yellow"))
+    if len(explanation.problems) > 8:
+        console.print(Text(f"  and {len(explanation.problems) - 8} more (--format json)", "yellow"))
     print_again(console, sentence)
 
 

@@ -24,6 +24,7 @@ _HEAD = {
 
 _DOING = {
     "stopped": "stopped",
+    "frozen": "frozen with its cgroup",
     "traced": "held by a debugger",
     "ended": "ended",
     "kernel": "stuck in the kernel",
@@ -53,8 +54,8 @@ def render(answer: Hang, console: Console, *, verbose: bool = False, saved: str 
         for job in answer.jobs:
             console.print(Text(f"  --job {visible(job.id):<32} {_told(job)}"), soft_wrap=True)
     else:
-        job = answer.jobs[0]
-        print_hanging(console, Text(f"{'job':<13}", "green").append(f"{visible(job.id)}   {_told(job)}"), 2, 13)
+        for job in answer.jobs[:1]:
+            print_hanging(console, Text(f"{'job':<13}", "green").append(f"{visible(job.id)}   {_told(job)}"), 2, 13)
         report_console.body(answer.report, console, verbose)
         for line in _groups(answer.ranks, verbose):
             print_hanging(console, line, 2, 13)

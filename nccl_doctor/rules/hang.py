@@ -11,6 +11,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine
+from nccl_doctor.rules.job_launchers import waiting_launchers
 from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.ranks import Rank, RunningJob, jobs_of, local_rank
 from nccl_doctor.rules.units import duration, size
@@ -19,7 +20,7 @@ HANG_SCHEMA = "nccl-doctor/hang/1"
 
 
 class RankRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank as it was found. ``doing`` is a word of :class:`nccl_doctor.rules.ranks.Doing`, ``where`` a quoted frame."""
+    """One rank as it was found. ``doing`` is a word of :class:`nccl_doctor.rules.doing.Doing`, ``where`` a quoted frame."""
 
     rank: int
     host: str
@@ -83,16 +84,26 @@ def examine(bundle: Bundle) -> Hang:
         return _answer(bundle, "several-jobs", f"{len(jobs)} jobs run on these hosts: choose one with --job ID", jobs)
     if not hosts:
         return _answer(bundle, "no-job", "no host was reached", jobs)
-    if not jobs:
+    waiting = waiting_launchers(engine.Fleet(hosts, bundle.plan))
+    if not jobs and not waiting:
+        unread = [host.name for host in hosts if not host.want(Job)]
+        if unread:
+            return _answer(
+                bundle, "not-known", f"no rank was found, and the processes of {fold(unread)} were not read", jobs
+            )
         return _answer(bundle, "no-job", _nothing_found(hosts), jobs)
     report = judge(bundle)
     causes = [item for item in report.causes if item.severity is Severity.FAIL]
-    job = jobs[0]
     if causes:
         first = causes[0]
         more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
         return _answer(bundle, "held", f"{fold(first.hosts)}: {first.title}{more}", jobs, report)
-    verdict, sentence = _without_cause(job)
+    if not jobs:
+        where = fold(launcher.host for launcher in waiting)
+        return _answer(
+            bundle, "stands", f"no rank has been started: torchrun on {where} waits for others", jobs, report
+        )
+    verdict, sentence = _without_cause(jobs[0])
     return _answer(bundle, verdict, sentence, jobs, report)
 
 
@@ -106,7 +117,11 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
         )
     seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
-    return f"no process{seen} on these hosts has {names} in its environment"
+    spawned = sum(fact.unnumbered for fact in found)
+    more = (
+        f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
+    )
+    return f"no process{seen} on these hosts has {names} in its environment{more}"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:

@@ -38,14 +38,16 @@ def stacks(fleet: Fleet) -> Iterator[Finding]:
     for known in fleet.hosts:
         if known.name in with_gpus and not known.want(GpuFact):
             fleet.lack("what the GPUs do", _why_not(known), known.name)
+    for job in jobs_of(fleet):
+        if len(job.hosts) > 1 and any(rank.process.spawned for rank in job.ranks.values()):
+            fleet.lack("the ranks' own numbers", "mp.spawn counts on each host: here in the order of hosts", *job.hosts)
+        for rank in job.ranks.values():
+            taken = rank.process.stacks[-1] if rank.process.stacks else None
+            if taken and taken.outcome != "ok" and rank.now.kind != "ended":
+                fleet.lack(f"the Python stack of {rank.label}", f"{taken.outcome}: {taken.detail}", rank.host)
     for host, fact in facts.items():
-        ranks = [process for process in fact.processes if process.role == "rank"]
         if fact.no_stacks:
             fleet.lack("Python stacks", fact.no_stacks, host)
-        for process in ranks:
-            taken = process.stacks[-1] if process.stacks else None
-            if taken and taken.outcome != "ok":
-                fleet.lack("Python stacks", f"{taken.outcome}: {taken.detail}", host)
         if fact.refused.count:
             fleet.lack(
                 f"{fact.refused.count} Python processes of other users",

@@ -41,7 +41,7 @@ def others(job: RunningJob, *ranks: Rank) -> str:
         return ""
     name, count = held.most_common(1)[0]
     total = sum(held.values())
-    rest = f" and {total - count} elsewhere" if total > count else ""
+    rest = f", and {total - count} in other calls" if total > count else ""
     return f"; {count} other rank{'s wait' if count > 1 else ' waits'} in {name}{rest}"
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.facts.mesh import Names, Resolver
+from nccl_doctor.facts.mesh import Link, Links, Names, Resolver
 from nccl_doctor.rules.engine import Fleet, SkipRule
 
 Pair = tuple[str, str]
 
 # Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
 FULL_UP_TO = 12
+# Connects that were answered late, of one host: with fewer, a single burst of loss could be meant.
+LATE_COUNT = 3
 
 
 def alone(fleet: Fleet) -> None:
@@ -47,6 +50,25 @@ def shifts(hosts: Sequence[str], count: int = 3) -> list[Pair]:
     names = sorted(hosts)
     steps = range(1, min(count, len(names) - 1) + 1)
     return [(name, names[(index + step) % len(names)]) for step in steps for index, name in enumerate(names)]
+
+
+def late_hosts(facts: Mapping[str, Links], least: int = LATE_COUNT) -> set[str]:
+    """The hosts that answered so many connects, but not at the first try: something may limit new ones there."""
+    late = Counter(
+        link.peer for fact in facts.values() for link in fact.links if link.outcome == "ok" and link.attempts > 1
+    )
+    return {host for host, count in late.items() if count >= least}
+
+
+def perhaps_limited(facts: Mapping[str, Links]) -> list[tuple[str, Link]]:
+    """Host and connect, where a limit on new connections may have cost the answer: not yet tried again alone."""
+    late = late_hosts(facts, least=1)
+    return [
+        (host, link)
+        for host, fact in sorted(facts.items())
+        for link in fact.links
+        if link.peer in late and link.outcome == "timed-out" and link.attempts == 1
+    ]
 
 
 def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:

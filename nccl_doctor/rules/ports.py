@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.fold import few
-from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
+from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import alone, untried
+from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, perhaps_limited, untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -63,10 +63,6 @@ def master_port_in_use(fleet: Fleet) -> Iterator[Finding]:
         )
 
 
-# Connects that were not answered at once, of one host: with fewer, a single burst of loss could be meant.
-LATE_COUNT = 3
-
-
 @fleet_rule(
     "ports", "net.firewall.dropped", "net.firewall.rejected", "net.firewall.unreachable", "net.master-unreachable"
 )
@@ -77,7 +73,8 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     and a blocked ephemeral range (which NCCL, Gloo and the store take their ports from).
 
     The ports tried lie at equal distances over that range, three of each host, and 13 more where there are up to 12
-    hosts and the first ones answered at once. So a closed part of the range is met for certain where it is a sixteenth
+    hosts and the first ones answered at once. Where many answers are late, those that never came are tried for again,
+    one at a time: a limit on new connections is no closed port. So a closed part of the range is met for certain where it is a sixteenth
     (a third) as wide: 1,765 (9,411) ports of Linux' usual 28,232. The ports lie elsewhere in their parts on each host:
     what is closed on all N hosts alike is met at an Nth of that.
     """
@@ -87,9 +84,14 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     for host, link in tried:
         if link.outcome not in ("ok", "wrong-peer", *_BLOCKED):  # wrong-peer is a matter of names, and judged there
             fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
-    general = _pairs(tried, "ephemeral")
-    untried(fleet, general, "connect to", "not tried")
+    untried(fleet, _pairs(tried, "ephemeral"), "connect to", "not tried")
     _master_untried(fleet, tried)
+    in_doubt = perhaps_limited(facts)
+    for host, link in in_doubt:
+        why = "never answered, where others were late: new connections are limited, or that port is closed"
+        fleet.lack(f"connects from {host}", why, link.peer)
+    tried = [one for one in tried if one not in in_doubt]
+    general = _pairs(tried, "ephemeral")
     explained: set[Pair] = set()
     connect_out = {pair[0] for pair, links in general.items() for link in links if link.outcome == "ok"}
     for id, outcomes in _by_outcome().items():
@@ -98,13 +100,6 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             explained |= set(culprit.pairs)
             yield _blocked(id, culprit, general, connect_out)
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
-    late = Counter(link.peer for _, link in tried if link.outcome == "ok" and link.attempts > 1)
-    for pair, links in general.items():
-        unanswered = any(link.outcome == "timed-out" for link in links)
-        if pair not in explained and unanswered and late[pair[1]] >= LATE_COUNT:
-            explained.add(pair)
-            why = "one was never answered, and others late: new connections are limited, or that port is closed"
-            fleet.lack(f"connects from {pair[0]}", why, pair[1])
     yield from _partly_blocked(general, explained, swept)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
 

@@ -9,8 +9,9 @@ import msgspec
 
 from nccl_doctor.explain import ras
 from nccl_doctor.facts.gpu import GpuFact
-from nccl_doctor.facts.job import Connection, Frame, Job, Process, RasAnswer, Reading, Thread
+from nccl_doctor.facts.job import Connection, Job, Process, RasAnswer
 from nccl_doctor.facts.model import Plan
+from nccl_doctor.rules.doing import Doing, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, Host
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -18,32 +19,10 @@ _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _LOOPBACK = ("localhost", "127.", "::1")
-_C10D = (
-    "torch/distributed/distributed_c10d.py",
-    "torch/distributed/_functional_collectives.py",
-    "torch/distributed/nn/",
-)
-_STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
-_INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
 SURELY = ("collective", "store")
 HEARTBEAT_BYTES_PER_S = 2048  # on one connection
 CARRIED_BYTES = 64 << 20  # by all connections between ranks, ever: then data goes over them
 BUSY_SHARE = 0.5  # of one CPU between two readings: it computes, it does not sleep
-
-
-class Doing(msgspec.Struct, frozen=True):
-    """What a process does, by its state and its main thread's Python stack.
-
-    ``kind``: ``stopped``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
-    DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
-    a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or ``unknown``. ``name`` is the collective's, ``frame`` quotes
-    where, ``user`` is the innermost line of the user's own code.
-    """
-
-    kind: str
-    name: str = ""
-    frame: str = ""
-    user: str = ""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -218,6 +197,15 @@ def local_world(process: Process) -> int | None:
     return first_of(process, _LOCAL_WORLD)
 
 
+def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
+    """Every process that was found, with its host, once."""
+    return fleet.once(_processes)
+
+
+def _processes(hosts: tuple[Host, ...], plan: Plan) -> tuple[tuple[str, Process], ...]:
+    return tuple(_once({host.name: fact for host in hosts if (fact := host.want(Job))}))
+
+
 def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
     """Every job that runs on the fleet, or the one that the plan names; the largest first."""
     return fleet.once(_jobs)
@@ -226,7 +214,7 @@ def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
 def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
     known = {host.name: fact for host in hosts if (fact := host.want(Job))}
     grouped: dict[tuple[str, int], list[tuple[str, Process]]] = defaultdict(list)
-    for host, process in _once(known):
+    for host, process in _numbered(list(_once(known))):
         # A worker whose rank has died bears its number, and lives on for a while.
         if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
@@ -253,6 +241,21 @@ def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:
     return ((host, process) for _, host, process in seen.values())
 
 
+def _numbered(found: list[tuple[str, Process]]) -> Iterator[tuple[str, Process]]:
+    """mp.spawn counts from 0 on every host: over several, a job's ranks are numbered in the order of the hosts."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for host, process in found:
+        if process.spawned:
+            counts[_key(host, process)][host] = local_world(process) or 0
+    for host, process in found:
+        hosts = counts.get(_key(host, process), {}) if process.spawned else {}
+        if len(hosts) > 1:
+            before = sum(count for name, count in hosts.items() if name < host)
+            own = {"RANK": str(before + (local_rank(process) or 0)), "WORLD_SIZE": str(sum(hosts.values()))}
+            process = msgspec.structs.replace(process, environment={**process.environment, **own})
+        yield host, process
+
+
 def _key(host: str, process: Process) -> str:
     """What the processes of one job share. A loopback master is each host's own."""
     environment = process.environment
@@ -262,6 +265,10 @@ def _key(host: str, process: Process) -> str:
         return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
     if slurm := environment.get("SLURM_JOB_ID"):
         return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"
+    if namespace := environment.get("PMIX_NAMESPACE"):
+        return f"mpi:{namespace}"
+    if process.spawned:
+        return f"{host}:pid:{process.parent}"
     return f"uid:{process.uid}:{process.script}"
 
 
@@ -365,84 +372,3 @@ def cpu_between(process: Process) -> float | None:
     """CPU time of a process from the first reading to the second, in seconds; None where it has ended."""
     first, last = process.readings[0], process.readings[-1]
     return round(last.cpu_s - first.cpu_s, 2) if first and last else None
-
-
-def looks(process: Process) -> tuple[Doing, ...]:
-    """What a process did at each look."""
-    return tuple(_doing(reading, _main_frames(process, at)) for at, reading in enumerate(process.readings))
-
-
-def is_worker(process: Process) -> bool:
-    """Whether it is a DataLoader's worker, as either look saw it."""
-    return any(
-        frame.function == "_worker_loop" for at in range(len(process.stacks)) for frame in _main_frames(process, at)
-    )
-
-
-def _main_frames(process: Process, at: int) -> tuple[Frame, ...]:
-    stacks = process.stacks[at] if at < len(process.stacks) else None
-    return stacks.threads[0].frames if stacks and stacks.threads else ()
-
-
-def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
-    if reading is None or reading.state in "ZX":
-        return Doing("ended")
-    user = next((str(frame) for frame in frames if _is_users(frame)), "")
-    kernel = {"T": "stopped", "t": "traced"}.get(reading.state) or (
-        "kernel" if reading.main and reading.main.state == "D" else ""
-    )
-    kind, name, frame = _in_python(frames)
-    if not frames and not kernel and reading.main:
-        return _without_stack(reading.main)
-    if kernel:
-        place = reading.main.waits_in if reading.main and kernel == "kernel" else ""
-        return Doing(kernel, place, str(frame) if frame else "", user)
-    return Doing(kind, name, str(frame) if frame else "", user)
-
-
-def _without_stack(main: Thread) -> Doing:
-    if main.state == "R":
-        return Doing("running", "", "the processor")
-    return Doing("asleep", "", f"the kernel's {main.waits_in}") if main.waits_in else Doing("unknown")
-
-
-def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
-    """Kind, the collective's name, and the frame that says so."""
-    calls = [frame for frame in frames if frame.short.startswith(_C10D) and frame.function not in _INSIDE]
-    if calls:
-        waits_for_all = next((frame for frame in calls if frame.function in _STORE), None)
-        return ("store", waits_for_all.function, waits_for_all) if waits_for_all else (
-            "collective", calls[0].function, calls[0],
-        )  # fmt: skip
-    if not frames:
-        return "unknown", "", None
-    for frame in frames:
-        kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
-        if kind:
-            return kind, frame.function, frame
-    if any(frame.file.startswith("<frozen importlib") for frame in frames):
-        return "importing", "", frames[0]
-    return "own", "", frames[0]
-
-
-def _file(frame: Frame) -> str:
-    return "torch/distributed/checkpoint" if frame.short.startswith("torch/distributed/checkpoint") else frame.short
-
-
-_KINDS = {
-    ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
-    ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
-    ("torch/serialization.py", "save"): "saving",
-    ("torch/serialization.py", "load"): "loading",
-    ("torch/distributed/checkpoint", "save"): "saving",
-    ("torch/distributed/checkpoint", "load"): "loading",
-    ("torch/autograd/graph.py", "_engine_run_backward"): "backward",
-    ("torch/cuda/__init__.py", "synchronize"): "gpu",
-    ("torch/cuda/streams.py", "synchronize"): "gpu",
-}
-
-
-def _is_users(frame: Frame) -> bool:
-    """Whether a frame is of the user's own program: neither installed package nor Python's own library."""
-    installed = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
-    return not frame.file.startswith("<") and not any(part in frame.file for part in installed)

@@ -29,18 +29,19 @@ def _is_address(host: str) -> bool:
 
 def resolve(host: str, port: int, family: str, limit_s: float) -> list[Any]:
     """getaddrinfo within a limit, which it has not by itself; raises :class:`Unreachable`."""
-    wanted = _FAMILIES.get(family, socket.AF_UNSPEC)
-    if _is_address(host):
-        return socket.getaddrinfo(host, port, wanted, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
     answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def ask(flags: int = 0) -> None:
+        wanted = _FAMILIES.get(family, socket.AF_UNSPEC)
         try:
-            answer.put(list(socket.getaddrinfo(host, port, wanted, socket.SOCK_STREAM)))
+            answer.put(list(socket.getaddrinfo(host, port, wanted, socket.SOCK_STREAM, 0, flags)))
         except (OSError, UnicodeError) as error:
             answer.put(error if isinstance(error, OSError) else OSError(str(error)))
 
-    threading.Thread(target=ask, daemon=True, name="resolve").start()
+    if _is_address(host):
+        ask(socket.AI_NUMERICHOST)  # without the name service: at once
+    else:
+        threading.Thread(target=ask, daemon=True, name="resolve").start()
     try:
         found = answer.get(timeout=limit_s)
     except queue.Empty:
@@ -59,16 +60,22 @@ def connect(host: str, port: int, family: str, limit_s: float) -> socket.socket:
     trouble = Unreachable(ReachOutcome.NAME_UNRESOLVED, f"{host} has no address of the family asked for", host)
     for place, (kind, _, protocol, _, target) in enumerate(addresses):
         left = max(0.1, (end - time.monotonic()) / (len(addresses) - place))
-        made = socket.socket(kind, socket.SOCK_STREAM, protocol)
         try:
-            made.settimeout(left)
-            made.connect(target)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return made
+            return _connected(socket.socket(kind, socket.SOCK_STREAM, protocol), target, left)
         except OSError as error:
-            made.close()
             trouble = _sorted(error, str(target[0]), port, left)
     raise trouble
+
+
+def _connected(made: socket.socket, target: Any, limit_s: float) -> socket.socket:
+    try:
+        made.settimeout(limit_s)
+        made.connect(target)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _sorted(error: OSError, address: str, port: int, limit_s: float) -> Unreachable:

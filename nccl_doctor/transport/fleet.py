@@ -54,7 +54,7 @@ def connect_all(
     try:
         return attempt.run(on_progress or (lambda name, result: None))
     except BaseException:
-        attempt.abandon()
+        attempt.interrupt()
         raise
     finally:
         attempt.when_all_closed(transport.close)
@@ -97,28 +97,35 @@ class _Attempt:
         return {entry.name: self._results[entry.name] for entry in self._entries}
 
     def _give_up(self, on_progress: OnProgress) -> None:
-        with self._lock:
-            self._abandoned = True
+        for name, late in self._abandon():
+            on_progress(name, late)
         for entry in self._entries:
             if entry.name not in self._results:
-                if entry.name in self._begun:
-                    seconds = round(time.monotonic() - self._begun[entry.name], 3)
-                    evidence = (f"no agent after {seconds:.1f} s",)
-                    late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds)
-                    reach = cut_short(late, self._options)
-                else:
-                    reach = Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
-                self._results[entry.name] = reach
-                on_progress(entry.name, reach)
+                self._results[entry.name] = self._undecided(entry.name)
+                on_progress(entry.name, self._results[entry.name])
 
-    def abandon(self) -> None:
-        """Interrupted: close what is open, now and later."""
+    def _undecided(self, name: str) -> Reach:
+        if name not in self._begun:
+            return Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
+        seconds = round(time.monotonic() - self._begun[name], 3)
+        evidence = (f"no agent after {seconds:.1f} s",)
+        late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds)
+        return cut_short(late, self._options)
+
+    def _abandon(self) -> list[tuple[str, Session | Reach]]:
+        """Let the workers close what they open from now on; what they had done before, and nobody has taken yet."""
         with self._lock:
             self._abandoned = True
+        late = []
         with contextlib.suppress(queue.Empty):
             while True:
-                name, result = self._done.get_nowait()
-                self._results[name] = result
+                late.append(self._done.get_nowait())
+        self._results.update(late)
+        return late
+
+    def interrupt(self) -> None:
+        """Close what is open, now and later."""
+        self._abandon()
         close_all(self._results.values())
 
     def when_all_closed(self, close_transport: Callable[[], None]) -> None:

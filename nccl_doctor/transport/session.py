@@ -23,7 +23,12 @@ from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.launch import launch
 
-PING_S = 10.0  # the agent ends after 45 s of silence
+PING_S = 5.0  # the agent answers at once, whatever its probes do; it ends after 45 s without a word from us
+SILENT_PINGS = (
+    3  # unanswered in a row, the last one PING_S ago: the host is gone. Counted, as a clock counts our own sleep
+)
+WRITE_S = 10.0
+LOOK_S = 1.0  # how often it is looked whether an answer can still come
 CARRY_LIMIT_S = 30.0
 GRACE_S = 5.0  # beyond a probe's own limit, for the answer to travel
 SILENCE_S = 20.0  # of an agent that is overdue with an answer: then nothing more is waited for
@@ -289,7 +294,7 @@ class Session:
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> None:
         """Take one message, or find out which requests are overdue; what is answered leaves ``ends``."""
-        wait_s = max(0.0, min(GRACE_S, min(end for _, end in ends.values()) - time.monotonic()))
+        wait_s = max(0.0, min(LOOK_S, GRACE_S, min(end for _, end in ends.values()) - time.monotonic()))
         done: dict[int, ProbeResult] = {}
         try:
             message = answers.get(timeout=wait_s)
@@ -323,7 +328,7 @@ class Session:
         return "no answer: the agent has fallen silent" if self._silent else "the agent did not answer in time"
 
     def _fall_silent(self, now: float) -> None:
-        """Not a word since a request was sent whose time, and the grace for travelling, are over; or late too often."""
+        """Not a word since pings, or since a request whose time and grace for travelling are over; or late too often."""
         with self._lock:
             if self._silent or self._lost:
                 return
@@ -350,15 +355,15 @@ class Session:
         line = json.dumps(message, separators=(",", ":")).encode("utf-8") + b"\n"
         try:
             with self._send_lock:
-                self._stream.write(line, max(1.0, self._deadline.left(PING_S)))
+                self._stream.write(line, max(1.0, self._deadline.left(WRITE_S)))
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: closed meanwhile
             self._lose(f"cannot write: {error}" if str(error) else "cannot write")
 
     # Listening
 
     def _read_loop(self) -> None:
-        """Take lines off the stream until it ends; ping in the pauses, so that the agent knows we are there."""
-        pinged = time.monotonic()
+        """Take lines off the stream until it ends; ping in the pauses, so that each side knows the other is there."""
+        pinged, unanswered = time.monotonic(), 0
         try:
             while True:
                 self._take_lines()
@@ -367,14 +372,17 @@ class Session:
                     self._lose(f"the answer comes too slowly: {pace}", ReachOutcome.TIMED_OUT)
                     return
                 if time.monotonic() - pinged >= PING_S:
+                    if unanswered >= SILENT_PINGS:
+                        self._fall_silent(time.monotonic())
                     self._send({"op": "ping"})
-                    pinged = time.monotonic()
+                    pinged, unanswered = time.monotonic(), unanswered + 1
                 with contextlib.suppress(TimeoutError):
                     block = self._stream.read(PING_S)
                     if not block:
                         break
                     self._held += block
                     self._pace.take(len(block), time.monotonic())
+                    unanswered = 0
             self._lose("the stream ended" + (" in the middle of an answer" if self._held.strip() else ""))
         except (OSError, ValueError, EOFError) as error:
             self._lose(str(error) or type(error).__name__)

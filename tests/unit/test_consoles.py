@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from facts_builder import Builder
-from rich.console import Console
+from rich.console import Console, Group
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.bench import verdict
+from nccl_doctor.bench.model import Collector
+from nccl_doctor.bench.statistics import Fit
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
@@ -26,7 +28,7 @@ from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, comparison, history, progress, terminal, topology
+from nccl_doctor.report import bench_console, bench_progress, comparison, history, progress, terminal, topology
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
@@ -89,15 +91,16 @@ def test_a_check() -> None:
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
     assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
-    assert lines[-13:] == [
+    assert lines[-14:] == [
         "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
         "                on gpu02: sudo ip link set dev eth0 mtu 1400",
         "     playbook   nccl-doctor playbook net.mtu.black-hole",
         "",
-        "  passed       ports, software, gpu, topology, infiniband",
+        "  passed       ports, software, topology, infiniband",
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
-        "  not checked  carriers, limit on address space, limit on file size on gpu[01-03]: not collected",
+        "  not checked  SRAM errors, carriers, limit on address space, limit on file size on gpu[01-03]: not",
+        "               collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
         "               known",
         "  not checked  net.core.somaxconn on gpu[01-03]: not readable",
@@ -130,11 +133,28 @@ def test_progress_on_a_narrow_screen_is_one_line_for_what_runs_and_one_for_what_
         for host in range(hosts):
             drawn.advance(stage, f"gpu{host}", "timed-out" if stage == "connect" and not host else "")
     assert drawn._live is not None
-    lines = str(drawn._live.renderable).splitlines()
+    lines = str(drawn._live.get_renderable()).splitlines()
     assert lines[0].startswith("  collectives ██░░░░ 1/4   ") and lines[1:] == [
         "  done: connect, host facts",
         "  connect: timed-out on gpu0",
     ]
+
+
+def test_a_picture_of_the_progress_is_made_when_it_is_shown_and_not_at_each_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(progress, "fold", lambda hosts: made.append("hosts") or "")
+    monkeypatch.setattr(bench_progress, "live", lambda *_: made.append("table") or Group())
+    hosts = progress.ConsoleProgress(screen(60, colours=True))
+    hosts.begin("connect", 1000)
+    table = bench_progress.BenchProgress(screen(60, colours=True), outcome().world, Collector(2), 1)
+    made.clear()
+    for number in range(1000):
+        hosts.advance("connect", f"gpu{number}", "timed-out")
+        table.event("gpu1", {"event": "stage", "rank": number, "stage": "import"})
+    assert not made
+    assert "1000/1000" not in str(hosts._picture()) and table._picture() and made == ["hosts", "table"]
 
 
 def test_a_benchmark() -> None:
@@ -173,6 +193,14 @@ def test_times(value: float, text: str) -> None:
     assert bench_console.microseconds(value) == text
 
 
+@pytest.mark.parametrize(
+    ("gbs", "text"),
+    [(0.0231, "23.1 MB/s"), (0.0996, "99.6 MB/s"), (0.1004, "0.1 GB/s"), (0.354, "0.354 GB/s"), (1234.0, "1234 GB/s")],
+)
+def test_bandwidths(gbs: float, text: str) -> None:
+    assert verdict.rate(gbs) == text
+
+
 def test_a_topology() -> None:
     console = screen()
     topology.render(parse(TOPO), console, title="gpu01")
@@ -194,6 +222,23 @@ def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
     (unknown,) = [line for line in lines if line.startswith("  unknown ")]
     assert "gpu02" in bad and "loopback" in bad and "clock" not in bad
     assert "gpu03" in unknown and "clock" in unknown and "loopback" not in unknown
+
+
+def test_reasons_of_a_gate_are_told_once_and_what_is_cut_is_said() -> None:
+    late = "the run's deadline had passed"
+    assert consoles._reasons({f"clock: {late}", f"names: {late}", "net.mtu"}) == f"net.mtu; clock, names: {late}"
+    assert consoles._reasons(set("abcdef")) == "a; b; c; d; and 2 more"
+
+
+def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_points_is_no_fit() -> None:
+    same = [verdict.Verdict(name, "cannot-judge", f"{name} GB/s; nobody knows") for name in ("gather", "scatter")]
+    told = [line.plain for line in bench_console._verdicts([*same, verdict.Verdict("reduce", "good", "fast")])]
+    assert told == [
+        "? CANNOT JUDGE  gather: gather GB/s; scatter: scatter GB/s; nobody knows",
+        "✓ GOOD  reduce: fast",
+    ]
+    line = Fit(alpha_us=0.0, beta_gbs=0.3, error=0.76, half_size=0, points=4)
+    assert bench_console._fit(line) == "fit: none: latency + size / bandwidth is 76 % off"
 
 
 def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:
@@ -282,6 +327,7 @@ def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width
         ["check", "--from", FAULTY, "--history", str(tmp_path)],
         ["history", str(tmp_path)],
         ["diff", FAULTY, "--hosts", "gpu01,gpu02"],
+        ["report", FAULTY, "--format", "text"],
         ["env", "lint", "--file", str(script)],
         ["env", "recommend", "--from", FAULTY],
         ["env", "show", "NCCL_IB_HCA"],
@@ -346,8 +392,6 @@ FOUND = Explanation(
 )  # fmt: skip
 FOUND_SHOWN = """\
   2 files, 1.5 kB, 1.2 s
-  not read: b.gz: truncated
-  run.ndb: not measured: gpu
 
 ✗ rank 1 raised KeyError
 
@@ -369,6 +413,8 @@ FOUND_SHOWN = """\
                      line 33    rank 0       reset
   next               py-spy dump
   versions           nccl 2.28.9
+  not read: b.gz: truncated
+  run.ndb: not measured: gpu
 """
 
 
@@ -426,7 +472,9 @@ def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:
 
 def test_many_problems_of_the_input_are_cut_and_say_so() -> None:
     problems = tuple(InputProblem(f"{number}.gz", "truncated") for number in range(10))
-    assert "7.gz: truncated\n  and 2 more\n" in explained(msgspec.structs.replace(FOUND, problems=problems))
+    assert "7.gz: truncated\n  and 2 more (--format json)\n" in explained(
+        msgspec.structs.replace(FOUND, problems=problems)
+    )
     assert "more" not in explained(msgspec.structs.replace(FOUND, problems=problems[:8], causes=()))
 
 

@@ -65,6 +65,13 @@ def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
     )
 
 
+def test_a_playbook_ends_with_the_check_that_shows_whether_it_helped() -> None:
+    for name, stage in (("net.firewall", "ports"), ("host.no-route", "connectivity"), ("gpu.ecc.contained", "gpu")):
+        told = CliRunner().invoke(cli.app, ["playbook", name]).output
+        assert told.endswith(f"\n\nMended? nccl-doctor check --hosts HOSTFILE --stage {stage}\n")
+    assert "Mended?" not in CliRunner().invoke(cli.app, ["playbook", "app.rank-exception"]).output  # no check shows it
+
+
 def test_the_beginning_of_ids_lists_those() -> None:
     done = CliRunner().invoke(cli.app, ["playbook", "net"])
     listed = [line.split()[0] for line in done.output.splitlines()]
@@ -160,6 +167,10 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
     hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
     assert hang[0].startswith("hang.") and "collectives.slow-pair" not in "".join(hang)  # it holds "exchange" only
+    said = CliRunner().invoke(cli.app, ["playbook", "unhandled", "system", "error"])
+    assert "nccl-doctor docs first-aid" in said.output and said.exit_code == 0
+    assert CliRunner().invoke(cli.app, ["playbook", "CUDA out of memory"]).output.startswith("gpu.oom ")
+    assert "app.ddp-unused-params" in CliRunner().invoke(cli.app, ["playbook", "unused parameters"]).output
     none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
     assert none.exit_code == 2 and "none holds these words" in none.output
 

@@ -36,8 +36,8 @@ ELSEWHERE = {
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
     ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_links.pcie",
     ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband.ports_up",
-    ("job: processes.*.environment.RANK", "job.leftovers"): "job.gone",
-    ("job: processes.*.readings.*.state", "job.stopped"): "job.gone",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "software.drift"): "software.nccl_library",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
 }
@@ -191,10 +191,9 @@ NONSENSE = {
         "interfaces: environment.NCCL_SOCKET_IFNAME",
         "interface_settings.interface_syntax",
     ): "interface_settings.interface_setting",
-    ("job: processes.*.environment.RANK", "job.leftovers"): "job.gone",
-    ("job: processes.*.readings.*.state", "job.stopped"): "job.gone",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
-    ("software: torch.cuda", "software.cuda_build"): "software.driver",
     ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
 }
 

@@ -24,14 +24,23 @@ from tests.hardware_kit import machines
 
 cli._load_commands()
 
-BARRIER = [("barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", 5356), ("train", "/job/train.py", 37)]
-REDUCE = [("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 3), ("train", "/job/train.py", 20)]
+BARRIER = [
+    ("barrier", "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 5356),
+    ("train", "/job/train.py", 37),
+]
+REDUCE = [
+    ("all_reduce", "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3),
+    ("train", "/job/train.py", 20),
+]
 OWN = [("evaluate", "/job/train.py", 31), ("<module>", "/job/train.py", 40)]
-LOADER = [("_try_get_data", "/x/site-packages/torch/utils/data/dataloader.py", 1), ("train", "/job/train.py", 9)]
+LOADER = [
+    ("_try_get_data", "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1),
+    ("train", "/job/train.py", 9),
+]
 WORKER = [
     ("__getitem__", "/job/train.py", 14),
-    ("fetch", "/x/site-packages/torch/utils/data/_utils/fetch.py", 52),
-    ("_worker_loop", "/x/site-packages/torch/utils/data/_utils/worker.py", 3),
+    ("fetch", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 52),
+    ("_worker_loop", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 3),
 ]
 IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
 
@@ -139,6 +148,175 @@ def test_a_rank_that_is_elsewhere_is_named_with_its_line() -> None:
     assert "sleeps in evaluate (train.py:31)" in found.title
     quoted = " ".join(item.text for item in found.evidence)
     assert "no byte moved on 12 connections between ranks for 90 s" in quoted and "barrier (torch/" in quoted
+
+
+STDLIB = "/usr/lib/python3.11/"
+POPEN = [("Popen._try_wait", STDLIB + "subprocess.py", 2004), *OWN]
+BATON = [("wait", "/opt/env/lib/python3.11/site-packages/torch/utils/file_baton.py", 49), *OWN]
+COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor/compile_fx.py", 9), *OWN]
+
+
+@pytest.mark.parametrize(
+    ("stack", "main", "words", "proof"),
+    [
+        (OWN, {"waits_in": "futex_do_wait"}, "waits for a lock or another thread in evaluate (train.py:31)", "thread saver: save"),
+        (POPEN, {"waits_in": "do_wait"}, "waits for its child process in evaluate (train.py:31)", "in wait_for_partner"),
+        ([("_shutdown", STDLIB + "threading.py", 1590)], {}, "has come to its program's end", "thread saver: save"),
+        (OWN, {"call": "recvfrom", "file": "TCP 10.0.0.1:4 -> 10.9.9.9:443"}, "waits for an answer from 10.9.9.9:443 in", "443"),
+        (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
+        ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
+        (BATON, {"waits_in": "hrtimer_nanosleep"}, "waits for the lock file of another process that builds", "file_baton"),
+        (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
+    ],
+    ids=["lock", "child", "end", "answer", "input", "pdb", "build", "compile"],
+)  # fmt: skip
+def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
+    away = process(1, stack, readings=[reading(main=main)] * 2)
+    saver = {"function": "save", "file": "/job/ckpt.py", "line": 7}
+    away["stacks"][-1]["threads"].append({"id": 2, "name": "saver", "frames": [saver]})
+    shell = {"pid": 900, "start_ticks": 900, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}
+    child = {**process(1), **shell, "stacks": [None, None], "readings": [reading(waits_in="wait_for_partner")] * 2}
+    found = first(examine(bundle(*four(r1=away), child)))
+    assert found.id == "hang.elsewhere" and f"rank 1 (pid 101) {words}" in found.title
+    assert proof in " ".join(item.text for item in found.evidence)
+
+
+def test_who_holds_the_file_lock_is_named_be_it_a_rank_or_a_stranger() -> None:
+    def told(holder: int) -> Finding:
+        main = {"waits_in": "locks_lock_inode_wait", "call": "flock", "file": "/data/.lock", "holder": holder}
+        away = process(1, OWN, readings=[reading(main={**main, "holder_name": "rsync"})] * 2)
+        return first(examine(bundle(*four(r1=away))))
+
+    assert "waits for the lock on /data/.lock, which pid 77 (rsync) holds," in told(77).title
+    assert "which rank 0 (pid 100) holds" in told(100).title  # it waits in a collective, and will never let go
+    assert any(item.text == "/data/.lock: held by rank 0 (pid 100)" for item in told(100).evidence)
+    assert "which" not in told(0).title
+
+
+def test_a_silence_of_seconds_may_be_a_rank_that_is_late() -> None:
+    ranks = four(r3=process(3, OWN))
+    for item in ranks:
+        item["connections"] = [{**one, "received_ago_ms": 7_000, "sent_ago_ms": 7_000} for one in item["connections"]]
+    late = first(examine(bundle(*ranks)))
+    assert late.confidence == 0.7 and "may only be late" in late.fixes[0].text
+    assert first(examine(bundle(*four(r3=process(3, OWN))))).confidence == 0.9
+
+
+def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
+    """It is the store of a job that torchrun started; who only computes does not ask it."""
+    launcher = {**process(0), "pid": 50, "parent": 1, "start_ticks": 50, "role": "launcher", "script": "torchrun"}
+    launcher.update(environment={}, readings=[reading("T")] * 2, connections=[])
+    launcher["environment"]["SLURM_PROCID"] = "0"
+    group = [("new_group", BARRIER[0][1], 5000), OWN[0]]
+    asking = [process(rank, group) for rank in range(4)]
+    for item in asking:
+        item["environment"]["GROUP_RANK"] = str(int(item["environment"]["RANK"]) // 2)
+    found = first(examine(bundle(*asking, launcher)))
+    assert (
+        found.id == "hang.stopped.launcher" and found.hosts == ("gpu01",) and found.fixes[0].command == "kill -CONT 50"
+    )
+    assert (
+        "torchrun (pid 50), which keeps the job's store, is stopped by a signal; 4 other ranks wait in new_group"
+        in found.title
+    )
+    for item in asking:
+        item["stacks"] = [stacks(BARRIER)] * 2
+    answer = examine(bundle(*asking, launcher))
+    assert answer.verdict == "stands" and {item.id for item in answer.report.causes} == {
+        "hang.stopped.launcher",
+        "hang.waiting",
+    }
+
+
+def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
+    found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
+    assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]
+
+
+def test_one_collective_in_two_places_is_one_left_out() -> None:
+    other = [REDUCE[0], ("finish", "/job/train.py", 60)]
+    found = first(
+        examine(bundle(*four(*(), **{f"r{rank}": process(rank, REDUCE) for rank in (0, 1, 3)}, r2=process(2, other))))
+    )
+    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu02", 2)] and found.confidence == 0.6
+    assert (
+        found.title
+        == "rank 2 waits in all_reduce at finish (train.py:60), ranks 0-1,3 in all_reduce at train (train.py:20)"
+    )
+
+
+def test_where_one_rank_is_elsewhere_those_in_other_collectives_are_not_to_blame() -> None:
+    """As with tensor, pipeline and data parallel groups: each waits for that rank in a collective of its own."""
+    other = [("broadcast", *REDUCE[0][1:]), ("train", "/job/train.py", 21)]
+    ranks = four(r0=process(0, REDUCE), r1=process(1, OWN), r2=process(2, other))
+    answer = examine(bundle(*ranks))
+    assert blamed(first(answer)) == [("gpu01", 1)]
+    assert {item.id for item in answer.report.findings} == {"hang.elsewhere", "hang.waiting"}
+    three = [
+        process(rank, [(name, *REDUCE[0][1:]), OWN[0]]) for rank, name in enumerate(("all_gather", "barrier", "reduce"))
+    ]
+    undecided = examine(bundle(*three, process(3, REDUCE)))
+    assert undecided.verdict == "stands" and "app.collective-mismatch" in {item.id for item in undecided.report.causes}
+
+
+def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
+    ranks = four(r2=process(2, OWN))
+    for item in ranks:
+        item["spawned"] = True
+        item["environment"].update(RANK=item["environment"]["LOCAL_RANK"], WORLD_SIZE="2")
+    whole = bundle(*four())
+    hosts = []
+    for number, host in enumerate(whole.hosts):
+        data = {"interval_s": 3.0, "processes": ranks[2 * number : 2 * number + 2]}
+        hosts.append(msgspec.structs.replace(host, probes={"job": ProbeResult(Outcome.OK, data)}))
+    answer = examine(msgspec.structs.replace(whole, hosts=tuple(hosts)))
+    assert blamed(first(answer)) == [("gpu02", 2)] and answer.jobs[0].world == 4
+    assert "the ranks' own numbers" in {gap.what for gap in answer.report.unknown}
+
+
+AGENT = "/opt/env/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py"
+MEETS = [("_delay", "/x/rendezvous/utils.py", 181), ("SimpleElasticAgent._rendezvous", AGENT, 528)]
+
+
+def torchruns(*options: str | None) -> Bundle:
+    """A fleet of gpu01, gpu02, ... on which torchrun waits with these options; None is a host without any."""
+    hosts = []
+    for number, text in enumerate(options, 1):
+        words = dict(item.split("=") for item in (text or "").split())
+        more = {"role": "launcher", "script": "torchrun", "environment": {}, "connections": [], "options": words}
+        found = [{**process(0, MEETS), **more, "pid": 70 + number, "start_ticks": number}] if text is not None else []
+        data = {"interval_s": 3.0, "processes": found}
+        hosts.append(HostFacts(f"gpu{number:02}", Reach(ReachOutcome.OK), {"job": ProbeResult(Outcome.OK, data)}))
+    return Bundle(1, "test", "", Plan(stages=(JOB,)), tuple(hosts))
+
+
+HERE, THERE = "nnodes=3 rdzv-endpoint=gpu01:29400", "nnodes=3 rdzv-endpoint=gpu02:29400"
+
+
+@pytest.mark.parametrize(
+    ("options", "id", "hosts", "words"),
+    [
+        ((HERE, HERE, None), "hang.rendezvous", ("gpu03",), "waits at gpu01:29400 for 1 more host: no torchrun runs on gpu03"),
+        ((HERE, THERE, HERE), "hang.rendezvous.endpoints", ("gpu01", "gpu02", "gpu03"), "gpu02 at gpu02:29400"),
+        (("nnodes=2 node-rank=0 master-addr=a",) * 2, "hang.rendezvous.node-rank", ("gpu01", "gpu02"), "say that they are host 0"),
+    ],
+    ids=["a host without one", "two endpoints", "one number twice"],
+)  # fmt: skip
+def test_whom_torchruns_wait_for(options: tuple[str | None, ...], id: str, hosts: tuple[str, ...], words: str) -> None:
+    found = first(examine(torchruns(*options)))
+    assert (found.id, found.hosts) == (id, hosts) and words in found.title
+    assert found.evidence[0].text.startswith("torchrun --")
+
+
+def test_torchruns_whose_others_were_not_looked_at_accuse_nobody() -> None:
+    answer = examine(torchruns(HERE))
+    assert answer.verdict == "stands" and "torchrun on gpu01 waits" in answer.sentence and int(answer.exit_code) == 12
+    assert [(item.id, item.severity.value) for item in answer.report.causes] == [("hang.rendezvous", "warn")]
+    every = examine(torchruns(HERE, HERE, HERE))
+    assert every.verdict == "stands" and "all 3 torchruns" in every.report.causes[0].title
+    away = torchruns(HERE, HERE, None)
+    away.hosts[0].probes["job"].data["processes"][0]["stacks"][0] = stacks(OWN)  # it has only just come
+    assert examine(away).report.causes[0].title.startswith("torchrun on gpu02 waits")
 
 
 def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
@@ -429,8 +607,18 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
     assert "may read" in examine(bundle(uid=1000)).sentence
+    assert "4 that multiprocessing started may be ranks" in examine(bundle(unnumbered=2)).sentence
     unseen = examine(bundle(refused={"count": 8}))
     assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
+
+
+def test_where_the_processes_were_not_read_that_is_said() -> None:
+    told = bundle()
+    unread = {"job": ProbeResult(Outcome.TIMED_OUT, None, "did not answer")}
+    hosts = (told.hosts[0], msgspec.structs.replace(told.hosts[1], probes=unread))
+    answer = examine(msgspec.structs.replace(told, hosts=hosts))
+    assert answer.verdict == "not-known" and int(answer.exit_code) == 4
+    assert answer.sentence == "no rank was found, and the processes of gpu02 were not read"
 
 
 def test_only_hosts_with_ranks_are_asked_for_their_kernel_log() -> None:

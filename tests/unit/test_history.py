@@ -102,7 +102,7 @@ def test_files_that_are_no_history_are_refused_and_not_touched(tmp_path: Path) -
     with sqlite3.connect(newer) as base:
         base.execute("PRAGMA user_version = 99")
     before = foreign.read_bytes()
-    for file, message in ((foreign, "another program"), (text, "not a database"), (newer, "schema 99")):
+    for file, message in ((foreign, "another program"), (text, "is no history"), (newer, "schema 99")):
         with pytest.raises(store.HistoryError, match=message):
             store.append(file, run(0))
         with pytest.raises(store.HistoryError, match=message):

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nccl_doctor.cli import _hosts
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.inventory import HostEntry, Inventory, InventoryError, ansible, load, nodesets, render, sources
 from nccl_doctor.inventory.names import BadName
-from nccl_doctor.inventory.nodesets import fold
 
 
 def parse(text: str | bytes) -> Inventory:
@@ -155,6 +155,7 @@ def test_ansible() -> None:
         ("[g]\na ansible_user=-oProxyCommand=x", "hosts:2: .*expected a login name"),
         ("[g]\na ansible_port=99999", "hosts:2: .*port from 1 to 65535"),
         ("[a:children]\nb\n[b:children]\na\n[b]\nx", "contains itself"),
+        ("[c]\ny\n[a:children]\nb\n[b:children]\na\n[b]\nx", "contains itself"),
         ("[g]\nx[1:99999999]", "hosts:2: .*more than 20000 hosts"),
         ("[g]\nx[9:1]", "hosts:2: .*backwards"),
         ("[g]\n'x", "hosts:2: .*"),
@@ -163,6 +164,17 @@ def test_ansible() -> None:
 def test_ansible_mistakes(text: str, message: str) -> None:
     with pytest.raises(InventoryError, match=message):
         parse(text)
+
+
+def test_ansible_groups_of_any_depth_and_shape() -> None:
+    """Each group of a level has both of the next: 2^60 ways down. And a chain is longer than Python's stack."""
+    pairs = [f"[g{n}{side}:children]\ng{n + 1}a\ng{n + 1}b" for n in range(60) for side in "ab"]
+    deep = "\n".join([*pairs, "[g0a:vars]\nansible_user=far\nansible_port=22", "[g59b:vars]\nansible_user=near"])
+    (found,) = parse(f"{deep}\n[g60a]\nhost").entries
+    assert (found.user, found.port) == ("near", 22)
+    chain = "\n".join(f"[g{n}:children]\ng{n + 1}" for n in range(1500))
+    (found,) = parse(f"{chain}\n[g1500]\nhost\n[g0:vars]\nansible_user=top").entries
+    assert found.user == "top"
 
 
 def test_slurm() -> None:
@@ -175,6 +187,8 @@ def test_slurm() -> None:
         ("gpu7", 4),
     ]
     assert (found.source, found.format) == ("SLURM_JOB_NODELIST", "slurm")
+    job["SLURM_TASKS_PER_NODE"] = "1(x3),2"  # one torchrun a node is not one rank a node
+    assert [entry.slots for entry in load(None, None, True, job, io.BytesIO()).entries] == [None, None, None, 2]
     for bad in ({}, {"SLURM_JOB_NODELIST": "a b"}, {"SLURM_JOB_NODELIST": "a", "SLURM_TASKS_PER_NODE": "many"}):
         with pytest.raises(InventoryError, match="SLURM_JOB_NODELIST"):
             load(None, None, True, bad, io.BytesIO())
@@ -308,7 +322,7 @@ def test_good_hosts_keep_the_format_they_came_in() -> None:
         assert render(found.entries, found.format) == text
     found = parse("[g]\na ansible_host=10.0.0.1 ansible_user=x ansible_port=2\n")
     assert render(found.entries, "ansible") == "[hosts]\na ansible_host=10.0.0.1 ansible_user=x ansible_port=2\n"
-    assert fold(["gpu03", "gpu04", "fe80::1"]) == "gpu[03-04],fe80::1"
+    assert fold(["gpu03", "gpu04", "fe80::1"]) == "gpu[03-04], fe80::1"
 
 
 @pytest.mark.parametrize(

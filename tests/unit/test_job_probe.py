@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nccl_doctor.agent import connections, stacks
+from nccl_doctor.agent.job import connections, stacks
 from nccl_doctor.agent.probes import job as probe
 from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.facts.job import Job, Process
@@ -91,11 +91,31 @@ def test_a_rank_its_wrapper_and_its_child_are_told_apart_and_no_other_variable_l
 
 def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
     """As accelerate under srun: it has SLURM_PROCID, and the ranks that it starts have RANK as well."""
-    inner = "import os, subprocess, sys; os.environ['RANK'] = '1'\n"
-    inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    inner = "import os, subprocess, sys\n"
+    inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env={**os.environ, 'RANK': '1'})"
     start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0")
     _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
     assert [(item.role, item.environment.get("RANK")) for item in found] == [("wrapper", None), ("rank", "1")]
+
+
+def test_a_program_that_sets_its_rank_itself_is_found(start: Start) -> None:
+    """As the processes of mp.spawn, Ray and notebooks: /proc/PID/environ keeps what they were started with."""
+    source = "import os, time; os.environ.update(RANK='7', MASTER_PORT='{0}', SECRET='hunter2'); del os.environ['LOCAL_RANK']"
+    bare = ("env", "-u", "RANK", "-u", "MASTER_PORT")
+    start(0, source.format(JOB) + "; time.sleep(60)", *bare, LOCAL_RANK="5", SET_AT_START="1")
+    fact, (rank,) = look_until(lambda found: found and sleeps(found[0]))
+    assert rank.role == "rank" and "hunter2" not in str(fact)
+    assert rank.environment == {"RANK": "7", "WORLD_SIZE": "2", "MASTER_ADDR": "probe", "MASTER_PORT": JOB}
+
+
+def test_numbers_of_spawned_processes_are_read_or_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 has not come to its number yet; of the other parent 20 some have ended: they cannot be counted."""
+    told = {10: {"nprocs": "3"}, 11: {"i": "0"}, 13: {"i": "2"}, 20: {"nprocs": "3"}, 21: {"i": "1"}}
+    monkeypatch.setattr(stacks, "_spawn_locals", lambda _, pid: told.get(pid, {}))
+    found = stacks.spawned("py-spy", {11: 10, 12: 10, 13: 10, 21: 20, 22: 20, 31: 30})
+    assert {pid: numbers["RANK"] for pid, numbers in found.items()} == {11: "0", 12: "1", 13: "2", 21: "1"}
+    assert all(numbers["WORLD_SIZE"] == "3" for numbers in found.values())
+    assert stacks.spawned("", {11: 10}) == {}
 
 
 def test_states_are_read_and_left_as_they_are(start: Start) -> None:

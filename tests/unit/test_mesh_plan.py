@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.collect.mesh_plan import best_address, doubtful, faster, link_targets, port_count, sweep
-from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Throughput
+from nccl_doctor.collect.mesh_plan import (
+    best_address,
+    doubtful,
+    faster,
+    link_targets,
+    port_count,
+    replaced,
+    sweep,
+    swept,
+)
+from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Resolver, Throughput
 
 
 def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
@@ -40,10 +49,52 @@ def test_bulk_data_goes_where_nccl_would_send_it_if_that_can_be_reached() -> Non
         assert best_address("a", "b", other, tested) == "10.0.0.2"
 
 
+PORTS = tuple(range(40000, 40000 + 100 * port_count(12), 100))
+LISTENING, ADDRESSES = (
+    {"b": Listening(PORTS), "c": Listening(PORTS)},
+    {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"},
+)
+
+
+def tried(*links: Link) -> dict[str, Links]:
+    """What ``a`` found of ``b`` and ``c``, whose first ports answered unless one of these links says otherwise."""
+    good = tuple(Link(peer, ADDRESSES[peer], port, "ephemeral", "ok") for peer in "bc" for port in PORTS[:1])
+    return {"a": Links((*good, *links)), "d": Links(())}
+
+
 def test_every_port_of_a_peer_is_tried_once_and_the_first_ones_lie_far_apart() -> None:
-    ports = tuple(range(40000, 40000 + 100 * port_count(12), 100))
-    listening, addresses = {"b": Listening(ports)}, {"a": "10.0.0.1", "b": "10.0.0.2"}
-    first = [target["port"] for target in link_targets("a", ["b"], {}, listening, addresses, {}, master="")]
-    ((further),) = sweep(["b"], listening, addresses)
-    assert sorted([*first, *further["ports"]]) == list(ports) and first == [40000, 40500, 41000]
-    assert sweep(["b"], {"b": Listening(ports[: port_count(13)])}, addresses) == []
+    first = [target["port"] for target in link_targets("a", ["b"], Resolver({}), LISTENING, ADDRESSES, {}, master="")]
+    further = [target["port"] for target in sweep("a", LISTENING, ADDRESSES, tried()) if target["peer"] == "b"]
+    assert sorted([*first, *further]) == list(PORTS) and first == [40000, 40500, 41000]
+    three = {name: Listening(PORTS[: port_count(13)]) for name in "bc"}
+    assert sweep("a", three, ADDRESSES, tried()) == []
+
+
+def test_further_ports_are_tried_only_where_the_first_ones_answered_and_no_limit_would_be_met() -> None:
+    def swept_peers(facts: dict[str, Links]) -> set[str]:
+        return {target["peer"] for target in sweep("a", LISTENING, ADDRESSES, facts)}
+
+    late = Link("b", "10.0.0.2", 40500, "ephemeral", "ok", attempts=2)
+    assert swept_peers(tried()) == {"b", "c"}
+    assert swept_peers(tried(Link("b", "10.0.0.2", 40500, "ephemeral", "timed-out"))) == {"c"}
+    assert swept_peers(tried(late)) == {"c"}  # a lost packet, or a limit: the others find out
+    assert swept_peers({**tried(), "d": Links((late, late))}) == {"b", "c"}
+    assert swept_peers({**tried(), "d": Links((late, late, late))}) == {"c"}
+
+
+def link(port: int, outcome: str = "ok", **more: Any) -> dict[str, Any]:
+    return {"peer": "b", "address": "10.0.0.2", "port": port, "purpose": "ephemeral", "outcome": outcome, **more}
+
+
+def test_of_the_further_ports_those_that_answered_at_once_are_counted_and_the_others_told() -> None:
+    further = [link(1, attempts=1), link(2, attempts=1), link(3, attempts=2), link(4, "refused")]
+    told = swept({"links": [link(9, attempts=1)], "neighbours": []}, further)
+    assert told == {"links": [link(9, attempts=1), *further[2:]], "swept": {"b": 2}, "neighbours": []}
+
+
+def test_a_connect_that_was_tried_again_takes_the_place_of_the_first_one() -> None:
+    before = {"links": [link(1), link(2, "timed-out"), link(3)], "swept": {"b": 2}}
+    answered = replaced(before, link(2, attempts=2, connect_ms=501.0), 3.0)
+    assert answered == {"links": [link(1), link(2, attempts=8, connect_ms=3501.0), link(3)], "swept": {"b": 2}}
+    closed = replaced(before, link(2, "timed-out", detail="no answer"), 3.0)
+    assert closed["links"][1] == link(2, "timed-out", detail="no answer", attempts=12)

@@ -237,51 +237,6 @@ def test_the_listeners_of_one_host_lie_in_both_halves_of_its_range() -> None:
     listening._STATE.pop("listener").close()
 
 
-@pytest.fixture
-def peer() -> Iterator[dict[str, Any]]:
-    """A peer that listens: what ``links`` is told of it, and one port on which nobody does."""
-    listener = listening.Listener("token", "there")
-    opened = [listener.open_tcp(0) for _ in range(3)]
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        sweep = {"peer": "there", "address": "127.0.0.1", "ports": [*opened[1:], closed.getsockname()[1]]}
-        target = {"peer": "there", "address": "127.0.0.1", "port": opened[0], "purpose": "ephemeral"}
-        yield {"token": "token", "targets": [target], "sweep": [sweep]}
-    listener.close()
-
-
-def test_of_the_further_ports_only_those_that_do_not_answer_are_told(peer: dict[str, Any]) -> None:
-    told = mesh.links(peer)
-    assert told["swept"] == {"there": 2}
-    assert [(link["port"], link["outcome"]) for link in told["links"]] == [
-        (peer["targets"][0]["port"], "ok"),
-        (peer["sweep"][0]["ports"][2], "refused"),
-    ]
-
-
-def test_a_port_that_answers_a_second_try_met_a_limit_and_is_not_closed(
-    peer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, failed = mesh._connect, []
-
-    def limited(target: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        if target["port"] in peer["sweep"][0]["ports"][:2] and target["port"] not in failed:
-            failed.append(target["port"])
-            return {**target, "outcome": "timed-out", "detail": "timed out"}
-        return real(target, *rest)
-
-    monkeypatch.setattr(mesh, "_connect", limited)
-    peer["sweep"][0]["ports"].pop()
-    told = mesh.links(peer)
-    assert [(link["outcome"], link["attempts"]) for link in told["links"]] == [("ok", 1), ("ok", 2)]
-
-
-def test_further_ports_of_a_peer_that_does_not_answer_are_not_tried(peer: dict[str, Any]) -> None:
-    peer["targets"][0]["port"] = peer["sweep"][0]["ports"][2]
-    told = mesh.links(peer)
-    assert told["swept"] == {} and [link["outcome"] for link in told["links"]] == ["refused"]
-
-
 def test_what_the_peer_did_not_tell_is_not_counted_as_nothing_lost() -> None:
     """The connection is cut before the peer says how many segments it sent again."""
     door = socket.create_server(("127.0.0.1", 0))

@@ -309,6 +309,21 @@ def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tm
     assert result.exit_code == code, result.output
 
 
+def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+    from nccl_doctor.facts import bundle as bundles
+
+    cli._load_commands()
+    before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
+    bundles.write(Builder().bundle(), Path(before))
+    for more in ([], ["--stage", "ports"]):
+        words = ["check", "--from", before, "--nccl-version", "2.4.8", "--save", str(after), *more]
+        assert CliRunner().invoke(cli.app, words).exit_code == ExitCode.HEALTHY
+        assert bundles.read(after).plan.nccl_version == "2.4.8"
+
+
 def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk fills up while the run lasts: the result is told, and the exit code is not that of success."""
     import errno
@@ -732,8 +747,9 @@ def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
     cli._load_commands()
     bundles.write(faulty().bundle(), tmp_path / "b.ndb")
     saved = str(tmp_path / "b.ndb")
-    printed = CliRunner(env={"COLUMNS": None}).invoke(cli.app, ["preflight", "--from", saved])
-    told = CliRunner().invoke(cli.app, ["report", saved, "--format", "text"])
+    runner = CliRunner(env={"COLUMNS": None})
+    printed = runner.invoke(cli.app, ["preflight", "--from", saved])
+    told = runner.invoke(cli.app, ["report", saved, "--format", "text"])
     assert told.output == printed.stdout and "NO-GO" in told.output and f"exit {printed.exit_code}" in told.output
-    assert CliRunner().invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
+    assert runner.invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
     assert (tmp_path / "out.txt").read_text() == told.output

@@ -40,11 +40,11 @@ def words_of_lack(error: Exception, when: str = "") -> str:
 
 def amount(size: float) -> str:
     """``1.5 GiB``: bytes in the largest binary unit of which there is one."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return "%.3g %s" % (size, unit)
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while size >= 1024 and len(units) > 1:
         size /= 1024.0
-    return "%.3g TiB" % size if size < 1024 else "%.0f TiB" % size
+        units.pop()
+    return ("%.3g %s" if size < 100 else "%.0f %s") % (size, units[-1])
 
 
 def is_refusal(error: Exception) -> bool:

@@ -17,7 +17,7 @@ BLOCK = b"\0" * (256 << 10)
 UNDER_WAY = 8  # paced messages sent and not yet answered, at most
 ANSWER_S = 6.0  # for the first answer of a peer that is connected
 RETRY_S = 0.5  # a connect without an answer is joined by another one after this time
-
+AT_ONCE = 32  # targets
 
 _CONNECT_ERRORS = {
     errno.ECONNREFUSED: "refused",
@@ -171,48 +171,12 @@ def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> 
 
 @probe("links", stage="ports", limit_s=30.0)
 def links(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Connect to every target, and where that went well to the peers' further ports.
-
-    Arguments: token, targets [{peer, address, port, purpose, messages}], sweep [{peer, address, ports}], timeout_s.
-    """
+    """Connect to every target. Arguments: token, targets [{peer, address, port, purpose, messages}], timeout_s."""
     token, timeout = str(arguments["token"]), float(arguments.get("timeout_s", 3.0))
     targets = list(arguments["targets"])
-    tried = in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), 32)
+    tried = in_parallel(targets, lambda one: _connect(one, token, timeout, int(one.get("messages", 0))), AT_ONCE)
     failed = {link["address"] for link in tried if link["outcome"] in ("timed-out", "unreachable")}
-    neighbours = _neighbours(failed)
-    # A port that is closed, or answers late, is proof enough: more connects would cost time, or meet the same limit.
-    hard = {link["peer"] for link in tried if link["outcome"] != "ok" or link["attempts"] > 1}
-    swept, more = _sweep([one for one in arguments.get("sweep", ()) if one["peer"] not in hard], token, timeout)
-    return {"links": tried + more, "swept": swept, "neighbours": neighbours}
-
-
-def _sweep(peers: List[Dict[str, Any]], token: str, timeout: float) -> Tuple[Dict[str, int], List[Dict[str, Any]]]:
-    """How many further ports of each peer answer, and the links to those that do not.
-
-    Many connects at once can meet a limit on new ones, which is no closed port: of the ports that fail one of each peer
-    is tried again, and where it answers then, that is the link that is told.
-    """
-    targets = [
-        {"peer": one["peer"], "address": one["address"], "port": port, "purpose": "ephemeral"}
-        for one in peers
-        for port in one["ports"]
-    ]
-    started = time.monotonic()
-    tried = in_parallel(targets, lambda one: _connect(one, token, timeout, 0), 64)
-    took = time.monotonic() - started
-    closed = {}  # type: Dict[str, List[Dict[str, Any]]]
-    for link in tried:
-        if link["outcome"] != "ok":
-            closed.setdefault(link["peer"], []).append(link)
-    first = [links[0] for links in closed.values()]
-    told = []  # type: List[Dict[str, Any]]
-    for again in in_parallel(first, lambda one: _connect(one, token, timeout, 0), 32):
-        if again["outcome"] == "ok":
-            again.update(attempts=again["attempts"] + 1, connect_ms=again["connect_ms"] + took * 1e3)
-            told.append(again)
-        else:
-            told += closed[again["peer"]]
-    return {one["peer"]: len(one["ports"]) - len(closed.get(one["peer"], ())) for one in peers}, told
+    return {"links": tried, "neighbours": _neighbours(failed)}
 
 
 def _neighbours(addresses: Set[str]) -> List[Dict[str, Any]]:

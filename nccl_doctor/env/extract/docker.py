@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -80,9 +81,4 @@ def _as_shell(body: str) -> str:
         words = json.loads(body)
     except ValueError:
         return body
-    return " ".join(shlex_quote(str(word)) for word in words) if isinstance(words, list) else body
-
-
-def shlex_quote(word: str) -> str:
-    """A word as the shell would need it written."""
-    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"
+    return shlex.join(map(str, words)) if isinstance(words, list) else body

@@ -250,12 +250,8 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks)
         return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
-    busy = still_busy(
-        [
-            *own,
-            *(hit for hit in case.hits("straggler-words") if hit.rank in ranks or names_rank(hit.text, ranks)),
-        ]
-    )
+    said = [hit for hit in case.hits("straggler-words") if hit.rank in ranks or names_rank(hit.text, ranks)]
+    busy = still_busy([*own, *said])
     if done and (not busy or later(done[-1], busy[-1])):
         yield Candidate(
             "app.uneven-inputs",
@@ -265,13 +261,8 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             ranks,
         )
     elif slow := slower(case, ranks):
-        yield Candidate(
-            "app.straggler-timeout",
-            0.8,
-            f"{who} slower than the others: {slow[0].text.strip()[-110:]}",
-            [*slow, *hits],
-            ranks,
-        )
+        title = f"{who} slower than the others: {slow[0].text.strip()[-110:]}"
+        yield Candidate("app.straggler-timeout", 0.8, title, [*slow, *hits], ranks)
         return
     elif busy:
         last = busy[-1]
@@ -282,21 +273,11 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
             [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
-        yield Candidate(
-            "app.collective-mismatch",
-            0.45,
-            f"{who} fell behind the others in the sequence of collectives",
-            hits,
-            ranks,
-        )
+        title = f"{who} fell behind the others in the sequence of collectives"
+        yield Candidate("app.collective-mismatch", 0.45, title, hits, ranks)
         return
-    yield Candidate(
-        "app.collective-mismatch",
-        0.6,
-        f"{who} did not join the collective the others wait in",
-        [*own, *hits],
-        ranks,
-    )
+    title = f"{who} did not join the collective the others wait in"
+    yield Candidate("app.collective-mismatch", 0.6, title, [*own, *hits], ranks)
     yield Candidate("app.straggler-timeout", 0.56, f"{who} did not come in time", [*own, *hits], ranks)
 
 
@@ -422,11 +403,11 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
-    first = case.first("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+    first = case.first(*_GAVE_UP_WAITING)
     before = case.summary.before.get(first.file, []) if first else []
     hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
-    if first and hits and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
+    if first and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
         title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
@@ -483,36 +464,28 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
     for hit in started:
         by_process[(hit.host, hit.pid)].append(hit)
     last = [hits[-1] for hits in by_process.values() if hits[-1].groups["comm"] not in completed or len(hits) > 1]
-    if not last or all(hit.groups["comm"] in completed for hit in last):
-        return
-    sizes = {hit.groups["nranks"] for hit in last}
     ids = {hit.groups["comm"] for hit in last}
-    if len(last) >= 2 and len(sizes) == 1 and 1 < len(ids) <= len(last) and int(next(iter(sizes))) >= len(last):
-        members = Counter(hit.groups["comm"] for hit in last)
-        if sum(members.values()) == int(next(iter(sizes))) and len({hit.groups["rank"] for hit in last}) == len(last):
-            stale = [
-                hit
-                for hit in last
-                if hit.groups["comm"] in {h.groups["comm"] for h in started if h is not hit}
-                or hit.groups["comm"] in completed
-            ]
-            yield Candidate(
-                "app.pg-misuse",
-                0.8,
-                "the ranks try to join different communicators (their commIds differ)",
-                [*stale, *last],
-                {int(hit.groups["rank"]) for hit in stale},
-            )
+    everyone = (
+        {hit.groups["nranks"] for hit in last} == {str(len(last))} == {str(len({hit.groups["rank"] for hit in last}))}
+    )
+    if everyone and len(ids) > 1 and not ids <= completed:
+        members = Counter(hit.groups["comm"] for hit in started)
+        stale = [hit for hit in last if members[hit.groups["comm"]] > 1 or hit.groups["comm"] in completed]
+        yield Candidate(
+            "app.pg-misuse",
+            0.8,
+            "the ranks try to join different communicators (their commIds differ)",
+            [*stale, *last],
+            {int(hit.groups["rank"]) for hit in stale},
+        )
 
 
 @diagnosis
 def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a line that says that a worker gave up: the others wait for it in vain."""
     first = case.first(*_GAVE_UP_WAITING)
-    if first is None:
-        return
-    gone = gave_up(case, None, before=first)
-    if gone:
+    gone = gave_up(case, None, before=first) if first else []
+    if first and gone:
         title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
         yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone))
 

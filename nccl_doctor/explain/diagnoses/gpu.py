@@ -181,7 +181,12 @@ def _same_gpu(earlier: Hit, hit: Hit) -> bool:
     return earlier.file == hit.file and earlier.line < hit.line and earlier.groups.get("pci") == hit.groups.get("pci")
 
 
-_THERMAL_SXIDS = frozenset((10004,))
+_THERMAL_SXID = 10004
+
+
+def _sxid(hit: Hit) -> int:
+    digits = hit.groups.get("xid", "")
+    return int(digits) if digits.isdigit() else 0
 
 
 @diagnosis
@@ -195,22 +200,20 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
     minor: list[Hit] = []
     thermal: list[Hit] = []
     for hit in case.hits("sxid"):
-        digits = hit.groups.get("xid", "")
-        number = int(digits) if digits.isdigit() else 0
+        number = _sxid(hit)
         entry = sxids().get(number)
         said = re.search(r"non-fatal|fatal", hit.text, re.IGNORECASE)
         word = said.group().lower() if said else entry.severity if entry else "fatal"
-        if number in _THERMAL_SXIDS:
+        if number == _THERMAL_SXID:
             thermal.append(hit)
         (minor if word == "non-fatal" else fatal).append(hit)
     for hits, strength in ((fatal, 0.93), (minor, 0.42)):
         if hits:
-            first = hits[0].groups.get("xid", "")
-            entry = sxids().get(int(first)) if first.isdigit() else None
+            entry = sxids().get(_sxid(hits[0]))
             yield Candidate(
                 "gpu.nvlink",
                 strength,
-                f"NVSwitch error (SXid {first}{': ' + entry.name if entry else ''})",
+                f"NVSwitch error (SXid {hits[0].groups.get('xid', '')}{': ' + entry.name if entry else ''})",
                 hits,
                 hosts=hosts_of(hits),
             )
@@ -287,7 +290,7 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
             0.86,
             f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others",
             [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))],
-            hosts={head.host for head, _ in poor if head.host},
+            hosts=hosts_of(head for head, _ in poor),
         )
 
 

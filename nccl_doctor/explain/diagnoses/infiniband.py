@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
-from nccl_doctor.explain.model import Hit
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
+
+
+def _roce(case: Case) -> bool:
+    """Whether NCCL names a port of RoCE among those that it uses."""
+    return any("RoCE" in hit.text for hit in case.hits("net-ib-using"))
 
 
 @diagnosis
@@ -24,14 +28,9 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
     value = case.value("NCCL_IB_GID_INDEX")
     if not hits or not case.has(*_FABRIC_TROUBLE):
         return
-    roce = (
-        any("RoCE" in hit.text for hit in case.hits("net-ib-using"))
-        or case.has("roce-gid-missing")
-        or not case.has("net-ib-using")
-    )
-    if not roce:
+    if not (_roce(case) or case.has("roce-gid-missing") or not case.has("net-ib-using")):
         return
-    low = (value or "").strip() in ("0", "1", "2")
+    low = value in ("0", "1", "2")
     local = any(re.search(r"fe80:|[Gg]id(?:s)?:? ?::(?:,|$| )", hit.text) for hit in case.hits(*_FABRIC_TROUBLE))
     trouble = case.hits(*_FABRIC_TROUBLE)
     yield Candidate(
@@ -66,14 +65,13 @@ def link_local_gid(case: Case) -> Iterable[Candidate]:
         for hit in case.hits(*_FABRIC_TROUBLE, "ib-local-protection")
         if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)
     ]
-    both = [hit for hit in hits if len(re.findall(r"fe80:", hit.text)) >= 1]
-    if both and any("RoCE" in hit.text for hit in case.hits("net-ib-using")):
+    if hits and _roce(case):
         yield Candidate(
             "ib.gid-index",
             0.8,
             "the queue pairs use link-local RoCE GIDs, which do not leave the subnet",
-            both[:6],
-            ranks_of(both),
+            hits[:6],
+            ranks_of(hits),
         )
 
 
@@ -88,10 +86,7 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
             hit.text,
         )
     ]
-    roce = any("RoCE" in hit.text for hit in case.hits("net-ib-using")) or any(
-        re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits
-    )
-    if hits and roce:
+    if hits and (_roce(case) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)):
         yield Candidate(
             "ib.gid-index",
             0.68,
@@ -196,40 +191,28 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
     events = [hit for hit in case.hits("ib-async") if _REFUSED_EVENT.search(hit.text)]
     access = [hit for hit in refused if _ACCESS_STATUS.search(hit.text)]
     other = [hit for hit in refused if hit not in access]
+    hits = (access or other) + events
+    who = speakers(hits)
     if access and case.has("channel-gdr"):
-        yield _refused(
-            "ib.gdr", 0.66, "an adapter cannot reach the GPU memory that its peers write to", access + events
-        )
+        title = "an adapter cannot reach the GPU memory that its peers write to"
+        yield Candidate("ib.gdr", 0.66, title, hits, *who)
     elif access:
-        yield _refused("ib.gdr", 0.52, "an adapter refuses access to its memory", access + events)
-    elif other or events:
+        yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
+    elif hits:
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
-        yield _refused(
-            "net.mtu", 0.45 if infiniband else 0.6, "the two ends of a RoCE path have different MTUs", other + events
-        )
-        yield _refused("ib.gdr", 0.5, "an adapter cannot reach the memory that its peers write to", events + other)
-
-
-def _refused(cause: str, strength: float, title: str, hits: list[Hit]) -> Candidate:
-    return Candidate(
-        cause,
-        strength,
-        title,
-        hits,
-        *speakers(hits),
-    )
+        title = "the two ends of a RoCE path have different MTUs"
+        yield Candidate("net.mtu", 0.45 if infiniband else 0.6, title, hits, *who)
+        title = "an adapter cannot reach the memory that its peers write to"
+        yield Candidate("ib.gdr", 0.5, title, events + other, *who)
 
 
 @diagnosis
 def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
     """Queue pairs of one job were set up with different path MTUs on different hosts, and requests then fail."""
-    by_host: dict[str, Hit] = {}
-    for hit in case.hits("qp-mtu"):
-        by_host.setdefault(f"{hit.host}", hit)
-    values = {hit.groups["mtu"] for hit in case.hits("qp-mtu")}
-    if len(values) > 1 and case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp"):
-        fewest = min(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
-        most = max(case.hits("qp-mtu"), key=lambda hit: int(hit.groups["mtu"]))
+    told = case.hits("qp-mtu")
+    failing = case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp")
+    if failing and len({hit.groups["mtu"] for hit in told}) > 1:
+        fewest, most = (pick(told, key=lambda hit: int(hit.groups["mtu"])) for pick in (min, max))
         yield Candidate(
             "net.mtu",
             0.85,

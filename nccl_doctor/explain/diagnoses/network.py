@@ -173,12 +173,9 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     resets = [hit for hit in case.hits("gloo-closed", "store-closed", "peer-closed") if "eset by peer" in hit.text]
     if not resets:
         return
-    closed_by = case.ranks("gloo-closed")
-    world = case.world
-    present = case.summary.ranks
     if case.nodes == 1 and not several_hosts(case):
         return
-    both_sides = world > 1 and present >= set(range(world))
+    both_sides = case.world > 1 and case.summary.ranks >= set(range(case.world))
     died = case.has(
         "sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure"
     ) or bool(case.exceptions.ordinary)
@@ -188,7 +185,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
             0.62,
             "established connections were reset although no process had died: a firewall or middlebox on the way",
             resets,
-            closed_by,
+            case.ranks("gloo-closed"),
         )
 
 
@@ -251,12 +248,8 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
         for hit in case.hits("ip-link-mtu")
         if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")
     }
-    if (
-        len(values) > 1
-        and "1500" in values | {"1500"}
-        and case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed")
-        and {"9000", "9001", "8900"} & values
-    ):
+    failing = case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed")
+    if len(values) > 1 and failing and {"9000", "9001", "8900"} & values:
         yield Candidate(
             "net.mtu",
             0.62,

@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, place, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 
 _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
 # Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
@@ -53,9 +53,7 @@ def _busbw(hit: Hit) -> float:
     return _row(hit, "busbw")
 
 
-_OUGHT = re.compile(
-    r"expect(?:ed|ing)|reference|baseline|nominal|should (?:be|reach)|normally|usually|single[- ]node|one node", re.I
-)
+_OUGHT = re.compile("|".join(EXPECTATION), re.I)
 _PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
 _WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
@@ -95,9 +93,7 @@ def _last_step(case: Case, unit: str, hit: Hit) -> float:
     return times[-1] if times else 0.0
 
 
-_EARLIER = re.compile(
-    r"last (?:week|month|time|run)|yesterday|previous run|previously|same config|used to (?:be|take)", re.I
-)
+_EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
     r"\b(tps|mfu|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
 )

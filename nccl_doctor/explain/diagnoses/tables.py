@@ -116,7 +116,7 @@ def one_device_behind(case: Case) -> Iterable[Candidate]:
                 0.7,
                 f"one GPU reaches {slow[0][0]:g} {unit}, the others {usual:g}",
                 [*(hit for _, hit in slow), *(hit for _, hit in devices.values())][:8],
-                hosts={hit.host for _, hit in slow if hit.host},
+                hosts=hosts_of(hit for _, hit in slow),
             )
 
 

@@ -30,7 +30,7 @@ MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
 BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
-    r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock)$",
+    r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"))
@@ -88,7 +88,7 @@ def _add(
         if named or not stat.S_ISCHR(status.st_mode):
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
-    if not named and _SKIP.search(name):
+    if not named and (_SKIP.search(name) or _is_ours(name)):
         return
     if len(files) >= MAX_FILES:
         if len(files) == MAX_FILES:
@@ -96,6 +96,16 @@ def _add(
         return
     rank, host = identity(os.path.basename(name) if named else name[len(top) :])
     files.setdefault((status.st_dev, status.st_ino), LogFile(name, name, rank, host, status.st_size))
+
+
+def _is_ours(name: str) -> bool:
+    """Whether this is a report of preflight or a saved benchmark: what they quote is no job's log."""
+    if not name.endswith((".json", ".xml")):
+        return False
+    with contextlib.suppress(InputError, OSError), opened(name) as raw:
+        head = raw.read(HEAD)
+        return head.startswith((b"<?xml", b"{\n", b"[\n")) and b"nccl-doctor" in head
+    return False
 
 
 def _walk(top: str, problems: list[InputProblem]) -> Iterator[str]:

@@ -197,7 +197,7 @@ def _is_host(name: str) -> bool:
     lower = name.lower()
     if lower in _NOT_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
         return False
-    if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$", name):
+    if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$|^E[A-Z]\d{4}$", name):  # CANN: EI0006
         return False
     return any(char.isdigit() for char in name) or ("-" in name and name == lower)
 
@@ -260,11 +260,7 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     """Recognise one prefix at ``at``; returns where the rest begins and what it adds to the process key."""
     char = text[at : at + 1]
     if not char or char in " \t":
-        found = _SRUN.match(text, at) if at == 0 or line.when else None
-        if found and line.task is None:
-            line.task = int(found.group("task"))
-            return found.end(), f"t{line.task}"
-        return None
+        return _task(line, _SRUN.match(text, at)) if at == 0 or line.when else None
     if char.isdigit():
         for pattern in (_CRI, _ISO, _SHORT_ISO):
             found = pattern.match(text, at)
@@ -278,11 +274,7 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
         if found:
             line.when = line.when or found.group().strip(" []")
             return found.end(), ""
-        found = _SRUN.match(text, at)
-        if found and line.task is None:
-            line.task = int(found.group("task"))
-            return found.end(), f"t{line.task}"
-        return None
+        return _task(line, _SRUN.match(text, at))
     if char in "-|":
         found = _BEHIND_TIME.match(text, at) if line.when else None
         return (found.end(), "") if found else None
@@ -299,12 +291,22 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             else:
                 _take_tensor_rank(line, found.group())
             return found.end(), f"p{line.pid}{line.host}"
-        found = _RANK_WORD.match(text, at)
-        if found:
-            line.rank = int(found.group("rank"))
-            return found.end(), f"r{line.rank}"
-        return None
+        return _rank(line, _RANK_WORD.match(text, at))
     return _word(line, text, at)
+
+
+def _task(line: Line, found: re.Match[str] | None) -> tuple[int, str] | None:
+    if found is None or line.task is not None:
+        return None
+    line.task = int(found.group("task"))
+    return found.end(), f"t{line.task}"
+
+
+def _rank(line: Line, found: re.Match[str] | None) -> tuple[int, str] | None:
+    if found is None:
+        return None
+    line.rank = int(found.group("rank"))
+    return found.end(), f"r{line.rank}"
 
 
 def _take_tensor_rank(line: Line, label: str) -> None:
@@ -326,12 +328,11 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
             return found.end(), ""
     found = _RANK_TAG.match(text, at)
     if found:
-        line.rank = int(found.group("rank"))
-        return found.end(), f"r{line.rank}"
+        return _rank(line, found)
     found = _MPI.match(text, at)
     if found:
-        line.task = line.rank = int(found.group("rank"))
-        return found.end(), f"r{line.rank}"
+        line.task = int(found.group("rank"))
+        return _rank(line, found)
     found = _POD.match(text, at)
     if found:
         line.host = found.group("pod")
@@ -354,13 +355,7 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if found:
         return found.end(), f"l{found.group('local')}"
     found = _PY_LOG.match(text, at)
-    if found:
-        return found.end(), ""
-    found = _BARE_RANK.match(text, at)
-    if found and line.task is None:
-        line.task = int(found.group("task"))
-        return found.end(), f"t{line.task}"
-    return None
+    return (found.end(), "") if found else _task(line, _BARE_RANK.match(text, at))
 
 
 def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
@@ -376,11 +371,8 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
         found = _PY_LOG.match(text, at)
         if found:
             return found.end(), ""
-    if text[at] in "rR":
-        found = _RANK_WORD.match(text, at)
-        if found:
-            line.rank = int(found.group("rank"))
-            return found.end(), f"r{line.rank}"
+    if text[at] in "rR" and (found := _RANK_WORD.match(text, at)):
+        return _rank(line, found)
     if not hosts_left(line) or (": " not in text and "| " not in text):
         return None
     for pattern in (_HOST, _PIPE_HOST):

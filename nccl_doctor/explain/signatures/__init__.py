@@ -35,6 +35,7 @@ class Signature(msgspec.Struct, frozen=True):
     ``title`` is the sentence shown for the cause, with ``{group}`` holes. A ``SYMPTOM``'s ``fold`` is the phrase under
     which its lines are counted. ``sampled`` signatures (progress) are not searched in every line, only in samples.
     Of a table's heading, ``rows`` lines below it are kept as hits of ``<name>-rows``: numbers alone have no anchor.
+    Of lines alike one is kept, unless it is ``every`` one that says something by where it stands.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Signature(msgspec.Struct, frozen=True):
     sampled: bool = False
     wake: tuple[str, ...] = ()
     rows: int = 0
+    every: bool = False
 
     def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
@@ -77,6 +79,7 @@ def says(
     sampled: bool = False,
     wake: tuple[str, ...] = (),
     rows: int = 0,
+    every: bool = False,
 ) -> None:
     """Declare a signature. Without ``role`` it is a cause if it names one, else a fact.
 
@@ -91,7 +94,7 @@ def says(
         raise ValueError(f"signature {name}: what wakes it has fewer than four letters, too few to look for")
     templates = tuple(Template(text) for text in texts)
     _SIGNATURES[name] = Signature(
-        name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake, rows
+        name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake, rows, every
     )
 
 

@@ -8,7 +8,6 @@ from nccl_doctor.explain.signatures import says
 says(
     "hccl-wrapper",
     "HCCL error in: {place}",
-    "DIST call hccl api failed",
     "OPS function error: Hccl{call:word}",
     "current working operator name is Hccl{call:word}",
     "call hccl api failed",

@@ -7,7 +7,6 @@ from nccl_doctor.explain.signatures import says
 says(
     "no-algorithm",
     "o algorithm/protocol available for function {function:word}",
-    "Error : no algorithm/protocol available",
     "no algorithm/protocol available",
     cause="env.bad-nccl-var",
     strength=0.93,

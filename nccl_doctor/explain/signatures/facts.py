@@ -245,8 +245,13 @@ says(
     fold="torchrun's failure table (its root cause is only the first process that exited)",
     why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.",
 )
-says("torchrun-host", "  host      : {host:word}", "host      : {host:word}", why="A host in torchrun's failure table.")
-says("torchrun-rank", "rank      : {rank:int} (local_rank: {local:int})", why="A rank in torchrun's failure table.")
+says("torchrun-host", "host      : {host:word}", every=True, why="A host in torchrun's failure table.")
+says(
+    "torchrun-rank",
+    "rank      : {rank:int} (local_rank: {local:int})",
+    every=True,
+    why="A rank in torchrun's failure table.",
+)
 says("torchrun-exitcode", "exitcode  : {code:int} (pid: {pid:int})", why="Its exit code; negative is a signal.")
 says(
     "remote-error",
@@ -400,7 +405,6 @@ says(
     "rdma-plugin",
     "NCCL RDMA Plugin",
     "P2P plugin IBext",
-    "libnccl_rdma_sharp_plugin",
     "nccl_rdma_sharp_plugin",
     "IBext_v",
     why="The HPC-X RDMA plugin is loaded: an InfiniBand installation.",
@@ -433,8 +437,7 @@ says(
     where=lambda groups, line: "rank" in line.lower(),
 )
 says("ras-report", "Communicators... (", why="The table of an NCCL RAS report; its reader reads the whole report.")
-says(
-    "expectation",
+EXPECTATION = (
     "expected",
     "expecting",
     "reference",
@@ -447,12 +450,15 @@ says(
     "single node",
     "single-node",
     "one node",
+)
+says(
+    "expectation",
+    *EXPECTATION,
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
     where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
 )
-says(
-    "earlier-run",
+EARLIER_RUN = (
     "last week",
     "last month",
     "last time",
@@ -463,6 +469,10 @@ says(
     "same config",
     "used to be",
     "used to take",
+)
+says(
+    "earlier-run",
+    *EARLIER_RUN,
     sampled=True,
     why="Somebody writes what an earlier run reached, or how long its steps took.",
     where=lambda groups, line: re.search(r"\d", line) is not None,

@@ -79,7 +79,6 @@ says(
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
-    "An uncorrectable double bit error (DBE)",
     cause="gpu.ecc",
     strength=0.95,
     title="uncorrectable memory error on a GPU",
@@ -240,7 +239,6 @@ says(
     "Invalid device {device:int} (totalnDev={total:int})",
     "Device index must be",
     "device >= 0 && device < num_gpus",
-    "AssertionError: Invalid device id",
     cause="gpu.not-visible",
     strength=0.93,
     title="a process asks for a GPU that it cannot see (invalid device ordinal)",
@@ -406,7 +404,6 @@ says(
     "forward compatibility was attempted on non supported HW",
     "is not compatible with the current PyTorch installation",
     "the provided PTX was compiled with an unsupported",
-    "NVML: Driver/library version mismatch",
     "API mismatch: the client has version",
     "CUDA driver version is insufficient",
     "cudaErrorInsufficientDriver",
@@ -464,7 +461,6 @@ says(
 says(
     "acs-redirect",
     "ReqRedir+",
-    "SrcValid+{}ReqRedir+",
     why="ACS redirects peer requests to the root complex.",
     cause="gpu.p2p",
     strength=0.8,
@@ -472,7 +468,6 @@ says(
 )
 says(
     "iommu",
-    "AMD-Vi: {}IO_PAGE_FAULT",
     "IO_PAGE_FAULT",
     "DMAR: [DMA {}fault",
     "DMAR:{}DMA Read NO_PASID",
@@ -642,7 +637,6 @@ says(
     "GPU-{uuid}: ERR!",
     "Unknown Error{}nvidia-smi",
     "nvidia-smi: {}Unknown Error",
-    "PCIe Bus Error: severity=Uncorrected (Fatal)",
     "severity=Uncorrected (Fatal)",
     "device lost",
     "NVRM: GPU {pci} is lost",

@@ -79,7 +79,6 @@ says(
 )
 says(
     "device-api-build",
-    "argument must be initialized via NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER",
     "argument must be initialized via NCCL_",
     "GDRCopy >= 2.5 required",
     "gdr_pin_buffer_v2 not available",
@@ -98,7 +97,6 @@ says(
 )
 says(
     "nvls-registration",
-    "failed to NVLS register sendbuff",
     "failed to NVLS register",
     "failed to NET register userbuff",
     "COLLNET failed to register userbuff",

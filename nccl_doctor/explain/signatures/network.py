@@ -62,7 +62,6 @@ says(
 )
 says(
     "port-in-use",
-    "errno: 98 - Address already in use",
     "EADDRINUSE",
     "Address already in use",
     "address already in use",
@@ -164,7 +163,6 @@ says(
     "connectFullMesh failed",
     "connect timeout",
     "Connect timeout [{address}]",
-    "timed out connecting: ",
     "Connecting to {}timed out",
     "timed out connecting",
     role=Role.SYMPTOM,
@@ -196,7 +194,6 @@ says(
 )
 says(
     "no-socket-interface",
-    "Bootstrap : no socket interface found",
     "NET/Socket : no interface found",
     "No usable listening interface found",
     "NET/IB : No IP interface found",
@@ -298,7 +295,6 @@ says(
     "Message too long",
     "Frag needed and DF set",
     "message too long",
-    "local error: message too long",
     "fragmentation needed",
     cause="net.mtu",
     strength=0.92,

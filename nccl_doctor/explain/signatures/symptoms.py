@@ -113,10 +113,8 @@ says(
 )
 says(
     "comm-aborted",
-    "NCCL communicator was aborted on rank",
     "communicator was aborted",
     "has been destroyed or aborted",
-    "NCCL communicator was aborted after a previous error",
     role=S,
     cause="app.straggler-timeout",
     strength=0.28,

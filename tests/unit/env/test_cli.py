@@ -149,6 +149,17 @@ def test_remote_text_cannot_drive_the_terminal(tmp_path: Path) -> None:
     path.write_text("export NCCL_SOCKET_IFNAME='\x1b]0;owned\x07^docker0\x9b2J' NCCL_TIMEOUT=\x1b[31m1\n")
     done = run("lint", "--file", str(path))
     assert "\x1b" not in done.stdout and "\x9b" not in done.stdout and "\x07" not in done.stdout
+    path.write_text("export NCCL_ALGO='a\x9bb'\n")
+    done = run("lint", "--file", str(path), "--fix")
+    assert "left for you" in done.stderr and "\x9b" not in done.stderr
+
+
+def test_a_corrected_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("export NCCL_TIMEOUT=1800\n")
+    (tmp_path / "a.sh.fixed").symlink_to("/dev/null")
+    done = run("lint", "--file", str(path), "--fix", "--write")
+    assert done.returncode == 1 and "symbolic link" in done.stderr and "wrote" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -161,6 +172,7 @@ def test_remote_text_cannot_drive_the_terminal(tmp_path: Path) -> None:
         ["lint", "--from", "/nonexistent.ndb"],
         ["recommend", "--from", "/nonexistent.ndb"],
         ["recommend", "--nccl-version", "x"],
+        ["tune", "gemm"],
     ],
 )
 def test_bad_options_are_said(words: list[str]) -> None:

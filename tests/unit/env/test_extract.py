@@ -178,6 +178,8 @@ def test_env_files() -> None:
         ("NCCL_NET", "IB", 4),
         ("NCCL_IB_HCA", None, 5),
     ]
+    several = "Environment=NCCL_DEBUG=INFO \"NCCL_ALGO=a b\" X=1 'NCCL_NET=IB'\n#Environment=NCCL_PROTO=LL\n"
+    assert pairs(env_file.read(several)) == [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "a b", 1), ("NCCL_NET", "IB", 1)]
 
 
 def test_dockerfile() -> None:

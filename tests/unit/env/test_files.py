@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -139,6 +140,25 @@ def test_globs_and_directories_name_each_file_once(tmp_path: Path) -> None:
     (tmp_path / ".pytest_cache" / "c.sh").write_text(GOOD)
     found = [Path(path).name for path, _ in files.find([str(tmp_path), str(tmp_path / "**" / "*.sh")])]
     assert found == ["a.sh", "b.sh"]
+
+
+def test_what_is_not_read_of_a_directory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.sh", "b.sh", "c.sh"):
+        (tmp_path / name).write_text(GOOD)
+    monkeypatch.setattr(files, "FILE_LIMIT", 2)
+    reading = files.read([str(tmp_path)])
+    assert len(reading.looked_at) == 2 and reading.problems[0].file.endswith("c.sh")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.sh").write_text(GOOD)
+    listed = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith("/d"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert [item.file for item in files.read([str(tmp_path / "d")]).problems] == [str(tmp_path / "d")]
 
 
 def test_a_log_line_of_any_length_needs_little_memory(tmp_path: Path) -> None:

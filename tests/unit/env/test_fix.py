@@ -99,7 +99,8 @@ def test_write_keeps_the_mode_and_does_not_follow_links(tmp_path: Path) -> None:
     path.write_text("export NCCL_TIMEOUT=1\n")
     path.chmod(0o750)
     (change,) = fix.changes(examine.examine([str(path)]).remarks)
-    written = Path(fix.write(change, f"{path}.fixed"))
+    written = tmp_path / "a.sh.fixed"
+    fix.write(change, str(written))
     assert written.stat().st_mode & 0o777 == 0o750 and "taken out" in written.read_text()
     assert path.read_text() == "export NCCL_TIMEOUT=1\n"
     trap = tmp_path / "other"
@@ -109,3 +110,27 @@ def test_write_keeps_the_mode_and_does_not_follow_links(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         fix.write(change, f"{path}.fixed")
     assert trap.read_text() == "mine"
+
+
+def test_a_file_that_is_not_all_utf_8_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_bytes(b"# caf\xe9\nexport NCCL_SOCKET_IFNMAE=eth0\n")
+    (change,) = fix.changes(examine.examine([str(path)]).remarks)
+    assert not change.diff and "UTF-8" in change.left[0]
+
+
+@pytest.mark.parametrize(
+    ("comment", "silenced"),
+    [
+        ("# nccl-doctor: ignore", True),
+        ("# nccl-doctor: ignore[pinned, invalid-value]", True),
+        ("# nccl-doctor: ignore[env.bad-nccl-var.invalid-value.fatal]", True),
+        ("# nccl-doctor: ignore[l]", False),
+        ("# nccl-doctor: ignore[]", False),
+        ("# nccl-doctor: ignore[pinned]", False),
+    ],
+)
+def test_a_line_is_ignored_by_the_whole_name_of_a_finding(tmp_path: Path, comment: str, silenced: bool) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(f"export NCCL_ALGO=Foo  {comment}\n")
+    assert (not examine.examine([str(path)], nccl_version="2.24.3").remarks) is silenced

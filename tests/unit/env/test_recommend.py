@@ -15,7 +15,7 @@ import yaml
 from nccl_doctor.env.extract import conf, shell
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import Attempt
-from nccl_doctor.env.recommend import Advice, FabricPort, HostNeeds, Purpose, recommend
+from nccl_doctor.env.recommend import Advice, FabricPort, HostNeeds, Note, Purpose, recommend
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine, Device, Interfaces
 from nccl_doctor.report import env as report
 
@@ -306,6 +306,8 @@ def test_formats_are_what_their_readers_take(advice: Advice) -> None:
     for form in ("docker", "k8s", "nccl.conf"):
         said = " ".join(report.not_shown(advice, form))
         assert all(f"take {name} away" in said for name in removed)
+    hostile = msgspec.structs.replace(advice, notes=(Note("remove \x1b[31m"),), unknown=("\x9b",))
+    assert not set("\x1b\x9b") & set("".join(report.not_shown(hostile, "shell")))
 
 
 def test_nothing_to_set_is_valid_in_every_format() -> None:

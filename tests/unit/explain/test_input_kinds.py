@@ -90,6 +90,18 @@ def test_a_binary_beside_a_log_is_told_and_the_log_is_read(tmp_path: Path) -> No
     assert [Path(item.name).name for item in got.problems] == ["core.4711"]
 
 
+def test_reports_and_benchmarks_beside_a_log_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("step 1 loss 2.0\nstep 2 loss 1.9\nTraining complete.\n")
+    said = "NET/IB : No device found, KeyError: 'x', Connection refused"
+    (tmp_path / "preflight.xml").write_text(f'<?xml version="1.0"?>\n<testsuites name="nccl-doctor">{said}')
+    (tmp_path / "bench.json").write_text('{\n "command": "nccl-doctor bench allreduce",\n "notes": ["' + said + '"]}')
+    (tmp_path / "report.html").write_text(f"<!doctype html>{said}")
+    found = explain_paths([str(tmp_path)])
+    assert found.verdict is Verdict.HEALTHY and found.read.files == 1, found.sentence
+    assert found.sentence == "nothing in these logs failed" and not found.problems
+    assert explain_paths([str(tmp_path / "report.html")]).read.files == 1  # what is named is read
+
+
 @pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (lzma.compress, ".xz")])
 def test_packed_flight_recorder_dumps(tmp_path: Path, pack: Callable[[bytes], bytes], ending: str) -> None:
     for rank in range(2):

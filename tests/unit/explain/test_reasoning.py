@@ -283,3 +283,56 @@ def test_a_command_missing_on_one_host_is_that_hosts_rendezvous() -> None:
     # On every host it is no matter of the job's hosts.
     everywhere = explain_text("\n".join(line.replace("n2", "n1") for line in lines))
     assert everywhere.causes[0].id == "unrelated"
+
+
+_TABLE = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-03_04:10:14
+  host      : gpu-2-1
+  rank      : 16 (local_rank: 0)
+  exitcode  : -6 (pid: 90)
+  error_file: <N/A>
+  traceback : Signal 6 (SIGABRT) received by PID 90
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-03_04:10:12
+  host      : gpu-2-1
+  rank      : 17 (local_rank: 1)
+  exitcode  : -9 (pid: 91)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 91
+"""
+
+
+def test_the_host_of_a_rank_in_torchruns_table_is_named() -> None:
+    told = explain_text(_TABLE)
+    assert (told.causes[0].ranks, told.causes[0].hosts) == ((17,), ("gpu-2-1",))
+    assert told.sentence.startswith("rank 17 (gpu-2-1): ")
+
+
+def test_a_host_is_the_one_just_above_the_rank() -> None:
+    other = _TABLE.replace("gpu-2-1\n  rank      : 16", "gpu-1-1\n  rank      : 16")
+    assert explain_text(other).causes[0].hosts == ("gpu-2-1",)
+    # Said of two hosts, as by agents before and after a restart: unknown. Without one: unknown.
+    moved = _TABLE + _TABLE.replace("gpu-2-1", "gpu-3-1").replace("pid: 91", "pid: 95").replace("PID 91", "PID 95")
+    assert explain_text(moved).causes[0].hosts == ()
+    assert explain_text(_TABLE.replace("  host      : gpu-2-1\n", "")).causes[0].hosts == ()
+
+
+def test_the_host_before_a_ranks_own_lines_is_named() -> None:
+    lines = ["n7: [rank3]: step 12 loss 1.0"] + [f"n8: [rank{rank}]: step 12 loss 1.0" for rank in range(4, 8)]
+    lines += [
+        "n7: [rank3]: Traceback (most recent call last):",
+        'n7: [rank3]:   File "/srv/train.py", line 40, in step',
+        "n7: [rank3]:     raise ValueError(shard)",
+        "n7: [rank3]: ValueError: shard 7 is empty",
+    ]
+    told = explain_text("\n".join(lines))
+    assert told.causes[0].hosts == ("n7",)
+    assert told.sentence.startswith("n7: rank 3 raised ValueError")

@@ -4,12 +4,16 @@ The kernel's own question (``sock_diag``) also tells bytes and times; /proc/PID/
 state and queues. Both are keyed by the socket's inode, as /proc/PID/fd shows it.
 """
 
+import ctypes
+import os
 import socket
 import struct
-from typing import Any, Dict, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Iterator, List, Set
 
 from nccl_doctor.agent.collective.sockets import decode
-from nccl_doctor.agent.probing import read_text
+from nccl_doctor.agent.job.processes import link
+from nccl_doctor.agent.probing import listed, read_text
 
 STATES = {
     1: "ESTABLISHED",
@@ -27,7 +31,9 @@ STATES = {
 _SOCK_DIAG_BY_FAMILY = 20
 _DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _INET_DIAG_INFO = 2
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _LIMIT_S = 3.0
+CONNECTIONS = 600  # of one rank: a full mesh of thousands of ranks would be more than a reply holds
 
 Table = Dict[int, Dict[str, Any]]
 
@@ -42,8 +48,27 @@ def own_namespace() -> Table:
     return found
 
 
+def of_namespace(pid: int) -> Table:
+    """All TCP sockets of a process's network namespace (a container's), by inode; ``OSError`` where only root may.
+
+    A thread of its own goes there, and ends: no other part of this program leaves its place.
+    """
+
+    def there() -> Table:
+        descriptor = os.open("/proc/%d/ns/net" % pid, os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), "setns")
+        finally:
+            os.close(descriptor)
+        return own_namespace()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(there).result()
+
+
 def of_process(pid: int) -> Table:
-    """All TCP sockets of a process's network namespace, by inode, as /proc has them."""
+    """All TCP sockets of a process's network namespace, by inode, as /proc has them: no bytes, no times."""
     found: Table = {}
     for name in ("tcp", "tcp6"):
         text = read_text("/proc/%d/net/%s" % (pid, name), 16 << 20) or ""
@@ -125,3 +150,56 @@ def _attribute(message: bytes, wanted: int) -> bytes:
             return message[at + 4 : at + length]
         at += (length + 3) & ~3
     return b""
+
+
+def opened(pid: int) -> List[str]:
+    """What a process's descriptors lead to."""
+    return [link("/proc/%d/fd/%s" % (pid, name)) for name in listed("/proc/%d/fd" % pid)]
+
+
+def inodes_of(links: List[str]) -> Set[int]:
+    """The inodes of the sockets among them."""
+    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
+
+
+def devices(links: List[str]) -> List[str]:
+    """Which kinds of devices that ranks talk through are among them: then TCP is not their only way."""
+    kinds = (("gpu", "/dev/nvidia"), ("rdma", "/dev/infiniband/uverbs"))
+    return [kind for kind, prefix in kinds if any(link.startswith(prefix) for link in links)]
+
+
+def tables(inodes: Dict[int, Set[int]]) -> Dict[int, Dict[int, Dict[str, Any]]]:
+    """Process id -> its TCP sockets by inode. The kernel is asked once for each network namespace."""
+    by_namespace: Dict[str, Table] = {}
+    own = link("/proc/self/ns/net")
+    found = {}
+    for pid, wanted in inodes.items():
+        namespace = link("/proc/%d/ns/net" % pid) or own
+        if namespace not in by_namespace:
+            try:
+                by_namespace[namespace] = own_namespace() if namespace == own else of_namespace(pid)
+            except OSError:
+                by_namespace[namespace] = of_process(pid)
+        found[pid] = {inode: entry for inode, entry in by_namespace[namespace].items() if inode in wanted}
+    return found
+
+
+def compared(pid: int, first: Dict[str, Any], second: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """The sockets of a process at the second reading, with what the first said of them."""
+    before, now = (look["connections"].get(pid, {}) for look in (first, second))
+    told = []
+    for inode, entry in sorted(now.items()):
+        earlier = before.get(inode, {})
+        moved = None
+        if "acked_bytes" in entry and "acked_bytes" in earlier:
+            moved = sum(entry[name] - earlier[name] for name in ("acked_bytes", "received_bytes"))
+        queues = {"before_" + name: earlier[name] for name in ("unsent_bytes", "unread_bytes") if name in earlier}
+        told.append(dict(entry, moved_bytes=moved, **queues))
+    told.sort(key=_is_quiet)
+    return told[:CONNECTIONS]
+
+
+def _is_quiet(entry: Dict[str, Any]) -> bool:
+    """Whether a connection has nothing to tell but that it stands."""
+    full = entry["timeouts"] or entry["unsent_bytes"] or entry["unread_bytes"]
+    return entry["state"] in ("ESTABLISHED", "LISTEN") and not full and not entry["moved_bytes"]

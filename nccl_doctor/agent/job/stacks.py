@@ -50,9 +50,50 @@ def take(program: str, pids: Sequence[int]) -> Dict[int, Dict[str, Any]]:
         return dict(zip(pids, pool.map(lambda pid: _one(program, pid), pids)))
 
 
+def spawned(program: str, parents: Dict[int, int]) -> Dict[int, Dict[str, str]]:
+    """Process id -> the numbers that torch's mp.spawn gave to a process and its parent: they stand in no variable.
+
+    ``parents``: each process's, in the order of their start, which is that of their numbers: so one is known that has
+    not read its own yet. Of the local variables that py-spy reads nothing else is kept than ``i`` of spawn's ``_wrap``
+    and ``nprocs`` of the parent. A program that counts its ranks otherwise (over several hosts) keeps that to itself.
+    """
+    if not program or not parents:
+        return {}
+    asked = [*parents, *sorted(set(parents.values()))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        told = dict(zip(asked, pool.map(lambda pid: _spawn_locals(program, pid), asked)))
+    found = {}
+    for pid, parent in parents.items():
+        count = told[parent].get("nprocs", "")
+        own = [other for other in parents if parents[other] == parent]
+        index = told[pid].get("i") or (str(own.index(pid)) if str(len(own)) == count else "")
+        if index and count:
+            found[pid] = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    return found
+
+
+def _spawn_locals(program: str, pid: int) -> Dict[str, str]:
+    result = run_command([*_argv(program, pid), "--locals"], limit_s=LIMIT_S, limit_bytes=16 << 20)
+    try:
+        frames = [frame for thread in json.loads(result.stdout) for frame in thread["frames"]]
+        return {
+            item["name"]: item["repr"]
+            for frame in frames
+            if frame["filename"].endswith("torch/multiprocessing/spawn.py")
+            for item in frame.get("locals") or ()
+            if (frame["name"], item["name"]) in (("_wrap", "i"), ("start_processes", "nprocs"))
+            and item["repr"].isdigit()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _argv(program: str, pid: int) -> List[str]:
+    return [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+
+
 def _one(program: str, pid: int) -> Dict[str, Any]:
-    argv = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    result = run_command(argv, limit_s=LIMIT_S, limit_bytes=4 << 20)
+    result = run_command(_argv(program, pid), limit_s=LIMIT_S, limit_bytes=4 << 20)
     if result.outcome != "ok":
         denied = "ermission" in result.stderr or "EPERM" in result.stderr
         return {"outcome": "not-permitted" if denied else result.outcome, "detail": result.detail, "threads": []}

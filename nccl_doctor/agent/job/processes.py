@@ -1,0 +1,231 @@
+"""Which processes of this host are ranks of a job, what belongs to them, and who started them."""
+
+import os
+import re
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+from nccl_doctor.agent.job import stacks, variables
+from nccl_doctor.agent.probing import first_line, listed, path, read_text
+from nccl_doctor.agent.redaction import redact_text
+
+PROCESSES = 1024  # of jobs, on one host
+
+# No other variable of a process leaves the host.
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+VARIABLES = (
+    *RANK_VARIABLES,
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "PMIX_NAMESPACE",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_RAS_ADDR",
+    "NCCL_RAS_ENABLE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+)
+_PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
+_DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+# Of torchrun's options, those that say whom it waits for.
+_OPTIONS = ("nnodes", "node-rank", "nproc-per-node", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id")
+_TORCHRUN = ("torchrun", "-m torch.distributed.")
+_WRAPPERS = re.compile(
+    r"(ba|da|z|k|fi|c|tc)?sh|env|numactl|taskset|timeout|time|nice|stdbuf|sudo|srun|slurmstepd|torchrun|tini|dumb-init|"
+    r"mpirun|mpiexec|orted|prted|hydra_pmi_proxy|tee|nsys|ncu|perf|strace|gdb|ssh"
+)
+
+Processes = List[Dict[str, Any]]
+
+
+def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
+    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read."""
+    found: Dict[int, Dict[str, Any]] = {}
+    spawned: Dict[int, Dict[str, Any]] = {}
+    refused: List[str] = []
+    for name in listed("/proc"):
+        if not name.isdigit() or int(name) == os.getpid() or len(found) >= PROCESSES:
+            continue
+        try:
+            process = _candidate(int(name))
+        except PermissionError:
+            if (first_line("/proc/%s/comm" % name) or "").startswith(("python", "pt_main")):
+                refused.append(name)
+            continue
+        if process:
+            (spawned if process["spawned"] else found)[int(name)] = process
+    in_order = sorted(spawned, key=lambda pid: (spawned[pid]["start_ticks"], pid))
+    for pid, numbers in stacks.spawned(py_spy, {pid: spawned[pid]["parent"] for pid in in_order}).items():
+        spawned[pid]["environment"].update(numbers)
+        found[pid] = dict(spawned[pid], script=_script(_argv(spawned[pid]["parent"])))
+    _give_roles(found)
+    for process in found.values():
+        parent = process["parent"]
+        process["launcher"] = "" if parent in found else (first_line("/proc/%d/comm" % parent) or "")[:40]
+    unread = {
+        "refused": {"count": len(refused), "pids": [int(pid) for pid in refused[:8]]},
+        "unnumbered": sum(pid not in found for pid in spawned),
+    }
+    return [found[pid] for pid in sorted(found)], unread
+
+
+def link(absolute: str) -> str:
+    """Where a link leads; empty where it is gone or not ours to read."""
+    try:
+        return os.readlink(path(absolute))
+    except OSError:
+        return ""
+
+
+def age_s(start_ticks: int) -> float:
+    """For how long a process has run, now."""
+    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
+    return uptime_s - start_ticks / float(os.sysconf("SC_CLK_TCK"))
+
+
+def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
+    """/proc/PID/stat from the state on; None where the process is gone."""
+    text = read_text("/proc/%d/%sstat" % (pid, task), 4096)
+    fields = (text or "").rpartition(")")[2].split()
+    return fields if len(fields) > 20 else None
+
+
+def _candidate(pid: int) -> Optional[Dict[str, Any]]:
+    """The process, if it bears a rank, may have one from mp.spawn (which tells it to no variable), or is a torchrun."""
+    environment = variables.at_start(pid)
+    if environment is None:
+        return None
+    program = os.path.basename(link("/proc/%d/exe" % pid))
+    argv = _argv(pid)
+    python = program.startswith("python")
+    if python:
+        environment = variables.now(pid) or environment
+    options = _torchrun_options(argv) if python else None
+    spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
+    if not (_bears_rank(environment) or spawned or options is not None):
+        return None
+    process = _describe(pid, environment, argv)
+    return process and dict(process, program=program[:80], spawned=spawned, options=options or {})
+
+
+def _argv(pid: int) -> List[str]:
+    return [word for word in (read_text("/proc/%d/cmdline" % pid, 1 << 16) or "").split("\0") if word]
+
+
+def _bears_rank(environment: Dict[str, str]) -> bool:
+    return any(environment.get(variable, "").isdigit() for variable in RANK_VARIABLES)
+
+
+def _describe(pid: int, environment: Dict[str, str], argv: List[str]) -> Optional[Dict[str, Any]]:
+    """What does not change while a process lives; None where it has just ended."""
+    fields = stat_fields(pid)
+    try:
+        uid = os.stat(path("/proc/%d" % pid)).st_uid
+    except OSError:
+        return None
+    if fields is None:
+        return None
+    return {
+        "pid": pid,
+        "parent": int(fields[1]),
+        "comm": first_line("/proc/%d/comm" % pid) or "",
+        "script": redact_text(_script(argv))[:200],
+        "uid": uid,
+        "start_ticks": int(fields[19]),
+        "age_s": round(age_s(int(fields[19])), 1),
+        "namespace": link("/proc/%d/ns/net" % pid),
+        "environment": {name: redact_text(environment[name][:300]) for name in VARIABLES if name in environment},
+        "dump_prefixes": _dump_prefixes(environment),
+    }
+
+
+def _script(words: List[str]) -> str:
+    """What a Python runs: the script, ``-m module`` or ``-c``; of any other program its name."""
+    name = os.path.basename(words[0]) if words else ""
+    for number, word in enumerate(words[1:] if name.startswith("python") else (), 1):
+        if word in ("-m", "-c"):
+            return "-m " + words[number + 1] if word == "-m" and number + 1 < len(words) else word
+        if not word.startswith("-"):
+            return os.path.basename(word)
+    return name
+
+
+def _torchrun_options(argv: List[str]) -> Optional[Dict[str, str]]:
+    """What a torchrun was told of hosts and ports; None where the process is none."""
+    if not any(os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.") for word in argv[:6]):
+        return None
+    told = {}
+    for word, behind in zip(argv, [*argv[1:], ""]):
+        name, sign, value = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
+        if word.startswith("--") and name in _OPTIONS:
+            told[name] = redact_text(value if sign else behind)[:200]
+    return told
+
+
+def _dump_prefixes(environment: Dict[str, str]) -> List[str]:
+    """Where a rank's torch writes its dump, but for the rank at the end: as told, or by the defaults of all releases."""
+    told = [environment[name] for name in _DUMP_PREFIXES if environment.get(name)]
+    cache = environment.get("XDG_CACHE_HOME") or environment.get("HOME", "/root") + "/.cache"
+    names = ("/tmp/nccl_trace_rank_", cache + "/torch/nccl_trace_rank_", cache + "/torch/comm_lib_trace_rank_")
+    return told or list(names)
+
+
+def _give_roles(found: Dict[int, Dict[str, Any]]) -> None:
+    """``rank``: the topmost process of its rank that is no shell, launcher or pinning tool; what is above: ``wrapper``.
+
+    A ``launcher`` is a torchrun, with a number of its own (a scheduler's) or none.
+    """
+    wrappers = {pid for pid, process in found.items() if _is_wrapper(process)}
+    wrappers.update(_starters(found))
+    for pid, process in found.items():
+        own = [above for above in _ancestors(process, found) if above["pid"] not in wrappers]
+        above = [other for other in own if _rank_of(other) == _rank_of(process) != ""]
+        if pid in wrappers and not above:
+            process["role"] = "launcher" if process["script"].startswith(_TORCHRUN) else "wrapper"
+            continue
+        process["rank_pid"] = above[-1]["pid"] if above else pid
+        process["role"] = "child" if above else "rank"
+
+
+def _starters(found: Dict[int, Dict[str, Any]]) -> Set[int]:
+    """Who has only a scheduler's number itself and started processes with a ``RANK``: accelerate, deepspeed, ..."""
+    return {
+        above["pid"]
+        for process in found.values()
+        if process["environment"].get("RANK")
+        for above in _ancestors(process, found)
+        if not above["environment"].get("RANK")
+    }
+
+
+def _ancestors(process: Dict[str, Any], found: Dict[int, Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    above = found.get(process["parent"])
+    while above is not None:
+        yield above
+        above = found.get(above["parent"])
+
+
+def _rank_of(process: Dict[str, Any]) -> str:
+    """The first variable that names a rank, with its value."""
+    environment = process["environment"]
+    return next((name + environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()), "")
+
+
+def _is_wrapper(process: Dict[str, Any]) -> bool:
+    names = (process["program"] or process["comm"], process["script"])
+    return any(_WRAPPERS.fullmatch(name) for name in names) or process["script"].startswith(_TORCHRUN)

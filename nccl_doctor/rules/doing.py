@@ -1,0 +1,123 @@
+"""What a process does: by its state, and by where its main thread's Python stack is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nccl_doctor.facts.job import Frame, Process, PythonThread, Reading, Thread
+
+_C10D = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/nn/",
+)
+_STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
+_INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """What a process does, by its state and its main thread's Python stack.
+
+    ``kind``: ``stopped``, ``frozen``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
+    DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
+    a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or ``unknown``. ``name`` is the collective's, ``frame`` quotes
+    where, ``user`` is the innermost line of the user's own code.
+    """
+
+    kind: str
+    name: str = ""
+    frame: str = ""
+    user: str = ""
+
+
+def looks(process: Process) -> tuple[Doing, ...]:
+    """What a process did at each look."""
+    return tuple(_doing(reading, main_frames(process, at)) for at, reading in enumerate(process.readings))
+
+
+def is_worker(process: Process) -> bool:
+    """Whether it is a DataLoader's worker, as either look saw it."""
+    return any(
+        frame.function == "_worker_loop" for at in range(len(process.stacks)) for frame in main_frames(process, at)
+    )
+
+
+def main_frames(process: Process, at: int = -1) -> tuple[Frame, ...]:
+    """The Python frames of its main thread at a look, innermost first; none where they could not be taken."""
+    threads = _threads(process, at)
+    return threads[0].frames if threads else ()
+
+
+def other_threads(process: Process) -> list[str]:
+    """Its other Python threads: each with its innermost line in the user's own code, or anywhere."""
+    told = []
+    for thread in _threads(process, -1)[1:]:
+        lines = [frame for frame in thread.frames if not frame.installed] or list(thread.frames)
+        if lines:
+            told.append(f"thread {thread.name or thread.id}: {lines[0]}")
+    return told
+
+
+def _threads(process: Process, at: int) -> tuple[PythonThread, ...]:
+    stacks = process.stacks[at] if at < len(process.stacks) else None
+    return stacks.threads if stacks else ()
+
+
+def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
+    if reading is None or reading.state in "ZX":
+        return Doing("ended")
+    user = next((str(frame) for frame in frames if not frame.installed), "")
+    kernel = {"T": "stopped", "t": "traced"}.get(reading.state, "")
+    if reading.frozen:
+        kernel = "frozen"
+    elif reading.main and reading.main.state == "D":
+        kernel = "kernel"
+    kind, name, frame = _in_python(frames)
+    if not frames and not kernel and reading.main:
+        return _without_stack(reading.main)
+    if kernel:
+        place = reading.main.waits_in if reading.main and kernel == "kernel" else ""
+        return Doing(kernel, place, str(frame) if frame else "", user)
+    return Doing(kind, name, str(frame) if frame else "", user)
+
+
+def _without_stack(main: Thread) -> Doing:
+    if main.state == "R":
+        return Doing("running", "", "the processor")
+    return Doing("asleep", "", f"the kernel's {main.waits_in}") if main.waits_in else Doing("unknown")
+
+
+def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
+    """Kind, the collective's name, and the frame that says so."""
+    calls = [frame for frame in frames if frame.short.startswith(_C10D) and frame.function not in _INSIDE]
+    if calls:
+        waits_for_all = next((frame for frame in calls if frame.function in _STORE), None)
+        return ("store", waits_for_all.function, waits_for_all) if waits_for_all else (
+            "collective", calls[0].function, calls[0],
+        )  # fmt: skip
+    if not frames:
+        return "unknown", "", None
+    for frame in frames:
+        kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
+        if kind:
+            return kind, frame.function, frame
+    if any(frame.file.startswith("<frozen importlib") for frame in frames):
+        return "importing", "", frames[0]
+    return "own", "", frames[0]
+
+
+def _file(frame: Frame) -> str:
+    return "torch/distributed/checkpoint" if frame.short.startswith("torch/distributed/checkpoint") else frame.short
+
+
+_KINDS = {
+    ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
+    ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
+    ("torch/serialization.py", "save"): "saving",
+    ("torch/serialization.py", "load"): "loading",
+    ("torch/distributed/checkpoint", "save"): "saving",
+    ("torch/distributed/checkpoint", "load"): "loading",
+    ("torch/autograd/graph.py", "_engine_run_backward"): "backward",
+    ("torch/cuda/__init__.py", "synchronize"): "gpu",
+    ("torch/cuda/streams.py", "synchronize"): "gpu",
+}

@@ -1,0 +1,203 @@
+"""The processes of a job that hangs: stopped, gone, or there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.job import Job, Process
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules.doing import looks
+from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.job_words import (
+    KILLED,
+    QUOTED,
+    WAITING,
+    logged,
+    others,
+    places,
+    proof_of,
+    quoted,
+    ranks_of,
+    silence,
+    state_of,
+)
+from nccl_doctor.rules.ranks import (
+    RunningJob,
+    jobs_of,
+    local_world,
+)
+from nccl_doctor.rules.units import duration
+
+_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+_WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")
+_YOUNG_S = 60.0  # a job that has just been started may still be coming up
+
+
+@fleet_rule("job", "hang.stopped", "hang.stopped.traced")
+def stopped(fleet: Fleet) -> Iterator[Finding]:
+    """No rank is stopped by a signal (state T), frozen with its cgroup, or held by a debugger (state t).
+
+    A stopped process keeps its connections, answers nothing and ends nothing: every other rank waits for it for ever.
+    Who stops processes: Ctrl-Z, a scheduler that suspends jobs (``scontrol suspend``), a batch system's preemption, a
+    debugger, a checkpointing tool, ``docker pause``.
+    """
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            workers = rank.children if rank.now.kind == "loader" else ()
+            for process in (rank.process, *workers):
+                halted = _halted(process, rank.host)
+                if halted is None:
+                    continue
+                id, how, go_on = halted
+                who = rank.label if process is rank.process else f"the DataLoader worker {process.pid} of {rank.label}"
+                yield finding(
+                    id,
+                    Severity.FAIL,
+                    f"{who} is {how}{others(job, rank)}",
+                    [*proof_of(rank, process), *silence(job)],
+                    places=places([rank]),
+                    fixes=(go_on, _WHO_STOPS),
+                    explains=(WAITING, "hang.network", "hang.behind"),
+                )
+
+
+@fleet_rule("job", "hang.stopped.launcher")
+def stopped_launcher(fleet: Fleet) -> Iterator[Finding]:
+    """No torchrun is stopped: the first host's keeps the store, where ranks meet for a new group or a barrier."""
+    for job in jobs_of(fleet):
+        first = {(rank.host, rank.process.parent): rank for rank in reversed(job.ranks.values())}
+        launchers = (
+            (host.name, process) for host in fleet.hosts if (fact := host.want(Job)) for process in fact.processes
+        )
+        for host, process in launchers:
+            rank, halted = first.get((host, process.pid)), _halted(process, host)
+            if rank is None or halted is None:
+                continue
+            keeps = rank.process.environment.get("GROUP_RANK") == "0"
+            asked = keeps and any(rank.now.kind == "store" for rank in job.waiting)
+            what = "keeps the job's store" if keeps else "watches the ranks of its host"
+            yield finding(
+                "hang.stopped.launcher",
+                Severity.FAIL if asked else Severity.WARN,
+                f"torchrun (pid {process.pid}), which {what}, is {halted[1]}{others(job) if asked else ''}",
+                [Evidence(state_of(process), f"/proc/{process.pid}", host=host), *silence(job)],
+                hosts=(host,),
+                fixes=(halted[2], _WHO_STOPS),
+                explains=(WAITING,) if asked else (),
+            )
+
+
+def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
+    """Finding, words and the way on, of a process that does not run."""
+    pid, kind = process.pid, looks(process)[-1].kind
+    if kind == "stopped":
+        return "hang.stopped", "stopped by a signal", Fix("let it go on", f"kill -CONT {pid}", host, risky=True)
+    if kind == "frozen":
+        thaw = Fix("see which container or unit: `docker unpause`, `systemctl thaw`", f"cat /proc/{pid}/cgroup", host)
+        return "hang.stopped", "frozen with its cgroup", thaw
+    if kind == "traced" and (reading := process.readings[-1]):
+        who = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {reading.tracer}", host)
+        return "hang.stopped.traced", f"held by a debugger (pid {reading.tracer})", who
+    return None
+
+
+_GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind")
+
+
+@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.host")
+def gone(fleet: Fleet) -> Iterator[Finding]:
+    """Every rank of the world (``WORLD_SIZE``) has a process.
+
+    A rank that died without its launcher's notice (killed for want of memory, a segmentation fault under ``srun
+    --no-kill``, a container that ended) leaves the others in a collective until their time-out. It is gone where other
+    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``). A host without any rank is told where
+    the job is known to need one more. All others that were not found are unknown: their hosts were not named, or not read.
+    """
+    fleet.every(Job)
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            if rank.now.kind == "ended":
+                yield finding(
+                    "hang.rank-gone.ended", Severity.FAIL, f"{rank.label} has ended{others(job, rank)}", proof_of(rank),
+                    places=places([rank]),
+                    fixes=(Fix("its last words: that rank's log", "nccl-doctor explain logs/"),),
+                    explains=_GONE,
+                )  # fmt: skip
+        at = job.gone
+        for host, numbers in at.items():
+            yield _missing(job, host, numbers, fleet)
+        rest = sorted(set(job.missing).difference(*at.values()))
+        if not rest:
+            continue
+        idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in job.hosts]
+        if job.hosts_wanted > len(job.hosts) and idle and len(idle) <= job.hosts_wanted - len(job.hosts):
+            yield _empty_hosts(job, idle, rest)
+        else:
+            fleet.lack(
+                f"ranks {ranges(rest)} of job {job.id}", "on hosts that were not named, or not (all) read", *job.hosts
+            )
+
+
+def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+    here = [rank for rank in job.ranks.values() if rank.host == host]
+    found = f"LOCAL_WORLD_SIZE={local_world(here[0].process)}, and only {ranks_of(here)} found"
+    killed = [line for known in fleet.hosts if known.name == host for line in logged(known, job, KILLED)]
+    closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
+    proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
+    young = min(rank.process.age_s for rank in here) < _YOUNG_S
+    what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
+    told = "; the kernel has killed for want of memory" if killed else ""
+    return finding(
+        "hang.rank-gone",
+        Severity.FAIL,
+        f"{what} on {host}{told}{others(job)}",
+        [*proof, *silence(job)],
+        confidence=0.6 if young else 0.95,
+        hosts=(host,),
+        places=[Place(host=host, rank=number) for number in numbers],
+        fixes=(
+            Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", host),
+            Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
+        ),
+        explains=_GONE,
+    )
+
+
+def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
+    """Hosts without a rank, in a job that needs as many hosts more."""
+    each = local_world(next(iter(job.ranks.values())).process)
+    text = f"no process bears a rank; WORLD_SIZE={job.world} at {each} a host needs {job.hosts_wanted} hosts"
+    return finding(
+        "hang.rank-gone.host",
+        Severity.FAIL,
+        f"{few(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks {ranges(rest)}{others(job)}",
+        [*(Evidence(text, "/proc/*/environ", host=host) for host in idle[:QUOTED]), *silence(job)],
+        confidence=0.8,
+        hosts=idle,
+        places=[Place(host=idle[0] if len(idle) == 1 else "", rank=number) for number in rest],
+        fixes=(
+            Fix("did they end, or never start?", "last -x | head -3; sudo dmesg -T | tail -20", idle[0]),
+            Fix("their last words: those ranks' logs", "nccl-doctor explain logs/"),
+        ),
+        explains=_GONE,
+    )
+
+
+@fleet_rule("job", "hang.leftover")
+def leftovers(fleet: Fleet) -> Iterator[Finding]:
+    """No two processes are the same rank of a job: the older one is left over, and may hold its port and its GPU."""
+    for job in jobs_of(fleet):
+        for old in job.duplicates:
+            new = job.ranks[old.number]
+            yield finding(
+                "hang.leftover",
+                Severity.WARN,
+                f"{old.label} is {duration(old.process.age_s)} old, and pid {new.process.pid} on {new.host}, "
+                f"{duration(new.process.age_s)} old, is the same rank",
+                [*proof_of(old), *proof_of(new)[:1]],
+                places=places([old]),
+                fixes=(
+                    Fix("if it is left over from an earlier start", f"kill {old.process.pid}", old.host, risky=True),
+                ),
+            )

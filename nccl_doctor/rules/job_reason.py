@@ -1,0 +1,134 @@
+"""What a rank that is elsewhere does there, in words: by its frames, its kernel function, its threads and children."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nccl_doctor.facts.job import Process, Thread
+from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.rules.doing import main_frames, other_threads
+from nccl_doctor.rules.job_words import QUOTED, proof_of, state
+from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob, cpu_between
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """What it does, the proof beside its own state and stack, and what helps against just this."""
+
+    words: str
+    proof: tuple[Evidence, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+
+_BY_KIND = {
+    "loader": "waits for data",
+    "saving": "writes a checkpoint",
+    "loading": "loads a file",
+    "importing": "still imports modules",
+}
+# Python's and packages' functions that say what is waited for; the innermost counts. An empty name is any of the file.
+_BY_FRAME = {
+    ("pdb.py", ""): "stands in a debugger (pdb)",
+    ("cmd.py", ""): "stands in a debugger (pdb)",
+    ("torch/utils/file_baton.py", "wait"): "waits for the lock file of another process that builds an extension",
+    ("filelock/_api.py", "acquire"): "waits for a lock file",
+    ("threading.py", "_shutdown"): "has come to its program's end, and waits for a thread",
+    ("concurrent/futures/thread.py", "_python_exit"): "has come to its program's end, and waits for a thread",
+    ("multiprocessing/util.py", "_exit_function"): "has come to its program's end, and waits for a child process",
+    ("torch/_dynamo/eval_frame.py", ""): "compiles",
+    ("torch/_inductor/compile_fx.py", ""): "compiles",
+    ("socket.py", ""): "waits for an answer from the network",
+    ("ssl.py", ""): "waits for an answer from the network",
+    ("http/client.py", ""): "waits for an answer from the network",
+}
+_FIXES = {
+    "stands in a debugger (pdb)": "leave it with `continue`; PYTHONBREAKPOINT=0 makes breakpoint() do nothing",
+    "waits for the lock file of another process that builds an extension": (
+        "nobody builds? a killed build left it: delete `lock` beneath ~/.cache/torch_extensions, or TORCH_EXTENSIONS_DIR"
+    ),
+    "waits for a lock file": "is its owner dead? then delete the lock file that the frame's object names",
+    "has come to its program's end, and waits for a thread": (
+        "read this rank's log: an exception there is why it came to its end before the others"
+    ),
+    "waits for a lock or another thread": "two locks taken in two orders? compare the lines of its threads",
+}
+# What the main thread sleeps in, in the kernel: the first that is part of the function's name.
+_BY_KERNEL = (
+    ("nanosleep", "sleeps"),
+    ("wait_for_partner", "waits for the other end of a FIFO"),
+    ("pipe", "waits for a pipe"),
+    ("unix_stream", "waits for another process"),
+    ("futex", "waits for a lock or another thread"),
+    ("do_wait", "waits for its child process"),
+    ("tty", "waits for input from a terminal"),
+)
+
+
+def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason:
+    """What a rank, or a worker of it, does where it is."""
+    process = worker or rank.process
+    if (cpu_between(process) or 0.0) > BUSY_SHARE * job.interval_s or state(process.readings[-1]) == "R":
+        return Reason("compiles" if _by_frame(process) == "compiles" else "computes")
+    main = _main(process)
+    lock = _file_lock(rank, job, main) if main else None
+    if lock:
+        return lock
+    by_kind = "" if worker else _BY_KIND.get(rank.now.kind, "")
+    words = by_kind or _answer(main) or _by_frame(process) or _by_kernel(main)
+    proof: tuple[Evidence, ...] = ()
+    if "thread" in words:
+        told = other_threads(process)
+        proof = tuple(Evidence(text, "py-spy dump", host=rank.host, rank=rank.number) for text in told)
+    elif "child process" in words:
+        proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
+    fix = _FIXES.get(words)
+    return Reason(words, proof, (Fix(fix),) if fix else ())
+
+
+def _main(process: Process) -> Thread | None:
+    reading = process.readings[-1]
+    return reading.main if reading else None
+
+
+def _by_frame(process: Process) -> str:
+    for frame in main_frames(process):
+        if not frame.installed:
+            return ""  # the user's own code called nothing that tells
+        words = _BY_FRAME.get((frame.short, frame.function.rpartition(".")[2])) or _BY_FRAME.get((frame.short, ""))
+        if words:
+            return words
+    return ""
+
+
+def _answer(main: Thread | None) -> str:
+    """Whose answer it waits for, where its system call says that."""
+    if main and main.call in ("recvfrom", "read") and main.file.startswith("TCP"):
+        return f"waits for an answer from {main.file.rpartition(' ')[2]}"
+    if main and main.call == "read" and main.file.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+        return f"waits for input from {main.file}"
+    return ""
+
+
+def _by_kernel(main: Thread | None) -> str:
+    return next((words for part, words in _BY_KERNEL if main and part in main.waits_in), "is")
+
+
+def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:
+    """Who has the file lock that it waits for: another rank, one of its own, or a stranger."""
+    if main.call not in ("flock", "fcntl") or "lock" not in main.waits_in:
+        return None
+    if main.holder <= 0:
+        return Reason(f"waits for the lock on {main.file}")
+    owner = next(
+        (other for other in job.ranks.values() if (other.host, other.process.pid) == (rank.host, main.holder)), None
+    )
+    name = owner.label if owner else f"pid {main.holder} ({main.holder_name or 'gone'})"
+    proof = Evidence(f"{main.file}: held by {name}", "/proc/locks", host=rank.host, rank=rank.number)
+    where = proof_of(owner)[1:2] if owner else []
+    fix = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {main.holder}", rank.host)
+    return Reason(f"waits for the lock on {main.file}, which {name} holds,", (proof, *where), (fix,))
+
+
+def _last_children(rank: Rank) -> list[Process]:
+    """The processes at the end of what it started: a shell between waits, too."""
+    parents = {child.parent for child in rank.children}
+    return [child for child in rank.children if child.pid not in parents]

@@ -1,0 +1,255 @@
+"""What the ranks of a job that hangs wait for: each other, or one of them for something else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from nccl_doctor.facts.job import Process
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.rules.doing import Doing, is_worker, looks, main_frames
+from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.job_reason import reason
+from nccl_doctor.rules.job_words import (
+    QUOTED,
+    WAITING,
+    look,
+    others,
+    place_of,
+    places,
+    proof_of,
+    ranks_of,
+    silence,
+    state,
+)
+from nccl_doctor.rules.ranks import (
+    SURELY,
+    Rank,
+    RunningJob,
+    jobs_of,
+)
+
+LATE_S = 30.0  # of silence: a step may take as long
+_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+_YOUNG_S = 60.0  # a job that has just been started may still be coming up
+
+
+def _stuck_workers(rank: Rank) -> list[Process]:
+    """DataLoader workers that are not waiting for work: what the rank's main thread waits for is theirs to give."""
+    if rank.now.kind != "loader":
+        return []
+    return [child for child in rank.children if is_worker(child) and not _is_idle(child)]
+
+
+def _is_idle(process: Process) -> bool:
+    """Whether a worker waits for the next batch's indices."""
+    stack = process.stacks[-1]
+    frames = stack.threads[0].frames if stack and stack.threads else ()
+    inner = [frame.function for frame in frames[: [frame.function for frame in frames].index("_worker_loop")]]
+    return "fetch" not in inner and any(name.rpartition(".")[2] in ("get", "poll", "recv_bytes") for name in inner)
+
+
+def _elsewhere(job: RunningJob) -> list[Rank]:
+    """Ranks that do something else, at both looks, while at least as many wait for them."""
+    waiting = {rank.number for rank in job.waiting}
+    reasons = ("own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running")
+    away = [
+        rank
+        for rank in job.ranks.values()
+        if rank.number not in waiting
+        and rank.looks
+        and all(look.kind in reasons for look in rank.looks)
+        and not _stuck_workers(rank)
+    ]
+    return away if len(away) <= len(waiting) else []
+
+
+@fleet_rule("job", "hang.kernel-wait")
+def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
+    """No rank is stuck in the kernel (state D at both readings): a dead NFS or Lustre server, a failing disk, a driver.
+
+    Such a process cannot even be killed. Where it may be read, the kernel function and the file say what it waits for.
+    """
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            stuck = [
+                item for item in (rank.process, *rank.children) if all(look.kind == "kernel" for look in looks(item))
+            ]
+            if job.moved_bytes or not stuck or not (stuck[0] is rank.process or rank.now.kind == "loader"):
+                continue
+            process = stuck[0]
+            reading = process.readings[-1]
+            assert reading is not None and reading.main is not None
+            kernel = " < ".join(reading.main.kernel_stack[:4])
+            proof = proof_of(rank, process)
+            if kernel:
+                proof.append(Evidence(kernel, f"/proc/{process.pid}/stack", host=rank.host, rank=rank.number))
+            what = reading.main.file or reading.main.waits_in or "something that may not be read"
+            kind = f" ({reading.main.file_system})" if reading.main.file_system else ""
+            yield finding(
+                "hang.kernel-wait",
+                Severity.FAIL,
+                f"{rank.label} is stuck in the kernel: it waits for {what}{kind}{others(job, rank)}",
+                [*proof, *silence(job)],
+                confidence=0.9,
+                places=places([rank]),
+                fixes=(
+                    Fix("what it waits for", f"sudo cat /proc/{process.pid}/stack; sudo dmesg -T | tail -30", rank.host),
+                    Fix("do the host's mounts answer?", f"nccl-doctor check -H {rank.host} --stage system"),
+                ),
+                explains=(WAITING, "hang.behind"),
+            )  # fmt: skip
+
+
+@fleet_rule("job", "hang.dataloader")
+def dataloader(fleet: Fleet) -> Iterator[Finding]:
+    """No rank waits for a DataLoader worker that hangs.
+
+    The worker's own stack says in which line of the data set; a worker that waits for work is not to blame.
+    """
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            workers = [child for child in _stuck_workers(rank) if state(child.readings[-1]) not in ("T", "t")]
+            if not workers or job.moved_bytes or not rank.stays:
+                continue
+            doing = looks(workers[0])[-1]
+            where = doing.user or doing.frame
+            why = reason(rank, job, workers[0])
+            yield finding(
+                "hang.dataloader",
+                Severity.FAIL,
+                f"{rank.label} waits for its DataLoader worker {workers[0].pid}, which {why.words} in {where}"
+                f"{others(job, rank)}",
+                [*proof_of(rank, workers[0]), *why.proof, *proof_of(rank), *silence(job)],
+                confidence=0.9,
+                places=places([rank]),
+                fixes=(*why.fixes, look(rank, workers[0].pid)),
+                explains=(WAITING, "hang.behind"),
+            )
+
+
+@fleet_rule("job", "hang.elsewhere")
+def elsewhere(fleet: Fleet) -> Iterator[Finding]:
+    """No rank does something else while the others wait in a collective for it.
+
+    By the Python stacks of all ranks at two moments: the few that are not in torch.distributed are who the others wait
+    for: a checkpoint, an evaluation on rank 0 alone, a slow disk, an exception that was swallowed, a branch that only
+    some ranks take. Without stacks, the kernel function that each main thread sleeps in has to do. Where something moves
+    nobody is accused. Where the others are only at one place together, which may be a call that waits for the GPU, and
+    nothing proves that the job stands, it is a warning.
+    """
+    for job in jobs_of(fleet):
+        if job.moves:
+            continue
+        explicit = job.stays and all(rank.now.kind in SURELY for rank in job.waiting)
+        late = job.silent_s is not None and job.silent_s < LATE_S
+        for rank in _elsewhere(job):
+            sure = (
+                (0.9 if rank.stays and not late else 0.7) if job.stands else 0.75 if explicit and rank.stays else 0.45
+            )
+            why = reason(rank, job)
+            still = "" if rank.stays else ", and elsewhere before, but in no collective"
+            yield finding(
+                "hang.elsewhere",
+                Severity.WARN if sure < 0.5 else Severity.FAIL,
+                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame}{still}{others(job, rank)}",
+                [*proof_of(rank), *why.proof, *_of_the_waiting(job), *silence(job)],
+                confidence=min(sure, 0.6) if rank.now.kind in ("asleep", "running") else sure,
+                places=places([rank]),
+                fixes=(
+                    *([Fix("look again in a minute: it may only be late")] if late else ()),
+                    *why.fixes,
+                    look(rank),
+                    Fix("then read why only this rank comes here: a branch on the rank, a checkpoint, uneven data"),
+                ),
+                explains=(WAITING, "hang.behind"),
+            )
+
+
+def _of_the_waiting(job: RunningJob) -> list[Evidence]:
+    first = next((rank for rank in job.waiting if rank.now.frame), None)
+    if first is None:
+        return []
+    return [place_of(first)]
+
+
+@fleet_rule("job", "app.collective-mismatch")
+def different_collectives(fleet: Fleet) -> Iterator[Finding]:
+    """All ranks that wait do so in the same collective: in different ones each waits for the others for ever.
+
+    One collective in two places of the program is the same mistake: a rank has left one out. Where some rank is not in
+    a collective at all, that one is looked at instead: ranks of different process groups wait for it in different ones.
+    Only where a minority differs from all others is it a failure: a program with several process groups looks alike.
+    """
+    for job in jobs_of(fleet):
+        if job.moves or len(job.waiting) < len(job.ranks) or not job.stays:
+            continue
+        called: dict[tuple[str, ...], list[Rank]] = defaultdict(list)
+        for rank in job.waiting:
+            if rank.now.kind == "collective" and rank.now.name not in _MESSAGES:
+                called[_call_of(rank)].append(rank)
+        if len(called) < 2 or sum(map(len, called.values())) < len(job.ranks):
+            continue
+        *odd, (common, most) = sorted(called.items(), key=lambda item: len(item[1]))
+        few_ranks = sorted((rank for _, ranks in odd for rank in ranks), key=lambda rank: rank.number)
+        even = len(few_ranks) >= len(most)
+        certain = 0.8 if len({name for name, *_ in called}) == len(called) == 2 else 0.6
+        yield finding(
+            "app.collective-mismatch",
+            Severity.FAIL if len(odd) == 1 else Severity.WARN,
+            f"{ranks_of(few_ranks)} wait{'s' * (len(few_ranks) == 1)} in {_calls(dict(odd), common)}, "
+            f"{ranks_of(most)} in {_calls({common: most}, odd[0][0])}",
+            [
+                *(Evidence(rank.now.frame + (f" < {rank.now.user}" if rank.now.user else ""), "py-spy dump",
+                           host=rank.host, rank=rank.number) for ranks in called.values() for rank in ranks[:QUOTED]),
+                *silence(job),
+            ],
+            confidence=(certain if job.stands else 0.6) if len(odd) == 1 else 0.4,
+            places=places([*few_ranks, *most] if even else few_ranks),
+            fixes=(Fix("make every rank issue the same collectives in the same order: look for a branch on the rank"),),
+            explains=(WAITING, "hang.behind"),
+        )  # fmt: skip
+
+
+def _call_of(rank: Rank) -> tuple[str, ...]:
+    """The collective, and the lines of the user's own code that led to it: what all share is called from there."""
+    return rank.now.name, *(str(frame) for frame in main_frames(rank.process) if not frame.installed)
+
+
+def _calls(called: Mapping[tuple[str, ...], list[Rank]], other: tuple[str, ...]) -> str:
+    """The collectives' names; with the line of the program where that alone differs."""
+    told = []
+    for name, *lines in called:
+        line = next((line for line in lines if line not in other), "") if name == other[0] else ""
+        told.append(name + (f" at {line}" if line else ""))
+    return ", ".join(sorted(set(told)))
+
+
+@fleet_rule("job", WAITING)
+def waiting(fleet: Fleet) -> Iterator[Finding]:
+    """Who waits for whom, as far as the ranks' stacks and connections tell; a consequence wherever a cause is found.
+
+    Nothing proves from outside that a job takes its steps: that no rank stands out is no proof of health.
+    """
+    for job in jobs_of(fleet):
+        grouped: dict[Doing, list[Rank]] = defaultdict(list)
+        for rank in job.waiting:
+            grouped[rank.now].append(rank)
+        if not job.moves:
+            for doing, ranks in grouped.items():
+                place = f" ({doing.user})" if doing.user and doing.user != doing.frame else ""
+                verb = "wait" if len(ranks) > 1 else "waits"
+                what = doing.name if doing.kind in SURELY else f"at {doing.frame}"
+                yield finding(
+                    WAITING,
+                    Severity.WARN,
+                    f"{ranks_of(ranks)} {verb} {'in ' if doing.name else ''}{what}{place}",
+                    [*map(place_of, ranks[:QUOTED]),
+                     *silence(job)],
+                    places=places(ranks),
+                    fixes=(
+                        Fix("look again in a minute: a rank that is late will have come"),
+                        Fix("are hosts and network sound?", f"nccl-doctor check -H {','.join(job.hosts)} --quick"),
+                    ),
+                )  # fmt: skip
+        fleet.lack(f"whether job {job.id} takes its steps", "nothing outside of the program shows it", *job.hosts)
