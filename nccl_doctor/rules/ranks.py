@@ -158,9 +158,14 @@ class RunningJob(msgspec.Struct, frozen=True):
         """The ranks that wait for others: in a collective or the store, or all at one place where most are."""
         ranks = list(self.ranks.values())
         surely = [rank for rank in ranks if rank.now.kind in SURELY]
-        places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep", "running"))
+        alike = ("own", "backward", "gpu", "asleep", "running")
+        places = Counter(rank.now for rank in ranks if rank.now.kind in alike and not self._computes(rank))
         common = {place for place, count in places.items() if count > 1 and count * 2 > len(ranks)}
         return sorted([*surely, *(rank for rank in ranks if rank.now in common)], key=lambda rank: rank.number)
+
+    def _computes(self, rank: Rank) -> bool:
+        """Whether it spends the processor's time on its own work: who waits for a GPU may do so in a busy loop."""
+        return "gpu" not in rank.process.devices and (rank.cpu_s or 0.0) > BUSY_SHARE * self.interval_s
 
     @property
     def stays(self) -> bool:

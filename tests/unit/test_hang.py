@@ -228,6 +228,16 @@ def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
     }
 
 
+def test_ranks_that_compute_at_one_place_do_not_wait_for_the_one_that_computes_elsewhere() -> None:
+    """As in a long step of a healthy job without GPUs: seconds without a byte."""
+    busy = {"readings": [reading("R", 1.0), reading("R", 3.9)]}
+    ranks = [process(rank, OWN if rank == 3 else SYNC, **busy) for rank in range(4)]
+    assert examine(bundle(*ranks)).verdict == "not-known"
+    for item in ranks[:3]:
+        item["readings"] = [reading()] * 2
+    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
+
+
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
     found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]

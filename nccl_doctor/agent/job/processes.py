@@ -114,7 +114,7 @@ def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     python = program.startswith("python")
     if python:
         environment = variables.now(pid) or environment
-    options = _torchrun_options(argv) if python else None
+    options = _torchrun_options(argv, environment) if python else None
     spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
     if not (_bears_rank(environment) or spawned or options is not None):
         return None
@@ -164,16 +164,22 @@ def _script(words: List[str]) -> str:
     return name
 
 
-def _torchrun_options(argv: List[str]) -> Optional[Dict[str, str]]:
-    """What a torchrun was told of hosts and ports; None where the process is none."""
+def _torchrun_options(argv: List[str], environment: Dict[str, str]) -> Optional[Dict[str, str]]:
+    """What a torchrun was told of hosts and ports, by words or by PET_ variables; None where the process is none."""
     if not any(os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.") for word in argv[:6]):
         return None
-    told = {}
+    told: Dict[str, str] = {}
     for word, behind in zip(argv, [*argv[1:], ""]):
+        if word.endswith(".py"):
+            break  # the user's program, and its own options
         name, sign, value = word.partition("=")
         name = name.lstrip("-").replace("_", "-")
         if word.startswith("--") and name in _OPTIONS:
-            told[name] = redact_text(value if sign else behind)[:200]
+            told.setdefault(name, redact_text(value if sign else behind)[:200])
+    for name in _OPTIONS:
+        value = environment.get("PET_" + name.upper().replace("-", "_"), "")
+        if value:
+            told.setdefault(name, redact_text(value)[:200])
     return told
 
 
