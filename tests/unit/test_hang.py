@@ -238,6 +238,24 @@ def test_ranks_that_compute_at_one_place_do_not_wait_for_the_one_that_computes_e
     assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
 
 
+def test_ranks_that_know_their_place_alone_are_numbered_by_it() -> None:
+    """As Lightning's: NODE_RANK and LOCAL_RANK, and no RANK. One of gpu01 has ended: its numbers still end at 1."""
+    ranks = four(r3=process(3, OWN))
+    for item in ranks:
+        own = item["environment"]
+        own.update(NODE_RANK=str(int(own["RANK"]) // 2), RANK=own["LOCAL_RANK"])
+        del own["LOCAL_WORLD_SIZE"]
+        item["placed"] = True
+    whole = bundle(*four())
+    hosts = []
+    for number, host in enumerate(whole.hosts):
+        data = {"interval_s": 3.0, "processes": [ranks[0]] if number == 0 else ranks[2:]}
+        hosts.append(msgspec.structs.replace(host, probes={"job": ProbeResult(Outcome.OK, data)}))
+    answer = examine(msgspec.structs.replace(whole, hosts=tuple(hosts)))
+    assert [(row.rank, row.host) for row in answer.ranks] == [(0, "gpu01"), (2, "gpu02"), (3, "gpu02")]
+    assert blamed(first(answer)) == [("gpu02", 3)]
+
+
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
     found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]

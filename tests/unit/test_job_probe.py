@@ -109,6 +109,18 @@ def test_a_program_that_sets_its_rank_itself_is_found(start: Start) -> None:
     assert rank.environment == {"RANK": "7", "WORLD_SIZE": "2", "MASTER_ADDR": "probe", "MASTER_PORT": JOB}
 
 
+def test_ranks_of_lightning_are_told_apart_by_their_place(start: Start) -> None:
+    """The first starts the others, and sets its own variables after its start; none has RANK."""
+    first = "import os, subprocess, sys; os.environ.update(NODE_RANK='1', LOCAL_RANK='0')\nown = os.environ.copy()\n"
+    source = "own['LOCAL_RANK'] = '1'\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env=own)"
+    start(0, first + source, "env", "-u", "RANK")
+    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    assert [(item.role, item.placed, item.environment["LOCAL_RANK"]) for item in found] == [
+        ("rank", True, "0"),
+        ("rank", True, "1"),
+    ]
+
+
 def test_numbers_of_spawned_processes_are_read_or_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 has not come to its number yet; of the other parent 20 some have ended: they cannot be counted."""
     told = {10: {"nprocs": "3"}, 11: {"i": "0"}, 13: {"i": "2"}, 20: {"nprocs": "3"}, 21: {"i": "1"}}

@@ -18,6 +18,7 @@ VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -39,6 +40,7 @@ VARIABLES = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
 )
+_PLACED = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")  # Lightning's: the rank follows from them
 _PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
 _DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # Of torchrun's options, those that say whom it waits for.
@@ -114,12 +116,15 @@ def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     python = program.startswith("python")
     if python:
         environment = variables.now(pid) or environment
+    placed = python and not _bears_rank(environment) and all(environment.get(name, "").isdigit() for name in _PLACED)
+    if placed:
+        environment["RANK"] = environment["LOCAL_RANK"]  # on its host: who sees all hosts counts on
     options = _torchrun_options(argv, environment) if python else None
     spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
     if not (_bears_rank(environment) or spawned or options is not None):
         return None
     process = _describe(pid, environment, argv)
-    return process and dict(process, program=program[:80], spawned=spawned, options=options or {})
+    return process and dict(process, program=program[:80], spawned=spawned, placed=placed, options=options or {})
 
 
 def _argv(pid: int) -> List[str]:
