@@ -112,7 +112,7 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
         )
     seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
-    return f"no process{seen} on these hosts has {names} in its environment"
+    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:
