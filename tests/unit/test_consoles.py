@@ -91,15 +91,16 @@ def test_a_check() -> None:
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
     assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
-    assert lines[-13:] == [
+    assert lines[-14:] == [
         "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
         "                on gpu02: sudo ip link set dev eth0 mtu 1400",
         "     playbook   nccl-doctor playbook net.mtu.black-hole",
         "",
-        "  passed       ports, software, gpu, topology, infiniband",
+        "  passed       ports, software, topology, infiniband",
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
-        "  not checked  carriers, limit on address space, limit on file size on gpu[01-03]: not collected",
+        "  not checked  SRAM errors, carriers, limit on address space, limit on file size on gpu[01-03]: not",
+        "               collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
         "               known",
         "  not checked  net.core.somaxconn on gpu[01-03]: not readable",
