@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers.pace import SERVES
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
 if TYPE_CHECKING:
@@ -98,26 +99,23 @@ class Course:
 
     def ended_a_hang(self, hit: Hit) -> bool:
         """Whether this line is somebody's Ctrl-C in a job that stood still: the hang has a cause, the interrupt is none."""
-        return _SIGINT.search(hit.text) is not None and self._stood_still
+        return _SIGINT.search(hit.text) is not None and bool(self.interrupted_hang)
 
     @functools.cached_property
-    def _stood_still(self) -> bool:
-        """Whether nothing was done before an interrupt: no step after NCCL's start, inside of a collective, or for long."""
-        case = self._case
-        if not self._interrupted:
-            return False
-        if not self._worked:
-            waits = [item for item in case.summary.tracebacks if item.type == "KeyboardInterrupt"]
-            return self.unfinished or any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
-        return any(self._silence(hit) for hit in self._interrupted)
+    def interrupted_hang(self) -> list[Hit]:
+        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, or for long."""
+        if self._worked:
+            return [hit for hit in self._interrupted if self._silence(hit)]
+        waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
+        inside = any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
+        return self._interrupted if self.unfinished or inside else []
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""
-        steps = [
-            step.seconds for step in (*self._case.hits("progress"), *self._case.tail) if self._is_step_before(step, hit)
-        ]
-        times = sorted({time for time in steps if time is not None})
-        if hit.seconds is None or len(times) < 3:
+        steps = [step for step in (*self._case.hits("progress"), *self._case.tail) if self._is_step_before(step, hit)]
+        times = sorted({step.seconds for step in steps if step.seconds is not None})
+        ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
+        if ended or hit.seconds is None or len(times) < 3:
             return False
         apart = max(later - earlier for earlier, later in itertools.pairwise(times[-3:]))
         return hit.seconds - times[-1] > max(_LONG, 10 * apart)

@@ -55,7 +55,7 @@ _CHANGED = re.compile(
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"\b(nranks|nnodes|nNodes|world[_ ]size|WORLD_SIZE)\W{1,3}(\d+)")
-_SERVES = re.compile(r"\breq|queue|prompt|generat|KV cache|decode|prefill|\beval|valid|test\b", re.IGNORECASE)
+SERVES = re.compile(r"HTTP/|\breq|queue|prompt|generat|KV cache|decode|prefill|\beval|valid|test\b", re.IGNORECASE)
 
 
 class Shift(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> lis
         unit = " ms" if "time (ms)" in text else ""
         names = [_name(text, found) + unit for found in _NUMBER.finditer(text)]
     told = any(_is_rate(name) or _WHOLE.search(name) or _is_part(name) for name in names)
-    return names if told and not _SERVES.search(text) else []
+    return names if told and not SERVES.search(text) else []
 
 
 def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
