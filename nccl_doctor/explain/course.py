@@ -95,7 +95,7 @@ class Course:
     def _interrupted(self) -> list[Hit]:
         """Where somebody pressed Ctrl-C, or sent the same signal."""
         told = [hit for hit in self._case.hits("signal-exception", "cancelled") if _SIGINT.search(hit.text)]
-        return told + [hit for hit in self._case.tail if _CTRL_C.search(hit.text)]
+        return told + [hit for hit in self._case.tail if "^C" in hit.text and _CTRL_C.search(hit.text)]
 
     def ended_a_hang(self, hit: Hit) -> bool:
         """Whether this line is somebody's Ctrl-C in a job that stood still: the hang has a cause, the interrupt is none."""

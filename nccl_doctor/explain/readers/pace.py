@@ -232,4 +232,4 @@ def _short(number: float) -> str:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").rstrip()
+    return raw.decode("utf-8", "replace").rstrip().replace('\\"', '"')  # inside of a record of JSON

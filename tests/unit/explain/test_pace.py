@@ -177,3 +177,17 @@ def test_a_large_log_is_judged_by_its_ends() -> None:
     assert len(log(2.0)) > 64 << 10
     assert _explain(log(2.0)).verdict is Verdict.UNDECIDED
     assert _explain(log(1.4)).verdict is Verdict.HEALTHY
+
+
+_INTERRUPT = "torch/distributed/elastic/agent/server/api.py:719] Received 2 death signal, shutting down workers\n"
+
+
+@pytest.mark.parametrize(
+    ("when", "cause"),
+    [("10:02:20", "launch.killed"), ("10:05:40", "launch.killed"), ("10:41:12", "app.straggler-timeout")],
+)
+def test_who_interrupts_a_job_that_stands_still_is_no_cause(when: str, cause: str) -> None:
+    steps = "".join(f"2026-02-04 10:0{nth // 2}:{30 * (nth % 2):02d} step {nth} loss 2.1\n" for nth in range(5))
+    got = _explain(f"{steps}2026-02-04 {when} {_INTERRUPT}")
+    assert got.causes[0].id == cause
+    assert (got.verdict is Verdict.CAUSE_FOUND) == (cause == "launch.killed")
