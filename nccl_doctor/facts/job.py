@@ -77,6 +77,7 @@ class Reading(msgspec.Struct, frozen=True):
     threads: int = 0
     main: Thread | None = None
     others: tuple[Thread, ...] = ()
+    frozen: bool = False  # its control group is
     switches: int | None = None
     tracer: int = 0
     resident_bytes: int = 0
@@ -165,11 +166,12 @@ class Job(Fact, frozen=True):
     """All processes on this host that bear a rank, and what surrounds them."""
 
     PROBE: ClassVar[str] = "job"
+    processes: tuple[Process, ...]
     uid: int = 0
     namespace: str = ""
     interval_s: float = 0.0
-    processes: tuple[Process, ...] = ()
     refused: Refused = Refused()
+    unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()

@@ -256,6 +256,8 @@ def _key(host: str, process: Process) -> str:
         return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
     if slurm := environment.get("SLURM_JOB_ID"):
         return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"
+    if namespace := environment.get("PMIX_NAMESPACE"):
+        return f"mpi:{namespace}"
     if process.spawned:
         return f"{host}:pid:{process.parent}"
     return f"uid:{process.uid}:{process.script}"

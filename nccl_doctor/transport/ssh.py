@@ -130,8 +130,7 @@ class SshTransport:
         except NeedsProgram as reason:
             return self._open_with_program(entry, config, command, deadline, str(reason))
         try:
-            channel = client.open_session(timeout=deadline.left(self._options.start_s))
-            channel.exec_command(command)
+            channel = _start(client, command, deadline.left(self._options.start_s))
         except (paramiko.SSHException, OSError, EOFError) as error:
             address = address_of(client)
             client.close()
@@ -258,6 +257,19 @@ class SshTransport:
         stream.note = f"by the ssh program: {reason}"
         stream.address, stream.port = config.hostname, config.port
         return stream
+
+
+def _start(client: Connection, command: str, limit_s: float) -> paramiko.Channel:
+    """A channel on which the command runs. Of itself paramiko waits for ever for sshd to say that it started it."""
+    watchdog = threading.Timer(limit_s, client.close)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        channel = client.open_session(timeout=limit_s)
+        channel.exec_command(command)
+    finally:
+        watchdog.cancel()
+    return channel
 
 
 def _closed_at_once(config: HostConfig, attempts: int, error: Exception) -> Unreachable:

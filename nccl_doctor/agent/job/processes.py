@@ -26,6 +26,7 @@ VARIABLES = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE",
+    "PMIX_NAMESPACE",
     "SLURM_NTASKS",
     "SLURM_LOCALID",
     "SLURM_JOB_ID",
@@ -52,7 +53,7 @@ Processes = List[Dict[str, Any]]
 
 
 def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
-    """The processes that bear a rank, or launch some, with their role; and what this user may not read."""
+    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read."""
     uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
     found: Dict[int, Dict[str, Any]] = {}
     spawned: Dict[int, Dict[str, Any]] = {}
@@ -76,7 +77,11 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
     for process in found.values():
         parent = process["parent"]
         process["launcher"] = "" if parent in found else (first_line("/proc/%d/comm" % parent) or "")[:40]
-    return [found[pid] for pid in sorted(found)], {"count": len(refused), "pids": [int(pid) for pid in refused[:8]]}
+    unread = {
+        "refused": {"count": len(refused), "pids": [int(pid) for pid in refused[:8]]},
+        "unnumbered": sum(pid not in found for pid in spawned),
+    }
+    return [found[pid] for pid in sorted(found)], unread
 
 
 def link(absolute: str) -> str:
