@@ -501,6 +501,21 @@ def interrupted_while_it_hung(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
+    """torch's watchdog ended its process (its frames are in the log), and the line that says why is not: a collective ran
+    out of time, ranks called different ones, or a peer was lost. The lines in front, and those of the other ranks, would tell."""
+    hits = case.hits("watchdog-frame")
+    for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "net.peer-lost") if hits else ()):
+        yield Candidate(
+            cause,
+            0.4 - 0.03 * nth,
+            "torch's watchdog ended a rank; why, these lines do not say",
+            hits[:2],
+            ranks_of(hits),
+        )
+
+
+@diagnosis
 def ended_without_words(case: Case) -> Iterable[Candidate]:
     """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
     hits = [] if case.exceptions.ordinary or case.course.overcome("ended-with-error") else case.hits("ended-with-error")
