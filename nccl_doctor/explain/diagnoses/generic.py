@@ -62,6 +62,7 @@ _JUDGED = frozenset(
     (
         "nvls-unsupported",
         "ib-local-protection",
+        "ofi-error",
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",

@@ -682,6 +682,14 @@ says(
     "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
 )
 says(
+    "rccl-iommu",
+    'Missing "iommu=pt" from kernel command line',
+    cause="gpu.p2p",
+    strength=0.46,
+    title="the kernel runs without iommu=pt: RCCL warns that peer-to-peer transfers may hang",
+    why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
+)
+says(
     "p2p-more",
     "peer access{}not supported",
     "p2pBandwidthLatencyTest{}hang",

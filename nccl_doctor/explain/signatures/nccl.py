@@ -49,6 +49,7 @@ says(
     "host-alloc",
     "Failed to malloc {size:int} bytes",
     "Failed to CUDA host alloc {size:int} bytes",
+    "Unrecoverable error detected: malloc(size={size:int}) returned null",
     cause="sys.host-oom",
     strength=0.7,
     title="NCCL could not get {size} bytes of host memory",
@@ -88,11 +89,51 @@ says(
     why="Structures of the device API carry their version since 2.29: one that lacks it comes from a program compiled with older headers.",
 )
 says(
+    "windows-differ",
+    "Elastic GIN: rank {rank:int} {what}all ranks must have identical segment configurations",
+    "ncclCommGrow: total ranks {ranks:int} is less than current ranks",
+    "MemManager: Could not find matching handle info for ptr",
+    cause="app.collective-mismatch",
+    strength=0.72,
+    title="the ranks register or resume memory that does not fit together",
+    why="Windows and suspended memory are collective: every rank must register the same segments in the same order.",
+)
+says(
+    "driver-below-needed",
+    "CUDA Driver version found is {found:int}. Minimum requirement is {needed:int}",
+    "ROCr Driver version found is {found:int}. Minimum requirement is {needed:int}",
+    "One-sided RMA requires CUDA driver {needed:num} or later (found {found:num}",
+    "if the installed CUDA driver < R{needed:int}",
+    cause="gpu.driver",
+    strength=0.8,
+    title="the GPU driver is older than this NCCL needs",
+    why="NCCL asks the driver for its version before it uses a feature.",
+)
+says(
+    "forced-ordering",
+    "NET/IB: OOO RQ is force enabled but",
+    "NET/IB: NCCL_IB_SUBNET_PREFIX_LEN={value:int} is out of range",
+    "NCCL_NET_MERGE_POLICY: unknown value '{value}'",
+    cause="env.bad-nccl-var",
+    strength=0.78,
+    title="a variable asks of the network what it cannot do",
+    why="NCCL 2.30 refuses: out-of-order receive queues need adaptive routing on both ends (NCCL_IB_OOO_RQ), the prefix length is 1 to 32.",
+)
+says(
     "symmetric-unsupported",
     "Communicator does not support symmetric memory",
     "symmetric registration is not supported in this communicator",
     "RMA proxy is not supported in this communicator",
     "GIN Proxy: RMA backend not found",
+    "User requested GIN but not all ranks in the communicator support GIN",
+    "but the communicator supports only NCCL_GIN_CONNECTION_RAIL",
+    "No GIN-capable devices found",
+    "No RMA-capable devices found",
+    "GIN not supported.",
+    "RMA not supported.",
+    "host RMA is not supported in this communicator",
+    "Multicast support requested for team but none available",
+    "Multimem pointer requested but system does not support multimem",
     why="Symmetric memory needs cuMem and peer-to-peer or GIN among all ranks.",
 )
 says(
