@@ -52,6 +52,13 @@ says(
     why="NCCL (2.27 to 2.30) or RCCL takes another value than the one that was set, says so, and goes on with it.",
 )
 says(
+    "torch-skips-multicast",
+    "gracefully skipping multicast initialization",
+    "Only a subset of ranks in the group has multicast support",
+    role=H,
+    why="torch's symmetric memory (2.9 and later) goes without multicast: slower, not wrong. It matters where all GPUs of the group should have NVLink SHARP.",
+)
+says(
     "nccl-resilience-notes",
     "Resiliency is enabled on a {side} communicator{}with a single device",
     "Resiliency context is NULL. Nothing to destroy",

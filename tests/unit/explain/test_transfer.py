@@ -12,7 +12,10 @@ W = "gb3:71:82 [2] transport/net_ib/p2p.cc:61 NCCL WARN "
 EFA = "ip-10-7-0-4:51:99 [3] NCCL WARN NET/OFI Request 0x7a10 completed with error. RC: 107. Error: "
 
 FOUND = {
-    "sys.container": (f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",),
+    "sys.container": (
+        "slurmstepd: error: container_p_join: open failed for /var/nvme/slurm/77/.ns: No such file or directory",
+        f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",
+    ),
     "ib.gdr": (
         "WARN: GPU cannot map UAR of device mlx5_4. Skipping...",
         f"{NVSHMEM}ibgda/ibgda.cpp:1242: cudaHostRegister with IoMemory failed with error=1. We may need to use a fallback path.",
@@ -56,6 +59,19 @@ FOUND = {
     "net.peer-lost": (
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
+    "gpu.duplicate": (
+        "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
+    ),
+    "gpu.imex": (
+        "RuntimeError: CUDASymmetricMemory::rendezvous: ranks have mismatched NVLink clique_ids. All ranks using fabric handles must",
+    ),
+    "gpu.nvlink": (
+        "    Fabric\n        State                             : Completed\n        Health\n"
+        "            Bandwidth                     : Degraded\n            Route Unhealthy               : True",
+    ),
+    "launch.rdzv": (
+        "slurmstepd: error:  mpi/pmix_v5: pmixp_coll_ring_reset_if_to: n3 [2]: pmixp_coll_ring.c:742: 0x15: collective timeout seq=0",
+    ),
     "net.firewall": (f"{EFA}15 (Unreachable remote - never received a response)",),
 }
 
@@ -73,6 +89,8 @@ GUESSED = {
     "app.straggler-timeout": (
         "[2026-08-02 10:11:12 TP0] Prefill bootstrap failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Request 4 timed out after 300.1s in KVPoll.Bootstrapping",
+        "[rank3] Aborting process due to timeout on rank 3 - timeout watchdog detected operation timeout",
+        "RuntimeError: NCCLX operation timed out",
         "RuntimeError: Did not receive response from front-end process within 5 minutes",
     ),
     "net.master-unreachable": (
@@ -87,6 +105,7 @@ GUESSED = {
 HARMLESS = (
     f"{W}Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY.",
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
+    "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
     "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
 )
 STEPS = "step 10 loss 2.31\nstep 20 loss 2.20\nstep 30 loss 2.11\n"
