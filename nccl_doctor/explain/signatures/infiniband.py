@@ -178,7 +178,7 @@ says(
     "ofi-too-old",
     "EFA provider requires at least libfabric version {version:num}",
     "requires GDRCopy 2.5+ for forced PCIe copy support",
-    cause="sw.library-conflict",
+    cause="net.plugin",
     strength=0.86,
     title="the EFA plugin needs a newer libfabric (or GDRCopy)",
     why="aws-ofi-nccl asks for the version before it starts; the EFA installer brings fitting ones together.",

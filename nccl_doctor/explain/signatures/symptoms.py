@@ -175,6 +175,7 @@ says(
     "Async error on rank",
     "timeout watchdog detected operation error",  # TorchComms
     "nccl hit async error: ",
+    "NCCL WARN GIN Error detected",
     role=S,
     fold="communicator in error state",
     why="The communicator recorded an error that was reported before.",

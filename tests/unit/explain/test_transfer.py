@@ -30,7 +30,6 @@ FOUND = {
     ),
     "sw.library-conflict": (
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
-        "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
     ),
     "launch.world-size": (
         "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
@@ -59,6 +58,7 @@ FOUND = {
     "net.peer-lost": (
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
+    "net.plugin": ("n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",),
     "gpu.duplicate": (
         "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
     ),
@@ -98,6 +98,7 @@ GUESSED = {
     ),
     "launch.world-size": ("DEBUG 08-02 10:11:12 [utils.py:833] Waiting for 0 local, 8 remote core engine proc(s) to connect.",),
     "ib.device-not-found": ("/opt/nvshmem/src/host/transport/transport.cpp:294: Unable to initialize any transports. returning error.",),
+    "sw.nccl-bug": (f"{W}NET/IB: Attempting to free a non-existent failed request (slot=3).",),
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
 }  # fmt: skip
