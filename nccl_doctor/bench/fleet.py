@@ -66,8 +66,8 @@ def run_fleet(
     connect: ConnectOptions,
     plan: BenchPlan,
     *,
-    progress: MakeWatcher,
-    notice: Callable[[str], None],
+    progress: MakeWatcher | None = None,
+    notice: Callable[[str], None] = lambda text: None,
     master: str = "",
     local: bool = False,
     allow_busy: bool = False,
@@ -89,7 +89,7 @@ def run_fleet(
         slots = {entry.name: entry.slots for entry in entries if entry.slots}
         plan, world = _plan_world(plan, prepared, sessions, master, local, slots)
         if not allow_busy:
-            _not_busy(prepared, world)
+            _not_busy(prepared)
         for text in _differences(prepared):
             notice(text)
         collector = Collector(world.size)
@@ -162,7 +162,7 @@ def _plan_world(
     return plan, world
 
 
-def _not_busy(prepared: dict[str, Prepared], world: World) -> None:
+def _not_busy(prepared: dict[str, Prepared]) -> None:
     busy = [f"{name}: {line}" for name, host in prepared.items() for line in host.busy]
     if busy:
         raise Refused(
@@ -186,19 +186,20 @@ def _run(
     plan: BenchPlan,
     deadline: Deadline,
     collector: Collector,
-    progress: MakeWatcher,
+    progress: MakeWatcher | None,
 ) -> tuple[dict[str, ProbeResult], tuple[str, ...]]:
     limit_s = deadline.left(time_needed(plan))
     total = sum(name in COLLECTIVES for name in plan.collectives) * len(plan.sizes) * max(1, len(plan.modes))
     paths: dict[str, list[dict[str, Any]]] = {share.name: [] for share in world.shares}
-    with progress(world, collector, total) as watcher:
+    with progress(world, collector, total) if progress else contextlib.nullcontext() as watcher:
 
         def take(host: str, event: dict[str, Any]) -> None:
             if event.get("event") == "path":
                 paths[host].append(event)
             with contextlib.suppress(ValueError, KeyError, TypeError, ZeroDivisionError):  # a broken event is no result
                 collector.take(event)
-            watcher.event(host, event)
+            if watcher:
+                watcher.event(host, event)
 
         try:
             return Run(sessions, world, plan, limit_s, take).run(), ()

@@ -209,7 +209,7 @@ def _conclude(
         paths = [(rank, path) for rank in its_ranks if (path := watch.logs.get(rank, {}).get("path"))]
         events = [dict(path, event="path", rank=rank) for rank, path in paths]
         if not facts:
-            events += [event for event in watch.events if event.get("event") in ("size", "link")]
+            events += [event for event in watch.events if event.get("event") in ("size", "link", "gemm")]
         facts[host] = Collectives(
             host, sys.executable, ranks=ends, events=tuple(events), backend=backend, world=identity.world,
             master=world.master, master_addr=world.master_addr, master_port=world.master_port,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench.fleet import run_fleet
-from nccl_doctor.bench.model import BenchPlan, Collector
+from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
-from nccl_doctor.bench.run import World
 from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.lint import lint
@@ -24,20 +21,6 @@ from nccl_doctor.transport.base import ConnectOptions
 
 class BadCandidate(ValueError):
     """A candidate that cannot be read, or that could not change anything; the message says why."""
-
-
-class _Silent(contextlib.AbstractContextManager["_Silent"]):
-    """A watcher that shows nothing: one line per run is enough."""
-
-    def __exit__(self, *exc: object) -> None:
-        return None
-
-    def event(self, host: str, event: dict[str, Any]) -> None:
-        """Take no notice."""
-
-
-def _watcher(world: World, collector: Collector, total: int) -> _Silent:
-    return _Silent()
 
 
 def read_candidates(texts: Iterable[str]) -> tuple[Candidate, ...]:
@@ -98,8 +81,6 @@ def tune_over(
             entries,
             connect,
             asked,
-            progress=_watcher,
-            notice=lambda text: None,
             master=master,
             local=local,
             allow_busy=allow_busy,

@@ -54,6 +54,12 @@ SshConfig = Annotated[
 ]
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
 
+Deadline = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")]
+Master = Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")]
+MasterPort = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")]
+Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")]
+Saved = Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")]
 History = Annotated[
     Path | None,
     typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),

@@ -142,7 +142,7 @@ def bench(
     """
     _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on)
-    names, wanted = _what(collective, sizes, dtype)
+    names, wanted = _what(collective, sizes, dtype, format)
     if gpus_per_host and ranks_per_host:
         _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     from nccl_doctor.bench.collectives import GEMM
@@ -192,7 +192,7 @@ def _known_words(*options: tuple[str, str]) -> None:
             _hosts.stop(f"{name} {value!r}: expected one of {', '.join(words[name])}")
 
 
-def _what(collective: str, sizes: str | None, dtype: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _what(collective: str, sizes: str | None, dtype: str, format: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """What is measured, at which sizes in bytes."""
     from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
@@ -202,6 +202,8 @@ def _what(collective: str, sizes: str | None, dtype: str) -> tuple[tuple[str, ..
         wanted = parse_sizes(SIZES if sizes is None else sizes)
     except (UnknownCollective, SizeError) as error:
         _hosts.stop(str(error))
+    if GEMM in names and format in ("csv", "nccl-tests"):
+        _hosts.stop(f"--format {format} has no words for gemm: text and json do")
     if GEMM in names and not dtype.startswith(("float", "bfloat")):
         _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
     if names != (GEMM,):

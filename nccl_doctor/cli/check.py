@@ -61,8 +61,8 @@ def check(
     mesh: Annotated[
         str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
     ] = "sparse",
-    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master: _hosts.Master = "",
+    master_port: _hosts.MasterPort = 29500,
     nccl_version: Annotated[
         str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
     ] = "",
@@ -72,16 +72,14 @@ def check(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 180.0,
+    deadline: _hosts.Deadline = 180.0,
     format: _hosts.Format = "text",
     thresholds: _hosts.Thresholds = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    save: _hosts.Save = None,
     history: _hosts.History = None,
-    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
+    from_: _hosts.Saved = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
-    ] = False,
+    verbose: _hosts.Verbose = False,
 ) -> None:
     """Check hosts: ssh, names, ports, interfaces, limits, software, GPUs, topology, InfiniBand, collectives.
 

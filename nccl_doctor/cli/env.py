@@ -43,6 +43,9 @@ TorchVersion = Annotated[
         "--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release [default: the newest known]."
     ),
 ]
+SavedBundle = Annotated[
+    Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
+]
 
 
 def _facts(
@@ -127,9 +130,7 @@ def lint(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
-    ] = None,
+    bundle: SavedBundle = None,
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
     fix: Annotated[bool, typer.Option("--fix", help="Show what would be changed, as a unified diff.")] = False,
@@ -144,7 +145,7 @@ def lint(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    deadline: _hosts.Deadline = 120.0,
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
@@ -212,9 +213,7 @@ def recommend(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
-    ] = None,
+    bundle: SavedBundle = None,
     purpose: Annotated[
         Purpose,
         typer.Option(
@@ -232,7 +231,7 @@ def recommend(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    deadline: _hosts.Deadline = 120.0,
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising

@@ -42,10 +42,10 @@ def hang(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")] = 120.0,
+    deadline: _hosts.Deadline = 120.0,
     format: _hosts.Format = "text",
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all that was seen as a bundle.")] = None,
-    from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Judge a saved bundle instead.")] = None,
+    from_: _hosts.Saved = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and every rank's pid.")] = False,
 ) -> None:
     """Find the rank that holds a hanging job: states, stacks, connections, workers, NCCL's own counts, looked at twice.

@@ -90,21 +90,19 @@ def preflight(
         ),
     ] = "text",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
-    master: Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")] = "",
-    master_port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")] = 29500,
+    master: _hosts.Master = "",
+    master_port: _hosts.MasterPort = 29500,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")] = None,
+    save: _hosts.Save = None,
     history: _hosts.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All evidence, and what is only informative.")
-    ] = False,
+    verbose: _hosts.Verbose = False,
 ) -> None:
     """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
 

@@ -64,6 +64,8 @@ def report(
     if not name:
         known = ", ".join(endings)
         _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
+    if runs and name != "html":
+        _hosts.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
         _hosts.check_writable(output, "--output")
     judge = _hosts.site_judge(policy, thresholds)

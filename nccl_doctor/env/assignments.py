@@ -62,23 +62,10 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.scope == other.scope and all(arms.get(block, arm) == arm for block, arm in other.branch)
 
 
-# Prefixes of the names this tool has an opinion on. The last group are slips of the pen in the prefix itself.
+# Prefixes of the names this tool has an opinion on, and slips of the pen in the prefix itself.
 _PREFIXES = (
-    "NCCL_",
-    "TORCH_NCCL_",
-    "TORCH_DISTRIBUTED_",
-    "TORCH_DIST_",
-    "TORCH_FR_",
-    "TORCHELASTIC_",
-    "TORCH_ELASTIC_",
-    "TORCH_GLOO_",
-    "PYTORCH_NCCL_",
-    "GLOO_",
-    "OFI_NCCL_",
-    "FI_",
-    "UCX_",
-    "SHARP_",
-    "RDMAV_",
+    *("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_DIST_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_ELASTIC_"),
+    *("TORCH_GLOO_", "PYTORCH_NCCL_", "GLOO_", "OFI_NCCL_", "FI_", "UCX_", "SHARP_", "RDMAV_"),
 )
 _SLIPS = ("NCLL_", "NCC_", "NCL_", "NCCLL_", "NCCCL_", "NNCL_", "CNCL_", "NCCI_", "TORCH_NCLL_", "TROCH_NCCL_", "GLO_")
 

@@ -39,40 +39,19 @@ class Kind(enum.Enum):
     PYTHON = "Python"
 
 
+_SHELLS = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".envrc")
+_BATCH = (".sbatch", ".slurm", ".sub", ".job", ".pbs", ".lsf", ".qsub")
 _ENDINGS = {
-    ".sh": Kind.SHELL,
-    ".bash": Kind.SHELL,
-    ".zsh": Kind.SHELL,
-    ".ksh": Kind.SHELL,
-    ".csh": Kind.SHELL,
-    ".fish": Kind.SHELL,
-    ".sbatch": Kind.SHELL,
-    ".slurm": Kind.SHELL,
-    ".sub": Kind.SHELL,
-    ".job": Kind.SHELL,
-    ".pbs": Kind.SHELL,
-    ".lsf": Kind.SHELL,
-    ".qsub": Kind.SHELL,
-    ".envrc": Kind.SHELL,
-    ".env": Kind.ENV_FILE,
-    ".service": Kind.ENV_FILE,
-    ".yaml": Kind.YAML,
-    ".yml": Kind.YAML,
-    ".json": Kind.YAML,
+    **dict.fromkeys((*_SHELLS, *_BATCH), Kind.SHELL),
+    **dict.fromkeys((".env", ".service"), Kind.ENV_FILE),
+    **dict.fromkeys((".yaml", ".yml", ".json"), Kind.YAML),
     ".py": Kind.PYTHON,
     ".dockerfile": Kind.DOCKER,
 }
 _NAMES = {
-    "Dockerfile": Kind.DOCKER,
-    "Containerfile": Kind.DOCKER,
-    ".env": Kind.ENV_FILE,
-    ".deepspeed_env": Kind.ENV_FILE,
-    "environment": Kind.ENV_FILE,
-    ".bashrc": Kind.SHELL,
-    ".bash_profile": Kind.SHELL,
-    ".profile": Kind.SHELL,
-    ".zshrc": Kind.SHELL,
-    ".envrc": Kind.SHELL,
+    **dict.fromkeys(("Dockerfile", "Containerfile"), Kind.DOCKER),
+    **dict.fromkeys((".env", ".deepspeed_env", "environment"), Kind.ENV_FILE),
+    **dict.fromkeys((".bashrc", ".bash_profile", ".profile", ".zshrc", ".envrc"), Kind.SHELL),
 }
 
 

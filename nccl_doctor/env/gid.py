@@ -6,6 +6,7 @@ otherwise, since 2.21.5, a walk over the table that ends on an IPv4 RoCE v2 entr
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ class GidEntry(msgspec.Struct, frozen=True):
         return value != 0 and value >> 64 != 0xFE80 << 48
 
 
+@functools.lru_cache(4096)  # a table is walked several times
 def _address(gid: str) -> ipaddress.IPv6Address:
     try:
         return ipaddress.IPv6Address(gid)

@@ -230,9 +230,7 @@ def recommend_interface(
     chosen = {host: choice.addresses for host, choice in choices.items()}
     tunnelled = any(trap(address, everyone[host]) for host, addresses in chosen.items() for address in addresses)
     works = fleet.all_good(chosen)
-    if works and not tunnelled:
-        return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(attempts)}")
-    for way in _ways(fleet):
+    for way in _ways(fleet) if tunnelled or not works else ():
         value = "=" + ",".join(sorted(set(way.values())))
         tried = {
             host: nccl_interfaces(facts.addresses, {"NCCL_SOCKET_IFNAME": value}, versions[host]).addresses

@@ -18,21 +18,9 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severi
 AREA = "env.bad-nccl-var"
 
 # Findings that say "this has no effect": on a running cluster they are worth a warning, not a verdict.
-WITHOUT_EFFECT = frozenset(
-    f"{AREA}.{name}"
-    for name in (
-        "misspelled",
-        "timeout-does-nothing",
-        "read-by-nobody",
-        "removed",
-        "renamed",
-        "too-new",
-        "unknown-name",
-        "not-exported",
-        "conf-syntax",
-        "invalid-value",
-    )
-)
+_DEAD = ("misspelled", "timeout-does-nothing", "read-by-nobody", "removed", "renamed", "too-new", "unknown-name")
+_LOST = ("not-exported", "conf-syntax", "invalid-value")
+WITHOUT_EFFECT = frozenset(f"{AREA}.{name}" for name in (*_DEAD, *_LOST))
 
 
 # In a comment on a line: the findings there are known and accepted.

@@ -177,7 +177,7 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
             Severity.INFO,
             f"{item.name}={item.value} is a list of prefixes: {wide[0]} also takes {wide[0]}0 to {wide[0]}9",
             item,
-            fix=f"Write {item.name}={exact} if only {'this' if len(wanted.names) == 1 else 'these'} is meant",
+            fix=f"Write {item.name}={exact} if only {'this is' if len(wanted.names) == 1 else 'these are'} meant",
             edit=Edit(value=exact),
         )
 

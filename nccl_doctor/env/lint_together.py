@@ -10,14 +10,8 @@ from nccl_doctor.env.lint import Context, Edit, Remark, remark
 from nccl_doctor.findings.model import Severity
 
 _IB_ONLY = (
-    "NCCL_IB_HCA",
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_TIMEOUT",
-    "NCCL_IB_RETRY_CNT",
-    "NCCL_IB_TC",
-    "NCCL_IB_SL",
-    "NCCL_IB_QPS_PER_CONNECTION",
-    "NCCL_NET_GDR_LEVEL",
+    *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL"),
+    *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_NET_GDR_LEVEL"),
 )
 
 
@@ -40,38 +34,42 @@ def _pairs(members: Sequence[Assignment], one: str, two: str) -> Iterator[tuple[
                 return
 
 
+def _against(
+    item: Assignment,
+    other: Assignment,
+    title: str,
+    fix: str,
+    severity: Severity = Severity.WARN,
+    edit: Edit | None = None,
+) -> Remark:
+    """A setting that another one stands against; both are quoted."""
+    return remark("contradiction", severity, title, item, others=(other,), fix=fix, edit=edit)
+
+
 def no_infiniband(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
     """InfiniBand switched off and configured at once."""
     for first, net in _pairs(members, "NCCL_IB_DISABLE", "NCCL_NET"):
         if _on(first) and (net.value or "").casefold() == "ib":
-            yield remark(
-                "contradiction",
-                Severity.FAIL,
-                "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: initialisation fails",
+            yield _against(
                 first,
-                others=(net,),
-                fix="Remove one of them.",
+                net,
+                "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: initialisation fails",
+                "Remove one of them.",
+                Severity.FAIL,
             )
     for name in _IB_ONLY:
         for first, second in _pairs(members, "NCCL_IB_DISABLE", name):
             if _on(first) and second.value != "":
-                yield remark(
-                    "contradiction",
-                    Severity.WARN,
-                    f"{name} has no effect: NCCL_IB_DISABLE=1 switches the InfiniBand transport off",
+                yield _against(
                     second,
-                    others=(first,),
-                    fix="Remove NCCL_IB_DISABLE (and everything between hosts stops running over TCP), or this line.",
+                    first,
+                    f"{name} has no effect: NCCL_IB_DISABLE=1 switches the InfiniBand transport off",
+                    "Remove NCCL_IB_DISABLE (and everything between hosts stops running over TCP), or this line.",
                 )
     for net, hca in _pairs(members, "NCCL_NET", "NCCL_IB_HCA"):
         if (net.value or "").casefold() == "socket":
-            yield remark(
-                "contradiction",
-                Severity.WARN,
-                "NCCL_IB_HCA has no effect: NCCL_NET=Socket allows TCP only",
-                hca,
-                others=(net,),
-                fix="Remove one of them.",
+            yield _against(
+                hca, net, "NCCL_IB_HCA has no effect: NCCL_NET=Socket allows TCP only", "Remove one of them."
             )
 
 
@@ -79,24 +77,18 @@ def no_peer_to_peer(members: Sequence[Assignment], context: Context) -> Iterator
     """NCCL_P2P_DISABLE=1 beats NCCL_P2P_LEVEL; NVLS switched off and demanded."""
     for off, level in _pairs(members, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
         if _on(off):
-            yield remark(
-                "contradiction",
-                Severity.WARN,
-                "NCCL_P2P_LEVEL has no effect: NCCL_P2P_DISABLE=1 is looked at first",
-                level,
-                others=(off,),
-                fix="Remove one of them.",
+            yield _against(
+                level, off, "NCCL_P2P_LEVEL has no effect: NCCL_P2P_DISABLE=1 is looked at first", "Remove one of them."
             )
     for nvls, algo in _pairs(members, "NCCL_NVLS_ENABLE", "NCCL_ALGO"):
         wanted = (algo.value or "").casefold()
         if nvls.value and number.as_read(nvls.value) == 0 and wanted in ("nvls", "nvlstree", "nvls,nvlstree"):
-            yield remark(
-                "contradiction",
-                Severity.FAIL,
-                f"NCCL_ALGO={algo.value} demands what NCCL_NVLS_ENABLE=0 switches off",
+            yield _against(
                 algo,
-                others=(nvls,),
-                fix="Remove both.",
+                nvls,
+                f"NCCL_ALGO={algo.value} demands what NCCL_NVLS_ENABLE=0 switches off",
+                "Remove both.",
+                Severity.FAIL,
             )
 
 
@@ -105,24 +97,20 @@ def limits_crossed(members: Sequence[Assignment], context: Context) -> Iterator[
     for low, high in (("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")):
         for least, most in _pairs(members, low, high):
             if least.value and most.value and number.as_read(least.value) > number.as_read(most.value) > 0:
-                yield remark(
-                    "contradiction",
-                    Severity.WARN,
-                    f"{low}={least.value} is above {high}={most.value}",
+                yield _against(
                     least,
-                    others=(most,),
-                    fix="Remove both: NCCL chooses the number of channels.",
+                    most,
+                    f"{low}={least.value} is above {high}={most.value}",
+                    "Remove both: NCCL chooses the number of channels.",
                 )
     for threads, sockets in _pairs(members, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"):
         count = number.as_read(threads.value or "") * number.as_read(sockets.value or "")
         if count > 64:
-            yield remark(
-                "contradiction",
-                Severity.WARN,
-                f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD is {count}; NCCL allows 64 and lowers the second",
+            yield _against(
                 threads,
-                others=(sockets,),
-                fix="Lower one of them.",
+                sockets,
+                f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD is {count}; NCCL allows 64 and lowers the second",
+                "Lower one of them.",
             )
 
 
@@ -131,37 +119,28 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
     for new in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING"):
         for old, now in _pairs(members, f"NCCL_{new}", f"TORCH_NCCL_{new}"):
             if old.value != now.value:
-                yield remark(
-                    "contradiction",
-                    Severity.WARN,
-                    f"{old.name}={old.value} loses against {now.name}={now.value}: PyTorch 2.2+ takes the new name",
+                yield _against(
                     old,
-                    others=(now,),
-                    fix=f"Remove {old.name}.",
+                    now,
+                    f"{old.name}={old.value} loses against {now.name}={now.value}: PyTorch 2.2+ takes the new name",
+                    f"Remove {old.name}.",
                     edit=Edit(),
                 )
     for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
         for other in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_ASYNC_ERROR_HANDLING"):
             for blocking, second in _pairs(members, name, other):
                 if _on(blocking) and (second.value or "0") != "0":
-                    yield remark(
-                        "contradiction",
-                        Severity.WARN,
-                        f"{other} has no effect: {name}=1 switches it off",
-                        second,
-                        others=(blocking,),
-                        fix=f"Remove {name}.",
+                    yield _against(
+                        second, blocking, f"{other} has no effect: {name}=1 switches it off", f"Remove {name}."
                     )
     for size in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):
         for buffer, dump in _pairs(members, size, "TORCH_NCCL_DUMP_ON_TIMEOUT"):
             if buffer.value is not None and number.as_read(buffer.value) == 0 and _on(dump):
-                yield remark(
-                    "contradiction",
-                    Severity.WARN,
-                    f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to dump: {size}=0 switches the recorder off",
+                yield _against(
                     dump,
-                    others=(buffer,),
-                    fix=f"Set {size}=2000.",
+                    buffer,
+                    f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to dump: {size}=0 switches the recorder off",
+                    f"Set {size}=2000.",
                 )
 
 
@@ -170,13 +149,12 @@ def silent_subsystems(members: Sequence[Assignment], context: Context) -> Iterat
     for subsystems in _of(members, "NCCL_DEBUG_SUBSYS")[-1:]:
         levels = [item for item in _of(members, "NCCL_DEBUG") if item.meets(subsystems)]
         if levels and levels[-1].value is not None and levels[-1].value.upper() in ("VERSION", "WARN"):
-            yield remark(
-                "contradiction",
-                Severity.INFO,
-                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={levels[-1].value} prints none",
+            yield _against(
                 subsystems,
-                others=(levels[-1],),
-                fix="Remove it, or set NCCL_DEBUG=INFO.",
+                levels[-1],
+                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={levels[-1].value} prints none",
+                "Remove it, or set NCCL_DEBUG=INFO.",
+                Severity.INFO,
             )
 
 

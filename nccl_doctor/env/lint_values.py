@@ -238,7 +238,7 @@ def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             Severity.WARN,
             f"{item.name}={value} is a debugging setting: {why}",
             item,
-            fix=f"Remove it. {variable.set_when}".strip(),
+            fix=_fix("Remove it.", variable, ""),
             edit=Edit(),
         )
 
@@ -283,7 +283,7 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
         Severity.WARN,
         f"{item.name}{value} fights NCCL's own choice: {why}",
         item,
-        fix=f"Remove it, or keep the measurement that proves it beside it. {variable.set_when}".strip(),
+        fix=_fix("Remove it, or keep the measurement that proves it beside it.", variable),
         edit=Edit(),
     )
 
@@ -306,6 +306,13 @@ def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
         )
 
 
+def _fix(what: str, variable: Variable, only: str = "Set it only when: ") -> str:
+    """What to do, and when the variable is right."""
+    if variable.set_when.startswith("To "):
+        return f"{what} Set it only to {variable.set_when.removeprefix('To ')}"
+    return f"{what} {only}{variable.set_when}" if variable.set_when else what
+
+
 def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
     """Settings that can corrupt data, hang or break a job."""
     variable = answer.variable
@@ -316,7 +323,7 @@ def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Re
         Severity.WARN,
         f"{shown(item)} can break a job: {variable.never or variable.meaning}",
         item,
-        fix=f"Remove it. {('Set it only when: ' + variable.set_when) if variable.set_when else ''}".strip(),
+        fix=_fix("Remove it.", variable),
     )
 
 

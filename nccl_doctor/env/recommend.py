@@ -174,9 +174,9 @@ def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purp
     if purpose is Purpose.HANG:
         _hang(hosts, draft)
     _always_left(draft)
-    release = ", ".join(sorted({host.nccl_version for host in hosts if host.nccl_version}))
-    release = release or f"{knowledge.NEWEST_NCCL} (none found: the newest known)"
-    torch = ", ".join(sorted({host.torch_version for host in hosts if host.torch_version})) or "none found"
+    releases = ", ".join(sorted({host.nccl_version for host in hosts} - {""}))
+    releases = releases or f"{knowledge.NEWEST_NCCL} (none found: the newest known)"
+    torch = ", ".join(sorted({host.torch_version for host in hosts} - {""})) or "none found"
     return Advice(
         tuple(sorted(host.host for host in hosts)),
         purpose,
@@ -184,7 +184,7 @@ def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purp
         tuple(draft.left),
         tuple(draft.notes),
         tuple(draft.unknown),
-        f"NCCL {release}; PyTorch {torch}",
+        f"NCCL {releases}; PyTorch {torch}",
     )
 
 
@@ -397,9 +397,8 @@ def _adapters(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     name = "NCCL_IB_HCA"
     known = [(host, host.ports) for host in hosts if host.ports is not None]
     if len(known) < len(hosts):
-        draft.unknown.append(
-            f"{name}: the RDMA devices of {_some(h.host for h in hosts if h.ports is None)} are not known"
-        )
+        lacking = _some(host.host for host in hosts if host.ports is None)
+        draft.unknown.append(f"{name}: the RDMA devices of {lacking} are not known")
     with_ports = [(host, [port for port in ports if port.active]) for host, ports in known]
     if not any(ports for _, ports in with_ports):
         if known:
@@ -410,12 +409,8 @@ def _adapters(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
         draft.notes.append(Note(f"{_some(without)} have no active rail, others do: the whole job would run over TCP"))
     strays = [(host, port) for host, ports in with_ports for port in ports if not port.rail and not port.efa]
     if not strays:
-        counts = sorted({sum(port.rail for port in ports) for _, ports in with_ports})
-        draft.left.append(
-            Left(
-                name, f"all active RDMA ports are rails ({' or '.join(map(str, counts))} per host): NCCL uses them all"
-            )
-        )
+        counts = " or ".join(map(str, sorted({sum(port.rail for port in ports) for _, ports in with_ports})))
+        draft.left.append(Left(name, f"all active RDMA ports are rails ({counts} per host): NCCL uses them all"))
         return
     rails = {host.host: {port.device for port in ports if port.rail} for host, ports in with_ports}
     odd = sorted({port.device for _, port in strays})
@@ -433,9 +428,8 @@ def _adapters(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             releases=">=2.5.6",
         )
     else:
-        draft.unknown.append(
-            f"{name}: {', '.join(odd)} is a rail on some hosts and none on others; name the HCAs alike first"
-        )
+        both = f"{', '.join(odd)} is a rail on some hosts and none on others"
+        draft.unknown.append(f"{name}: {both}; name the HCAs alike first")
 
 
 def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
@@ -532,12 +526,8 @@ def _plugins(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             )
         )
     if any("sharp" in plugin for host in hosts for plugin in host.net_plugins):
-        draft.left.append(
-            Left(
-                "NCCL_COLLNET_ENABLE",
-                "a SHARP plugin is there; that the switches offer SHARP is not known from the hosts",
-            )
-        )
+        why = "a SHARP plugin is there; that the switches offer SHARP is not known from the hosts"
+        draft.left.append(Left("NCCL_COLLNET_ENABLE", why))
 
 
 def _containers(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
@@ -573,27 +563,12 @@ def _containers(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
 
 def _hang(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     """What leaves evidence behind when a job hangs, by PyTorch release."""
-    draft.add(
-        "NCCL_DEBUG",
-        "INFO",
-        "interfaces, HCAs, paths and errors in each rank's log",
-        "asked for: a hung job",
-        confidence=1.0,
-    )
-    draft.add(
-        "NCCL_DEBUG_SUBSYS",
-        "INIT,ENV,NET,GRAPH",
-        "what INFO tells, without a line per call",
-        "asked for: a hung job",
-        confidence=1.0,
-    )
-    draft.add(
-        "NCCL_DEBUG_FILE",
-        "/tmp/nccl-%h-%p.log",
-        "one file per rank, so that lines do not mix",
-        "asked for: a hung job",
-        confidence=0.9,
-    )
+    for name, value, reason, confidence in (
+        ("NCCL_DEBUG", "INFO", "interfaces, HCAs, paths and errors in each rank's log", 1.0),
+        ("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET,GRAPH", "what INFO tells, without a line per call", 1.0),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl-%h-%p.log", "one file per rank, so that lines do not mix", 0.9),
+    ):
+        draft.add(name, value, reason, "asked for: a hung job", confidence=confidence)
     found = sorted({host.torch_version for host in hosts if host.torch_version}, key=versions.parse)
     if not found:
         draft.unknown.append("flight recorder: no PyTorch was found, its variables depend on the release")
@@ -624,25 +599,13 @@ def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
     if at_least(release, "2.11"):
         draft.left.append(Left(size, f"{fact}: the flight recorder is on by default (2000 entries)"))
     else:
-        draft.add(
-            size,
-            "2000",
-            "the flight recorder is off by default before 2.11",
-            fact,
-            confidence=0.95,
-            releases="torch 2.2-2.10",
-        )
+        why = "the flight recorder is off by default before 2.11"
+        draft.add(size, "2000", why, fact, confidence=0.95, releases="torch 2.2-2.10")
+    dump = "TORCH_NCCL_DUMP_ON_TIMEOUT"
     if at_least(release, "2.7"):
-        draft.left.append(Left("TORCH_NCCL_DUMP_ON_TIMEOUT", f"{fact}: on by default"))
+        draft.left.append(Left(dump, f"{fact}: on by default"))
     else:
-        draft.add(
-            "TORCH_NCCL_DUMP_ON_TIMEOUT",
-            "1",
-            "off by default before 2.7",
-            fact,
-            confidence=0.95,
-            releases="torch 2.2-2.6",
-        )
+        draft.add(dump, "1", "off by default before 2.7", fact, confidence=0.95, releases="torch 2.2-2.6")
     draft.add(
         "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
         "/tmp/nccl_trace_rank_",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
@@ -204,6 +205,8 @@ class Course:
     @functools.cached_property
     def slowed(self) -> bool:
         """Whether the last step that was reported took far longer than the first one."""
+        if self._case.has(PACE_LEFT):
+            return True
         texts: dict[str, list[str]] = {}
         for hit in (*self._case.hits("progress"), *self._case.tail):
             texts.setdefault(hit.file, []).append(hit.text)

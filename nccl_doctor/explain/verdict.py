@@ -11,6 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.summary import LAST_LINES
 
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
@@ -40,6 +41,8 @@ def _rivalled(candidates: list[Candidate]) -> bool:
 def _failure_seen(case: Case) -> bool:
     """Whether anything failed that the work did not outlive (:meth:`Course.outlived`)."""
     course, exceptions = case.course, case.exceptions
+    if case.has(PACE_LEFT):
+        return True  # whatever its end: it paid for something
     if course.recovered:
         return False
     if exceptions.ordinary or any(not item.type for item in case.summary.tracebacks):

@@ -7,23 +7,23 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Amount, Count, Fact
 
 
 class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
     """One NVLink of a GPU. The counters are totals since the driver was loaded."""
 
-    link: int
+    link: Count
     active: bool
-    version: int | None = None
+    version: Count | None = None
     remote: str | None = None  # PCI address of the other end
     remote_type: str | None = None  # gpu, switch, ibmnpu, unknown
-    replay: int | None = None
-    recovery: int | None = None
-    crc_flit: int | None = None
-    crc_data: int | None = None
-    recovery_failed: int | None = None  # NVLink 5 has these two instead of the four above
-    integrity: int | None = None
+    replay: Count | None = None
+    recovery: Count | None = None
+    crc_flit: Count | None = None
+    crc_data: Count | None = None
+    recovery_failed: Count | None = None  # NVLink 5 has these two instead of the four above
+    integrity: Count | None = None
 
 
 class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,47 +60,47 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     vbios: str | None = None
     inforom: str | None = None
     gsp_firmware: str | None = None
-    minor: int | None = None
+    minor: Count | None = None
     compute_capability: str | None = None
-    memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None
+    memory_total_bytes: Count | None = None
+    memory_used_bytes: Count | None = None
     memory_numa_node: int | None = None  # -1, or the host's NUMA node that the GPU's memory is (GH200, GB200)
-    bar1_total_bytes: int | None = None
-    utilization_percent: int | None = None
-    pcie_gen: int | None = None
-    pcie_gen_max: int | None = None  # what GPU and slot can do together
-    pcie_gen_gpu_max: int | None = None  # what the GPU alone can do
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_replays: int | None = None
-    temperature_c: int | None = None
-    temperature_slowdown_c: int | None = None
-    temperature_shutdown_c: int | None = None
-    temperature_memory_c: int | None = None
-    temperature_memory_max_c: int | None = None
+    bar1_total_bytes: Count | None = None
+    utilization_percent: Count | None = None
+    pcie_gen: Count | None = None
+    pcie_gen_max: Count | None = None  # what GPU and slot can do together
+    pcie_gen_gpu_max: Count | None = None  # what the GPU alone can do
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None
+    pcie_replays: Count | None = None
+    temperature_c: Count | None = None
+    temperature_slowdown_c: Count | None = None
+    temperature_shutdown_c: Count | None = None
+    temperature_memory_c: Count | None = None
+    temperature_memory_max_c: Count | None = None
     temperature_margin_c: int | None = None  # to the nearest slowdown
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    power_default_w: float | None = None
-    power_enforced_w: float | None = None
-    clock_sm_mhz: int | None = None
-    clock_sm_max_mhz: int | None = None
-    clock_sm_application_mhz: int | None = None
-    clock_memory_mhz: int | None = None
-    clock_memory_max_mhz: int | None = None
-    performance_state: int | None = None
-    throttle_reasons: int | None = None  # bit mask, see rules/nvidia.py
+    power_w: Amount | None = None
+    power_limit_w: Amount | None = None
+    power_default_w: Amount | None = None
+    power_enforced_w: Amount | None = None
+    clock_sm_mhz: Count | None = None
+    clock_sm_max_mhz: Count | None = None
+    clock_sm_application_mhz: Count | None = None
+    clock_memory_mhz: Count | None = None
+    clock_memory_max_mhz: Count | None = None
+    performance_state: Count | None = None
+    throttle_reasons: Count | None = None  # bit mask, see rules/nvidia.py
     persistence_mode: bool | None = None
     compute_mode: str | None = None
     ecc_mode: bool | None = None
     ecc_mode_pending: bool | None = None
-    ecc_corrected_volatile: int | None = None
-    ecc_uncorrected_volatile: int | None = None
-    ecc_corrected_aggregate: int | None = None
-    ecc_uncorrected_aggregate: int | None = None
+    ecc_corrected_volatile: Count | None = None
+    ecc_uncorrected_volatile: Count | None = None
+    ecc_corrected_aggregate: Count | None = None
+    ecc_uncorrected_aggregate: Count | None = None
     retired_pages_pending: bool | None = None
-    remapped_correctable: int | None = None
-    remapped_uncorrectable: int | None = None
+    remapped_correctable: Count | None = None
+    remapped_uncorrectable: Count | None = None
     remap_pending: bool | None = None
     remap_failure: bool | None = None
     sram_threshold_exceeded: bool | None = None  # the field diagnostic's; reading it needs root
@@ -163,7 +163,7 @@ class System(msgspec.Struct, frozen=True, omit_defaults=True):
     driver: str | None = None
     library: str | None = None
     cuda_driver: str | None = None
-    count: int | None = None
+    count: Count | None = None
 
 
 class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Amount, Count, Fact
 
 ETHERNET = "Ethernet"  # as sysfs names the link layer
 
@@ -16,7 +16,7 @@ ETHERNET = "Ethernet"  # as sysfs names the link layer
 class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a port's GID table. ``type`` is sysfs's text: ``IB/RoCE v1`` or ``RoCE v2``."""
 
-    index: int
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # the table is walked up to the last one
     gid: str
     type: str | None = None
     netdev: str | None = None
@@ -27,8 +27,8 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     operstate: str | None = None
-    mtu: int | None = None
-    carrier_changes: int | None = None
+    mtu: Count | None = None
+    carrier_changes: Count | None = None
     master: str | None = None
 
 
@@ -48,7 +48,7 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     ``counters_before`` was read ``counters_interval_s`` seconds before ``counters``.
     """
 
-    port: int
+    port: Count
     state: str | None = None
     phys_state: str | None = None
     rate: str | None = None
@@ -57,9 +57,9 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     sm_lid: str | None = None
     gids: tuple[Gid, ...] = ()
     pkeys: tuple[str, ...] = ()
-    counters: dict[str, int] = {}
-    counters_before: dict[str, int] = {}
-    counters_interval_s: float = 0.0
+    counters: dict[str, Count] = {}
+    counters_before: dict[str, Count] = {}
+    counters_interval_s: Amount = 0.0
 
     @property
     def active(self) -> bool:
@@ -122,11 +122,11 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
 
     PROBE: ClassVar[str] = "infiniband"
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Device, ...]
     uverbs: tuple[str, ...] = ()
     uverbs_expected: tuple[str, ...] = ()
     memlock_bytes: Memlock = Memlock()
-    uptime_s: float | None = None
+    uptime_s: Amount | None = None
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()
     witnesses: dict[str, Tool] = msgspec.field(default_factory=dict)

@@ -104,6 +104,7 @@ class Interfaces(Fact, frozen=True):
     addresses: tuple[Address, ...]
     devices: tuple[Device, ...] = ()
     routes: tuple[Route, ...] = ()
+    routes_cut: int = 0  # how many more there are that might lead to a peer
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     conf_files: tuple[ConfFile, ...] = ()
     hostname: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -72,11 +72,12 @@ class Thread(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
 
-    state: str
+    state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
     threads: int = 0
     main: Thread | None = None
     others: tuple[Thread, ...] = ()
+    frozen: bool = False  # its control group is
     switches: int | None = None
     tracer: int = 0
     resident_bytes: int = 0
@@ -165,11 +166,12 @@ class Job(Fact, frozen=True):
     """All processes on this host that bear a rank, and what surrounds them."""
 
     PROBE: ClassVar[str] = "job"
+    processes: tuple[Process, ...]
     uid: int = 0
     namespace: str = ""
     interval_s: float = 0.0
-    processes: tuple[Process, ...] = ()
     refused: Refused = Refused()
+    unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()

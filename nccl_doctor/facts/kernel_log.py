@@ -31,10 +31,10 @@ class KernelLogFact(Fact, frozen=True, omit_defaults=True):
     PROBE: ClassVar[str] = "kernel_log"
 
     source: str
+    lines: tuple[LogLine, ...]
     total: int = 0
     first_s: float | None = None
     uptime_s: float | None = None
-    lines: tuple[LogLine, ...] = ()
     left_off: int = 0
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Amount, Count, Fact
 
 
 @functools.lru_cache(65536)  # parsing is slow, and the hosts of a fleet tell of the same addresses
@@ -42,7 +42,7 @@ class Names(Fact, frozen=True, omit_defaults=True):
     resolved: dict[str, Resolution] = msgspec.field(default_factory=dict)
     addresses: tuple[str, ...] = ()  # the addresses that this host's own interfaces carry
     reference: str = ""  # the host whose table holds for every name not in ``resolved``; empty: this host's own
-    lookup_s: float | None = None  # seconds that the median of these look-ups took
+    lookup_s: Amount | None = None  # seconds that the median of these look-ups took
     resolver: tuple[str, ...] = ()  # name servers of /etc/resolv.conf
 
     def completed(self) -> Names:
@@ -59,9 +59,6 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: int | None = None
     command: str = ""
     user: str = ""
-
-
-AGENT_MARK = 'exec(getattr(sys.stdin,"buffer"'  # in the command line of every agent
 
 
 class MasterPort(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,20 +91,20 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 
     peer: str
     address: str
-    port: int
+    port: Count
     purpose: str
     outcome: str
     detail: str = ""
     source: str = ""  # the local address that the kernel chose
-    connect_ms: float | None = None
-    attempts: int = 1  # how many connects it took, one each half second; of one that failed: more if tried again alone
-    rtt_min_ms: float | None = None  # older bundles lack it
-    rtt_p50_ms: float | None = None
-    rtt_p99_ms: float | None = None
-    messages: int = 0
-    answered: int = 0
-    lost_forward: int = 0
-    lost_back: int | None = 0  # left out where none was lost
+    connect_ms: Amount | None = None
+    attempts: Count = 1  # connects it took, one each half second; of a failed one: more if tried again
+    rtt_min_ms: Amount | None = None  # older bundles lack it
+    rtt_p50_ms: Amount | None = None
+    rtt_p99_ms: Amount | None = None
+    messages: Count = 0
+    answered: Count = 0
+    lost_forward: Count = 0
+    lost_back: Count | None = 0  # left out where none was lost
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -127,7 +124,7 @@ class Links(Fact, frozen=True, omit_defaults=True):
 
     PROBE: ClassVar[str] = "links"
     links: tuple[Link, ...]
-    swept: dict[str, int] = msgspec.field(default_factory=dict)
+    swept: dict[str, Count] = msgspec.field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
 
     def completed(self) -> Links:
@@ -147,9 +144,9 @@ class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):
     peer: str
     address: str
     outcome: str
-    interface_mtu: int = 0
-    largest_passed: int = 0
-    smallest_lost: int = 0
+    interface_mtu: Count = 0
+    largest_passed: Count = 0
+    smallest_lost: Count = 0
     detail: str = ""
 
 
@@ -166,9 +163,9 @@ class Flow(msgspec.Struct, frozen=True, omit_defaults=True):
     peer: str
     address: str
     outcome: str
-    bytes: int = 0
-    seconds: float = 0.0
-    retransmitted: int = 0
+    bytes: Count = 0
+    seconds: Amount = 0.0
+    retransmitted: Count = 0
     detail: str = ""
 
     @property
@@ -189,7 +186,7 @@ class Clock(Fact, frozen=True, omit_defaults=True):
 
     PROBE: ClassVar[str] = "clock"
     offset: float
-    uncertainty: float
+    uncertainty: Amount
 
 
 class Resolver:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Amount, Count, Fact
 
 UNLIMITED = -1
 
@@ -15,8 +15,8 @@ class SharedMemory(msgspec.Struct, frozen=True):
     """/dev/shm, in bytes. ``leftovers``: what lies in it, by the beginning of the name (``nccl-``, ``torch_``)."""
 
     present: bool
-    size_bytes: int = 0
-    free_bytes: int = 0
+    size_bytes: Count = 0
+    free_bytes: Count = 0
     own_mount: bool = True
     type: str = ""
     leftovers: dict[str, dict[str, int]] = {}
@@ -26,8 +26,8 @@ class SharedMemory(msgspec.Struct, frozen=True):
 class Limit(msgspec.Struct, frozen=True):
     """A resource limit of this login; -1 is unlimited."""
 
-    soft: int
-    hard: int
+    soft: Annotated[int, msgspec.Meta(ge=UNLIMITED)]
+    hard: Annotated[int, msgspec.Meta(ge=UNLIMITED)]
 
 
 class Filesystem(msgspec.Struct, frozen=True):
@@ -37,10 +37,10 @@ class Filesystem(msgspec.Struct, frozen=True):
     path: str
     outcome: str
     looked_at: str = ""
-    size_bytes: int = 0
-    free_bytes: int = 0
-    inodes: int = 0  # 0: the file system does not count them
-    inodes_free: int = 0
+    size_bytes: Count = 0
+    free_bytes: Count = 0
+    inodes: Count = 0  # 0: the file system does not count them
+    inodes_free: Count = 0
     mount: str = ""
     type: str = ""
     source: str = ""
@@ -52,16 +52,16 @@ class Filesystem(msgspec.Struct, frozen=True):
 class Cgroup(msgspec.Struct, frozen=True):
     """The tightest limits from this process' group up to the top; None is unlimited."""
 
-    version: int = 2
-    memory_limit_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_cache_bytes: int = 0  # reclaimable page cache in memory_used_bytes
+    version: Count = 2
+    memory_limit_bytes: Count | None = None
+    memory_used_bytes: Count | None = None
+    memory_cache_bytes: Count = 0  # reclaimable page cache in memory_used_bytes
     memory_group: str = ""
-    oom_kills: int = 0
-    pids_limit: int | None = None
-    pids_used: int | None = None
+    oom_kills: Count = 0
+    pids_limit: Count | None = None
+    pids_used: Count | None = None
     pids_group: str = ""
-    cpu_limit: float | None = None  # in CPUs
+    cpu_limit: Amount | None = None  # in CPUs
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -85,8 +85,8 @@ class Processors(msgspec.Struct, frozen=True):
     """CPUs. ``allowed`` is how many this process may use."""
 
     online: str = ""
-    count: int | None = None
-    allowed: int = 0
+    count: Count | None = None
+    allowed: Count = 0
     model: str = ""
     governor: str = ""
     nodes: tuple[Node, ...] = ()
@@ -122,10 +122,10 @@ class GpuProcess(msgspec.Struct, frozen=True):
 class GpuProcesses(msgspec.Struct, frozen=True):
     """Who holds the GPUs, and how many processes did not let us see."""
 
-    gpu_devices: int = 0
+    gpu_devices: Count = 0
     processes: tuple[GpuProcess, ...] = ()
-    not_permitted: int = 0
-    processes_seen: int = 0
+    not_permitted: Count = 0
+    processes_seen: Count = 0
 
 
 class System(Fact, frozen=True):
@@ -135,7 +135,7 @@ class System(Fact, frozen=True):
     shm: SharedMemory
     limits: dict[str, Limit]
     filesystems: tuple[Filesystem, ...]
-    memory: dict[str, int]
+    memory: dict[str, Count]
     cgroup: Cgroup
     gpu_processes: GpuProcesses
     user: int = 0

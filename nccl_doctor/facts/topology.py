@@ -46,10 +46,10 @@ class AcsBridge(msgspec.Struct, frozen=True):
 class Acs(msgspec.Struct, frozen=True, omit_defaults=True):
     """ACS on the PCI bridges; ``outcome`` not-permitted: reading extended configuration space needs root."""
 
-    outcome: str = "ok"
+    outcome: str
+    redirecting: tuple[AcsBridge, ...]
     bridges: int = 0
     readable: int = 0
-    redirecting: tuple[AcsBridge, ...] = ()
 
 
 class Iommu(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,7 +74,7 @@ class TopologyFact(Fact, frozen=True, omit_defaults=True):
 
     matrix: MatrixText
     devices: tuple[PciDevice, ...] = ()
-    acs: Acs = Acs()
+    acs: Acs = Acs("not-run", ())
     iommu: Iommu = Iommu()
     modules: dict[str, bool] = msgspec.field(default_factory=dict)
     kernel: str = ""

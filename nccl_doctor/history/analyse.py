@@ -88,18 +88,15 @@ class Analysis(msgspec.Struct, frozen=True):
 
 def analyse(runs: Sequence[Run], host: str = "") -> Analysis:
     """What these runs (oldest first) say, of one host if ``host`` is given."""
-    found = [item for item in components(runs) if not host or item.host == host]
-    gone_round = [item for item in avoided(runs) if not host or host in item.hosts]
-    lines = [item for item in trends(runs) if not host or item.host == host]
     return Analysis(
         schema=HISTORY_SCHEMA,
         runs=len(runs),
         passed=sum(run.passed for run in runs),
         first=runs[0].created if runs else "",
         last=runs[-1].created if runs else "",
-        components=tuple(found),
-        avoided=tuple(gone_round),
-        trends=tuple(lines),
+        components=tuple(item for item in components(runs) if not host or item.host == host),
+        avoided=tuple(item for item in avoided(runs) if not host or host in item.hosts),
+        trends=tuple(item for item in trends(runs) if not host or item.host == host),
     )
 
 

@@ -259,9 +259,7 @@ def _finding(item: Finding, console: Console) -> None:
             console.print(Padding(Text(f"{visible(where)}  ", "dim") + Text(visible(line)), (0, 0, 0, 4), expand=False))
     for fix in item.fixes:
         on = f" on {fix.host}" if fix.host else ""
-        console.print(
-            Padding(Text(f"fix{on}: {visible(fix.text)}  {visible(fix.command)}"), (0, 0, 0, 2), expand=False)
-        )
+        console.print(Padding(Text(visible(f"fix{on}: {fix.text}  {fix.command}")), (0, 0, 0, 2), expand=False))
     playbook = for_finding(item.id)
     if playbook:
         console.print(Text(f"  playbook: nccl-doctor playbook {playbook}", "dim"))

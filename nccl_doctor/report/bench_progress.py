@@ -48,12 +48,13 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
             self._line()
         elif kind == "skip" and not self._live:
             size = format_size(event["size"]) if event["size"] else "all sizes"
-            self._console.print(
-                f"{event['collective']} {size}: not measured: {visible(event['reason'])}", markup=False, highlight=False
-            )
+            self._say(f"{event['collective']} {size}: not measured: {visible(event['reason'])}")
         elif kind in ("error", "stuck", "stopped"):
             what = visible(str(event.get("text") or f"stuck in {event.get('stage')}").split("\n")[0][:200])
-            self._console.print(f"rank {event['rank']} on {visible(host)}: {what}", markup=False, highlight=False)
+            self._say(f"rank {event['rank']} on {visible(host)}: {what}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
 
     def _picture(self) -> Group:
         return live(self._world, self._collector.results(), self._status(), *self._console.size)
@@ -64,16 +65,14 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         self._now = f"{stage} {detail}".strip()
         if not self._live and stage not in self._told:
             self._told.add(stage)
-            self._console.print(f"{stage}: {visible(detail)}" if detail else stage, markup=False, highlight=False)
+            self._say(f"{stage}: {visible(detail)}" if detail else stage)
 
     def _line(self) -> None:
         item = self._collector.measurements[-1]
         wrong = "" if not item.wrong else f"  {item.wrong} WRONG"
-        self._console.print(
+        self._say(
             f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  "
-            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}",
-            markup=False,
-            highlight=False,
+            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}"
         )
 
     def _status(self) -> str:

@@ -45,12 +45,22 @@ def render_gate(
     for state, style in ((BAD, "bold red"), (UNKNOWN, "bold yellow"), (SUSPECT, "yellow")):
         hosts = gate.hosts(state)
         if hosts:
-            reasons = sorted({reason for item in gate.decisions if item.state == state for reason in item.because})
+            reasons = _reasons({reason for item in gate.decisions if item.state == state for reason in item.because})
             line = Text(f"{state:<13}{visible(fold(hosts))}", style)
-            print_hanging(console, line.append(f"   {visible('; '.join(reasons[:4]))}", "not bold dim"), 2, 13)
+            print_hanging(console, line.append(f"   {visible(reasons)}", "not bold dim"), 2, 13)
     body(report, console, verbose)
     _close(report, console, saved, exit_code, verbose)
     print_again(console, decision)
+
+
+def _reasons(because: set[str]) -> str:
+    """Why hosts are not good, briefly: what is missing for one reason is told together."""
+    whats: dict[str, list[str]] = {}
+    for reason in sorted(because):
+        what, _, why = reason.partition(": ")
+        whats.setdefault(why, []).append(what)
+    told = [*whats.pop("", ()), *(f"{', '.join(each)}: {why}" for why, each in whats.items())]
+    return "; ".join(told[:4]) + (f"; and {len(told) - 4} more" if len(told) > 4 else "")
 
 
 def body(report: Report, console: Console, verbose: bool) -> None:

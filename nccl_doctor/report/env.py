@@ -149,14 +149,7 @@ def answer_text(answer: Answer, width: int = WIDTH) -> str:
     """The page of one name for a terminal."""
     lines = [answer.name]
     for label, said in _rows(answer):
-        lines += textwrap.wrap(
-            said,
-            width,
-            initial_indent=f"  {label:<13} ",
-            subsequent_indent=" " * 16,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += _wrapped(said, width, f"  {label:<13} ", 16)
     return "\n".join(lines) + "\n"
 
 
@@ -222,9 +215,8 @@ def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -
 
 def _verdict(result: Examination) -> str:
     fails, warns, infos = (result.count(severity) for severity in (Severity.FAIL, Severity.WARN, Severity.INFO))
-    read = f"{len(result.assignments)} variables set in {len(result.looked_at)} source" + "s" * (
-        len(result.looked_at) != 1
-    )
+    variables, sources = len(result.assignments), len(result.looked_at)
+    read = f"{variables} variable{'s' * (variables != 1)} set in {sources} source{'s' * (sources != 1)}"
     unread = f", {len(result.problems)} not readable" if result.problems else ""
     if fails:
         return f"✗ {fails} wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
@@ -253,9 +245,10 @@ def _finding_lines(item: Remark, width: int) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, width: int, first: str) -> list[str]:
+def _wrapped(text: str, width: int, first: str, indent: int = 9) -> list[str]:
+    beneath = " " * indent
     return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=first, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -357,11 +350,8 @@ def advice_sbatch(advice: Advice) -> str:
 
 def advice_docker(advice: Advice) -> str:
     """docker run options."""
-    return (
-        "docker run"
-        + "".join(f" \\\n  -e {line.advice.name}={shell_word(line.advice.value)}" for line in _set_lines(advice))
-        + "\n"
-    )
+    words = [f" \\\n  -e {line.advice.name}={shell_word(line.advice.value)}" for line in _set_lines(advice)]
+    return f"docker run{''.join(words)}\n"
 
 
 def advice_k8s(advice: Advice) -> str:

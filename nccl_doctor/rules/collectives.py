@@ -544,16 +544,20 @@ def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
 
 
 def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
-    """Elements that are not what they must be: corrupt data, one finding for all sizes."""
+    """Elements that are not what they must be: corrupt data, one finding for all sizes and matrix products."""
+    counts = [
+        (f"{event['collective']} of {event['size']} B", event.get("wrong") or []) for event in _events(facts, "size")
+    ]
+    for event in _events(facts, "gemm"):
+        counts.append((f"gemm of {event['edge']} x {event['edge']}", [record["wrong"] for record in event["ranks"]]))
     evidence: list[Evidence] = []
     places: dict[int, Place] = {}
-    for event in _events(facts, "size"):
-        counts = event.get("wrong") or []
-        for rank, count in enumerate(counts):
+    for what, wrong in counts:
+        for rank, count in enumerate(wrong):
             if count:
                 host = host_of(facts, rank)
                 places[rank] = Place(host=host, rank=rank)
-                text = f"{event['collective']} of {event['size']} B: {count} wrong elements"
+                text = f"{what}: {count} wrong elements"
                 evidence.append(Evidence(text, source="comparison with the computed answer", host=host, rank=rank))
     if evidence:
         yield finding(
@@ -567,8 +571,9 @@ def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
 
 def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]:
     """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
+    hosts = {end.rank: host for host, fact in facts.items() for end in fact.ranks}  # 1,000 hosts are 500,000 pairs
     return {
-        (host_of(facts, event["first"]), host_of(facts, event["second"])): event["size"] / event["seconds"] / 1e9
+        (hosts.get(event["first"], ""), hosts.get(event["second"], "")): event["size"] / event["seconds"] / 1e9
         for event in _events(facts, "link")
     }
 

@@ -198,6 +198,8 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
                 continue  # the peer's own messages tell of this direction
             sent[pair] = sent.get(pair, 0) + link.messages + count
             lost[pair] = lost.get(pair, 0) + count
+    for peer, host in {(peer, host) for host, peer in sent if (peer, host) not in sent}:
+        fleet.lack(f"packets lost from {peer}", "it does not tell", host)
     # A single lost packet points to the host that loses 2 of 100 on each of its links; how many there are decides.
     for culprit in plausible({pair: count > 0 for pair, count in lost.items()}):
         total, out_of = (sum(of[pair] for pair in culprit.pairs) for of in (lost, sent))

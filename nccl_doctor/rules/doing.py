@@ -13,7 +13,6 @@ _C10D = (
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
-_FREEZERS = ("do_freezer_trap", "refrigerator")
 
 
 class Doing(msgspec.Struct, frozen=True):
@@ -69,7 +68,7 @@ def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
         return Doing("ended")
     user = next((str(frame) for frame in frames if not frame.installed), "")
     kernel = {"T": "stopped", "t": "traced"}.get(reading.state, "")
-    if reading.main and any(word in reading.main.waits_in for word in _FREEZERS):
+    if reading.frozen:
         kernel = "frozen"
     elif reading.main and reading.main.state == "D":
         kernel = "kernel"

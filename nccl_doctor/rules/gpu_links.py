@@ -233,6 +233,9 @@ def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
         )
 
 
+_WAITING = ("not-started", "in-progress")
+
+
 def _unhealthy(fabric: Fabric) -> str:
     """What the fabric's health mask says is wrong, in words; empty where nothing is, or it does not tell."""
     words = (
@@ -261,7 +264,7 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     fact = answered(host)
     gpus = devices(fact)
     registered = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed"]
-    waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
+    waiting = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state in _WAITING]
     yield from _waiting(host, fact, waiting)
     for gpu in registered:
         if gpu.fabric and gpu.fabric.status:
@@ -284,6 +287,8 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             places=[place(host, gpu) for gpu, _ in bad],
         )
     need_fields(gpus, "state of the NVLink fabric", "fabric")
+    if new := {gpu.fabric.state for gpu in gpus if gpu.fabric} - {"not-supported", "completed", *_WAITING}:
+        raise MissingFact("state of the NVLink fabric", f"this release does not know {new.pop()!r}")
 
 
 def _manager_fix(host: Host, fact: GpuFact) -> Fix:

@@ -9,7 +9,7 @@ from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.engine import Host, host_rule
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof
 from nccl_doctor.rules.system import SERVICES
 from nccl_doctor.rules.thresholds import value
@@ -48,6 +48,9 @@ def mig(host: Host, plan: Plan) -> Iterator[Finding]:
     need_fields(gpus, "MIG mode", "mig_mode", "mig_mode_pending")
 
 
+_EXCLUSIVE = ("exclusive-process", "exclusive-thread")
+
+
 @host_rule("gpu", "gpu.compute-mode.prohibited", "gpu.compute-mode.exclusive", "gpu.persistence-off")
 def modes(host: Host, plan: Plan) -> Iterator[Finding]:
     """Compute mode lets processes in, and persistence mode keeps the driver loaded.
@@ -57,7 +60,7 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     gpus = devices(answered(host))
     shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
-    exclusive = [gpu for gpu in gpus if gpu.compute_mode in ("exclusive-process", "exclusive-thread")]
+    exclusive = [gpu for gpu in gpus if gpu.compute_mode in _EXCLUSIVE]
     if shut:
         yield finding(
             "gpu.compute-mode.prohibited",
@@ -89,6 +92,8 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
             fixes=[Fix("run the persistence daemon", "sudo systemctl enable --now nvidia-persistenced", host.name)],
         )
     need_fields(gpus, "compute mode", "compute_mode")
+    if new := {gpu.compute_mode for gpu in gpus} - {None, "default", "prohibited", *_EXCLUSIVE}:
+        raise MissingFact("compute mode", f"this release does not know {new.pop()!r}")
 
 
 def _host_memory(gpu: GpuDevice) -> bool:

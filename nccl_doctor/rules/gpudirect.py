@@ -8,6 +8,7 @@ from nccl_doctor.facts.topology_matrix import Matrix
 from nccl_doctor.rules.engine import Host
 
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+NOT_TRANSLATED = ("identity", "unmanaged", "blocked")  # types of IOMMU groups without the kernel's own mappings
 DMABUF_KERNEL = (5, 12)  # the first kernel with DMA-BUF in the RDMA core (ib_umem_dmabuf_get)
 
 

@@ -86,6 +86,11 @@ def examine(bundle: Bundle) -> Hang:
         return _answer(bundle, "no-job", "no host was reached", jobs)
     waiting = waiting_launchers(engine.Fleet(hosts, bundle.plan))
     if not jobs and not waiting:
+        unread = [host.name for host in hosts if not host.want(Job)]
+        if unread:
+            return _answer(
+                bundle, "not-known", f"no rank was found, and the processes of {fold(unread)} were not read", jobs
+            )
         return _answer(bundle, "no-job", _nothing_found(hosts), jobs)
     report = judge(bundle)
     causes = [item for item in report.causes if item.severity is Severity.FAIL]
@@ -112,7 +117,11 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
         )
     seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
-    return f"no process{seen} on these hosts has {names} in its environment"
+    spawned = sum(fact.unnumbered for fact in found)
+    more = (
+        f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
+    )
+    return f"no process{seen} on these hosts has {names} in its environment{more}"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:

@@ -25,6 +25,10 @@ def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
         raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
     if len(fleet.hosts) < 2:
         raise SkipRule("only one host")
+    for host, fact in facts.items():
+        for device in fact.devices:
+            if not all(port.link_layer for port in device.ports):
+                fleet.lack("link layer", f"{device.name}: not told", host)
     return fleet.once(_rails_of)
 
 
@@ -76,7 +80,6 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     found = {host: ports for host, ports in _rails(fleet).items() if ports}
     for host, ports in found.items():
         for what, untold in (
-            ("link layer", [rail for rail in ports if not rail.port.link_layer]),
             ("port rate", [rail for rail in ports if rail.port.active and rail.port.gbps is None]),
             ("HCA firmware", [rail for rail in ports if not rail.device.fw_ver and not rail.efa]),
         ):
@@ -101,6 +104,8 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     yield from _differs(layers, "ib.link-layer-differs", Severity.FAIL, [])
     yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, [])
     mtus = {host: _each([_mtu(rail) for rail in ports if rail.roce]) for host, ports in found.items()}
+    for host in (host for host, text in mtus.items() if "?" in text):
+        fleet.lack("rail MTU", "not told", host)
     told = {host: text for host, text in mtus.items() if text and "?" not in text}
     yield from _differs(row("rail MTU (bytes)", told), "ib.mtu.differs", Severity.WARN, [])
 

@@ -20,6 +20,7 @@ from nccl_doctor.rules.job_words import (
     quoted,
     ranks_of,
     silence,
+    state_of,
 )
 from nccl_doctor.rules.ranks import (
     RunningJob,
@@ -59,6 +60,32 @@ def stopped(fleet: Fleet) -> Iterator[Finding]:
                     fixes=(go_on, _WHO_STOPS),
                     explains=(WAITING, "hang.network", "hang.behind"),
                 )
+
+
+@fleet_rule("job", "hang.stopped.launcher")
+def stopped_launcher(fleet: Fleet) -> Iterator[Finding]:
+    """No torchrun is stopped: the first host's keeps the store, where ranks meet for a new group or a barrier."""
+    for job in jobs_of(fleet):
+        first = {(rank.host, rank.process.parent): rank for rank in reversed(job.ranks.values())}
+        launchers = (
+            (host.name, process) for host in fleet.hosts if (fact := host.want(Job)) for process in fact.processes
+        )
+        for host, process in launchers:
+            rank, halted = first.get((host, process.pid)), _halted(process, host)
+            if rank is None or halted is None:
+                continue
+            keeps = rank.process.environment.get("GROUP_RANK") == "0"
+            asked = keeps and any(rank.now.kind == "store" for rank in job.waiting)
+            what = "keeps the job's store" if keeps else "watches the ranks of its host"
+            yield finding(
+                "hang.stopped.launcher",
+                Severity.FAIL if asked else Severity.WARN,
+                f"torchrun (pid {process.pid}), which {what}, is {halted[1]}{others(job) if asked else ''}",
+                [Evidence(state_of(process), f"/proc/{process.pid}", host=host), *silence(job)],
+                hosts=(host,),
+                fixes=(halted[2], _WHO_STOPS),
+                explains=(WAITING,) if asked else (),
+            )
 
 
 def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.fold import few
-from nccl_doctor.facts.mesh import AGENT_MARK, Link, Links, Listening
+from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible

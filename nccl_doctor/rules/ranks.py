@@ -197,6 +197,15 @@ def local_world(process: Process) -> int | None:
     return first_of(process, _LOCAL_WORLD)
 
 
+def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
+    """Every process that was found, with its host, once."""
+    return fleet.once(_processes)
+
+
+def _processes(hosts: tuple[Host, ...], plan: Plan) -> tuple[tuple[str, Process], ...]:
+    return tuple(_once({host.name: fact for host in hosts if (fact := host.want(Job))}))
+
+
 def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
     """Every job that runs on the fleet, or the one that the plan names; the largest first."""
     return fleet.once(_jobs)
@@ -256,6 +265,8 @@ def _key(host: str, process: Process) -> str:
         return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
     if slurm := environment.get("SLURM_JOB_ID"):
         return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"
+    if namespace := environment.get("PMIX_NAMESPACE"):
+        return f"mpi:{namespace}"
     if process.spawned:
         return f"{host}:pid:{process.parent}"
     return f"uid:{process.uid}:{process.script}"

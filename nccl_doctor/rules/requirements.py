@@ -130,7 +130,10 @@ def gib(amount: float) -> str:
 def gpus(host: Host, plan: Plan) -> Iterator[Finding]:
     """The host has at least as many GPUs that NVML can open as ``--require gpus=N`` asks for."""
     for need in _wanted(plan, "gpus"):
-        count = len(host.need(GpuFact).gpus)
+        fact = host.need(GpuFact)
+        if fact.has_hardware and fact.nvml.outcome != "ok":
+            raise MissingFact(need.text, f"NVML: {fact.nvml.detail or fact.nvml.outcome}")
+        count = len(fact.answering)
         if count < need.amount:
             yield _short(host, need, f"{count} GPUs", "NVML")
 
@@ -164,6 +167,8 @@ def room(host: Host, plan: Plan) -> Iterator[Finding]:
             for entry in system.filesystems:
                 if entry.outcome == "ok" and entry.free_bytes < need.amount:
                     yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
+            if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
+                raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
         elif need.name == "cpus":
             if system.processors.allowed < need.amount:
                 yield _short(host, need, f"{system.processors.allowed} usable CPUs", "sched_getaffinity")

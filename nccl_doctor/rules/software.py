@@ -236,6 +236,8 @@ def nccl_library(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     yield from _shadowed(host.name, software)
     yield from _wrong_cuda(host.name, software)
+    if (wanted := software.torch_wants_nccl) and not numbers(wanted):
+        raise MissingFact("NCCL that torch asks for", f"{wanted!r} is no version")
     if not (winner.version and winner.cuda):
         raise MissingFact(f"version of {winner.real_path}", "no version string in the file")
 

@@ -24,7 +24,7 @@ from nccl_doctor.facts.topology_tree import SYSFS, differences, rebuild
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import row
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.gpudirect import translating
+from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, translating
 from nccl_doctor.rules.nvidia import NO_GPU, superchip
 
 SOURCE = "nvidia-smi topo -m"
@@ -224,7 +224,8 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     fact = _bare_metal(host)
     if fact.acs.outcome != "ok":
-        raise MissingFact("ACS of the PCI bridges", "not permitted: reading extended PCI configuration needs root")
+        denied = "not permitted: reading extended PCI configuration needs root"
+        raise MissingFact("ACS of the PCI bridges", denied if fact.acs.outcome == "not-permitted" else fact.acs.outcome)
     above = {address for device in fact.devices if device.kind in ("gpu", "nic") for address in device.path[:-1]}
     hit = [bridge for bridge in fact.acs.redirecting if bridge.bus_id in above]
     if not hit:
@@ -262,8 +263,8 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("a superchip: its SMMU translates on purpose")
     mapped = translating(fact)
     if not mapped:
-        if unread := [address for address, kind in sorted(fact.iommu.types.items()) if kind == "unknown"]:
-            raise MissingFact("IOMMU group type", f"{unread[0]}: this kernel does not tell it")
+        if unread := [address for address, kind in sorted(fact.iommu.types.items()) if kind not in NOT_TRANSLATED]:
+            raise MissingFact("IOMMU group type", f"{unread[0]}: {fact.iommu.types[unread[0]]}")
         return
     address, kind = sorted(mapped.items())[0]
     yield finding(

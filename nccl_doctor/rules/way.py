@@ -45,6 +45,8 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     for host, links in sorted(tried.items()):
         if host not in facts:
             continue  # the connection's own finding stands
+        if cut := facts[host].routes_cut:
+            fleet.lack("routes", f"{cut} of them were too many to be told: one may lead astray", host)
         yield from _routes(host, facts[host], links)
         for link in {link.address: link for link in links.links if link.outcome in _FAILED}.values():
             yield from _neighbour(host, links, link, macs)

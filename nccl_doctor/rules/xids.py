@@ -72,8 +72,10 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
 
 def _need_a_day(log: KernelLogFact) -> None:
     """``MissingFact`` where the log begins long after the boot and less than a day ago: that it is silent says little."""
-    if log.first_s is None or log.uptime_s is None or log.first_s <= BOOT_S:
+    if log.first_s is not None and log.first_s <= BOOT_S:
         return
+    if log.first_s is None or log.uptime_s is None:
+        raise MissingFact("kernel log", "it is empty" if not log.total else "how far it goes back is not told")
     if (told := log.uptime_s - log.first_s) < value("gpu.xid.recent"):
         why = f"it goes back {duration(told)}, the host has been up for {duration(log.uptime_s)}"
         raise MissingFact("older lines of the kernel log", why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import time
 from typing import Protocol
 
@@ -65,21 +66,25 @@ class Stream(Protocol):
         """End the stream and, after ``grace_s`` for the command to see it, everything local that belongs to it."""
 
 
-class Transport(Protocol):
+class Transport(abc.ABC):
     """Opens streams. One object serves all hosts of a run, from many threads."""
 
+    @abc.abstractmethod
     def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:
         """A stream to ``command`` (a line for a POSIX shell) on the host. Raises :class:`Unreachable`."""
 
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
         """Why the transport itself ended the stream before the agent answered, or (status None) has not opened it yet;
         None: it was not the transport."""
+        return None
 
     def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
         """Called once for every opened stream, when it is known whether an agent runs at its other end."""
+        return
 
     def close(self) -> None:
         """Close what is shared between hosts."""
+        return
 
 
 class ConnectOptions(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 from nccl_doctor.facts.model import ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.auth_gate import AuthGate
-from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Unreachable
+from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.process import ProcessStream
 
 # Given first, because ssh keeps the first value it meets: nothing is forwarded, asked, or written to known_hosts.
@@ -81,18 +81,21 @@ class Template(msgspec.Struct, frozen=True):
         values["command"] = command
         words = [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.words]
         if self.program == "ssh":
-            words[1:1] = self._ssh_options(entry, connect_s)
+            login = ("user" not in self.placeholders, "port" not in self.placeholders)
+            words[1:1] = ssh_words(entry, connect_s, *login)
         if "command" not in self.placeholders:
             words += [command] if self.program in _SHELL_PROGRAMS else ["sh", "-c", command]
         return words
 
-    def _ssh_options(self, entry: HostEntry, connect_s: float) -> list[str]:
-        """The safety options, and user and port where the template does not place them."""
-        options = [word for option in SSH_SAFETY for word in ("-o", option)]
-        options += ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
-        options += ["-l", entry.user] if entry.user and "user" not in self.placeholders else []
-        options += ["-p", str(entry.port)] if entry.port and "port" not in self.placeholders else []
-        return options
+
+def ssh_words(
+    entry: HostEntry, connect_s: float, user: bool = True, port: bool = True, more: Sequence[str] = ()
+) -> list[str]:
+    """The options to put first: those for safety, a limit, ``more`` of them, and user and port where they are wanted."""
+    options = [*SSH_SAFETY, f"ConnectTimeout={max(1, round(connect_s))}", *more]
+    words = [word for option in options for word in ("-o", option)]
+    words += ["-l", entry.user] if entry.user and user else []
+    return words + (["-p", str(entry.port)] if entry.port and port else [])
 
 
 def parse_template(text: str) -> Template:
@@ -114,7 +117,7 @@ def parse_template(text: str) -> Template:
     return template
 
 
-class CommandTransport:
+class CommandTransport(Transport):
     """Starts one local program per host."""
 
     def __init__(self, template: str, options: ConnectOptions) -> None:
@@ -138,9 +141,6 @@ class CommandTransport:
     def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
         """Tell the gate how the login went."""
         settle(stream, outcome)
-
-    def close(self) -> None:
-        """Nothing is shared."""
 
 
 class CommandStream(ProcessStream):

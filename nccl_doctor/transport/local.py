@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nccl_doctor.facts.model import ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
-from nccl_doctor.transport.base import Deadline, Stream, Unreachable
+from nccl_doctor.transport.base import Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.process import ProcessStream
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Starts the agent on this machine, whatever the entry's name."""
 
     def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:
@@ -17,13 +17,3 @@ class LocalTransport:
             return ProcessStream(["sh", "-c", command])
         except OSError as error:
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, "no process could be started", str(error)) from error
-
-    def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
-        """Nothing stands between us and the agent."""
-        return None
-
-    def settled(self, stream: Stream, outcome: ReachOutcome) -> None:
-        """Nobody counts."""
-
-    def close(self) -> None:
-        """Nothing is shared."""

@@ -23,7 +23,7 @@ from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import command as programs
 from nccl_doctor.transport import dial
 from nccl_doctor.transport.auth_gate import AuthGate
-from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Unreachable
+from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.process import STDERR_TAIL, ProxyProcess
 from nccl_doctor.transport.ssh_config import ConfigReader, HostConfig
 from nccl_doctor.transport.ssh_errors import Connection, NeedsProgram, address_of, at_jump, channel_refused, text_of
@@ -108,7 +108,7 @@ class _Jump:
         self.trouble: Unreachable | None = None
 
 
-class SshTransport:
+class SshTransport(Transport):
     """Connects to all hosts of a run; thread-safe."""
 
     def __init__(self, options: ConnectOptions) -> None:
@@ -130,8 +130,7 @@ class SshTransport:
         except NeedsProgram as reason:
             return self._open_with_program(entry, config, command, deadline, str(reason))
         try:
-            channel = client.open_session(timeout=deadline.left(self._options.start_s))
-            channel.exec_command(command)
+            channel = _start(client, command, deadline.left(self._options.start_s))
         except (paramiko.SSHException, OSError, EOFError) as error:
             address = address_of(client)
             client.close()
@@ -246,18 +245,29 @@ class SshTransport:
             detail = f"{reason}: that needs the ssh program, which is not installed"
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, "ssh: not found in PATH")
         argv = [program, *(["-F", self._options.ssh_config] if self._options.ssh_config else []), "-T"]
-        options = [*programs.SSH_SAFETY, f"ConnectTimeout={max(1, round(self._limit_s(config)))}"]
+        more = []
         if config.strict_host_keys in ("no", "accept-new"):
             # ssh writes new keys into the first file only: that is no file, and nothing is written
             files = " ".join(f'"{name}"' for name in ("/dev/null", *config.known_hosts_files))
-            options += [f"UserKnownHostsFile={files}"]
-        argv += [word for option in options for word in ("-o", option)]
-        argv += ["-l", entry.user] if entry.user else []
-        argv += ["-p", str(entry.port)] if entry.port else []
+            more = [f"UserKnownHostsFile={files}"]
+        argv += programs.ssh_words(entry, self._limit_s(config), more=more)
         stream = programs.start([*argv, "--", config.destination, command], entry, self._gate, deadline)
         stream.note = f"by the ssh program: {reason}"
         stream.address, stream.port = config.hostname, config.port
         return stream
+
+
+def _start(client: Connection, command: str, limit_s: float) -> paramiko.Channel:
+    """A channel on which the command runs. Of itself paramiko waits for ever for sshd to say that it started it."""
+    watchdog = threading.Timer(limit_s, client.close)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        channel = client.open_session(timeout=limit_s)
+        channel.exec_command(command)
+    finally:
+        watchdog.cancel()
+    return channel
 
 
 def _closed_at_once(config: HostConfig, attempts: int, error: Exception) -> Unreachable:

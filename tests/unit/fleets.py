@@ -55,7 +55,17 @@ def system(**changes: Any) -> System:
                     "/tmp", "/tmp", "ok", "/tmp", 500 * GIB, 200 * GIB, 10**7, 9 * 10**6, "/", "ext4", "/dev/sda1"
                 ),
                 Filesystem(
-                    "home", "/home/u", "ok", "/home/u", 900 * GIB, 300 * GIB, 0, 0, "/home", "nfs4", "nas:/home"
+                    "home",
+                    "/home/u",
+                    "ok",
+                    "/home/u",
+                    900 * GIB,
+                    300 * GIB,
+                    10**7,
+                    9 * 10**6,
+                    "/home",
+                    "nfs4",
+                    "nas:/home",
                 ),
             )
         ),

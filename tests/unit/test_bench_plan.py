@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import random
 import shlex
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
+from nccl_doctor.findings.exit_codes import ExitCode
 
 
 @pytest.mark.parametrize(
@@ -126,3 +132,22 @@ def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> 
     words = ["nccl-doctor", "bench", "gemm", "-H", "gpu[1-2]", "--env-setup", "source /a b/c"]
     monkeypatch.setattr("sys.argv", words)
     assert shlex.split(bench._command()) == words
+
+
+@pytest.mark.parametrize("form", ["csv", "nccl-tests"])
+def test_gemm_is_not_left_out_in_silence(form: str) -> None:
+    cli._load_commands()
+    told = CliRunner().invoke(cli.app, ["bench", "allreduce,gemm", "--format", form])
+    assert told.exit_code == ExitCode.USAGE and f"--format {form} has no words for gemm" in told.output
+
+
+def test_a_product_that_is_no_number_is_wrong() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("no torch in this Python")
+    code = (
+        "import torch, types; from nccl_doctor.agent.collective.worker import Worker; one = torch.ones(8, 8)\n"
+        "asked = types.SimpleNamespace(torch=torch, dtype=torch.float32); out = one @ one; out[0, 0] = float('nan')\n"
+        "print(Worker._gemm_wrong(asked, one, one, one @ one), Worker._gemm_wrong(asked, one, one, out))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]

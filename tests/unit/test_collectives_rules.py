@@ -10,6 +10,7 @@ import pytest
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.collectives import failures, slow_hosts, wrong_results
 
@@ -157,6 +158,15 @@ def test_wrong_elements_name_their_ranks() -> None:
     (found,) = wrong_results(world(*ends, events=(size([0, 0]), size([0, 5]), size([0, 2]))))
     assert found.hosts == ("h1",) and [place.rank for place in found.places] == [1]
     assert not list(wrong_results(world(*ends, events=(size([0, 0]),))))
+
+
+@pytest.mark.parametrize(("wrong", "hosts"), [(3, ("h1",)), (0, ()), (None, ())])
+def test_wrong_matrix_products_are_wrong_results(wrong: int | None, hosts: tuple[str, ...]) -> None:
+    ranks = [{"median_s": 1.0, "n": 5, "wrong": count} for count in (0, wrong)]
+    facts = world(
+        end(0, "end", **FINISHED), end(1, "end", **FINISHED), events=({"event": "gemm", "edge": 8, "ranks": ranks},)
+    )
+    assert [(item.severity, item.hosts) for item in wrong_results(facts)] == [(Severity.FAIL, hosts)] * bool(hosts)
 
 
 def link(first: int, second: int, gbs: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from nccl_doctor import cli
 from nccl_doctor.bench import verdict
 from nccl_doctor.bench.model import Collector
+from nccl_doctor.bench.statistics import Fit
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
@@ -90,15 +91,16 @@ def test_a_check() -> None:
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
     assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
-    assert lines[-13:] == [
+    assert lines[-14:] == [
         "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
         "                on gpu02: sudo ip link set dev eth0 mtu 1400",
         "     playbook   nccl-doctor playbook net.mtu.black-hole",
         "",
-        "  passed       ports, software, gpu, topology, infiniband",
+        "  passed       ports, software, topology, infiniband",
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
-        "  not checked  carriers, limit on address space, limit on file size on gpu[01-03]: not collected",
+        "  not checked  SRAM errors, carriers, limit on address space, limit on file size on gpu[01-03]: not",
+        "               collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
         "               known",
         "  not checked  net.core.somaxconn on gpu[01-03]: not readable",
@@ -220,6 +222,23 @@ def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
     (unknown,) = [line for line in lines if line.startswith("  unknown ")]
     assert "gpu02" in bad and "loopback" in bad and "clock" not in bad
     assert "gpu03" in unknown and "clock" in unknown and "loopback" not in unknown
+
+
+def test_reasons_of_a_gate_are_told_once_and_what_is_cut_is_said() -> None:
+    late = "the run's deadline had passed"
+    assert consoles._reasons({f"clock: {late}", f"names: {late}", "net.mtu"}) == f"net.mtu; clock, names: {late}"
+    assert consoles._reasons(set("abcdef")) == "a; b; c; d; and 2 more"
+
+
+def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_points_is_no_fit() -> None:
+    same = [verdict.Verdict(name, "cannot-judge", f"{name} GB/s; nobody knows") for name in ("gather", "scatter")]
+    told = [line.plain for line in bench_console._verdicts([*same, verdict.Verdict("reduce", "good", "fast")])]
+    assert told == [
+        "? CANNOT JUDGE  gather: gather GB/s; scatter: scatter GB/s; nobody knows",
+        "✓ GOOD  reduce: fast",
+    ]
+    line = Fit(alpha_us=0.0, beta_gbs=0.3, error=0.76, half_size=0, points=4)
+    assert bench_console._fit(line) == "fit: none: latency + size / bandwidth is 76 % off"
 
 
 def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:

@@ -202,8 +202,34 @@ def test_a_silence_of_seconds_may_be_a_rank_that_is_late() -> None:
     assert first(examine(bundle(*four(r3=process(3, OWN))))).confidence == 0.9
 
 
+def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
+    """It is the store of a job that torchrun started; who only computes does not ask it."""
+    launcher = {**process(0), "pid": 50, "parent": 1, "start_ticks": 50, "role": "launcher", "script": "torchrun"}
+    launcher.update(environment={}, readings=[reading("T")] * 2, connections=[])
+    launcher["environment"]["SLURM_PROCID"] = "0"
+    group = [("new_group", BARRIER[0][1], 5000), OWN[0]]
+    asking = [process(rank, group) for rank in range(4)]
+    for item in asking:
+        item["environment"]["GROUP_RANK"] = str(int(item["environment"]["RANK"]) // 2)
+    found = first(examine(bundle(*asking, launcher)))
+    assert (
+        found.id == "hang.stopped.launcher" and found.hosts == ("gpu01",) and found.fixes[0].command == "kill -CONT 50"
+    )
+    assert (
+        "torchrun (pid 50), which keeps the job's store, is stopped by a signal; 4 other ranks wait in new_group"
+        in found.title
+    )
+    for item in asking:
+        item["stacks"] = [stacks(BARRIER)] * 2
+    answer = examine(bundle(*asking, launcher))
+    assert answer.verdict == "stands" and {item.id for item in answer.report.causes} == {
+        "hang.stopped.launcher",
+        "hang.waiting",
+    }
+
+
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
-    found = first(examine(bundle(*four(r2=process(2, readings=[reading(waits_in="do_freezer_trap")] * 2)))))
+    found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]
 
 
@@ -246,6 +272,51 @@ def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
     answer = examine(msgspec.structs.replace(whole, hosts=tuple(hosts)))
     assert blamed(first(answer)) == [("gpu02", 2)] and answer.jobs[0].world == 4
     assert "the ranks' own numbers" in {gap.what for gap in answer.report.unknown}
+
+
+AGENT = "/opt/env/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py"
+MEETS = [("_delay", "/x/rendezvous/utils.py", 181), ("SimpleElasticAgent._rendezvous", AGENT, 528)]
+
+
+def torchruns(*options: str | None) -> Bundle:
+    """A fleet of gpu01, gpu02, ... on which torchrun waits with these options; None is a host without any."""
+    hosts = []
+    for number, text in enumerate(options, 1):
+        words = dict(item.split("=") for item in (text or "").split())
+        more = {"role": "launcher", "script": "torchrun", "environment": {}, "connections": [], "options": words}
+        found = [{**process(0, MEETS), **more, "pid": 70 + number, "start_ticks": number}] if text is not None else []
+        data = {"interval_s": 3.0, "processes": found}
+        hosts.append(HostFacts(f"gpu{number:02}", Reach(ReachOutcome.OK), {"job": ProbeResult(Outcome.OK, data)}))
+    return Bundle(1, "test", "", Plan(stages=(JOB,)), tuple(hosts))
+
+
+HERE, THERE = "nnodes=3 rdzv-endpoint=gpu01:29400", "nnodes=3 rdzv-endpoint=gpu02:29400"
+
+
+@pytest.mark.parametrize(
+    ("options", "id", "hosts", "words"),
+    [
+        ((HERE, HERE, None), "hang.rendezvous", ("gpu03",), "waits at gpu01:29400 for 1 more host: no torchrun runs on gpu03"),
+        ((HERE, THERE, HERE), "hang.rendezvous.endpoints", ("gpu01", "gpu02", "gpu03"), "gpu02 at gpu02:29400"),
+        (("nnodes=2 node-rank=0 master-addr=a",) * 2, "hang.rendezvous.node-rank", ("gpu01", "gpu02"), "say that they are host 0"),
+    ],
+    ids=["a host without one", "two endpoints", "one number twice"],
+)  # fmt: skip
+def test_whom_torchruns_wait_for(options: tuple[str | None, ...], id: str, hosts: tuple[str, ...], words: str) -> None:
+    found = first(examine(torchruns(*options)))
+    assert (found.id, found.hosts) == (id, hosts) and words in found.title
+    assert found.evidence[0].text.startswith("torchrun --")
+
+
+def test_torchruns_whose_others_were_not_looked_at_accuse_nobody() -> None:
+    answer = examine(torchruns(HERE))
+    assert answer.verdict == "stands" and "torchrun on gpu01 waits" in answer.sentence and int(answer.exit_code) == 12
+    assert [(item.id, item.severity.value) for item in answer.report.causes] == [("hang.rendezvous", "warn")]
+    every = examine(torchruns(HERE, HERE, HERE))
+    assert every.verdict == "stands" and "all 3 torchruns" in every.report.causes[0].title
+    away = torchruns(HERE, HERE, None)
+    away.hosts[0].probes["job"].data["processes"][0]["stacks"][0] = stacks(OWN)  # it has only just come
+    assert examine(away).report.causes[0].title.startswith("torchrun on gpu02 waits")
 
 
 def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
@@ -536,8 +607,18 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
     assert "may read" in examine(bundle(uid=1000)).sentence
+    assert "4 that multiprocessing started may be ranks" in examine(bundle(unnumbered=2)).sentence
     unseen = examine(bundle(refused={"count": 8}))
     assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
+
+
+def test_where_the_processes_were_not_read_that_is_said() -> None:
+    told = bundle()
+    unread = {"job": ProbeResult(Outcome.TIMED_OUT, None, "did not answer")}
+    hosts = (told.hosts[0], msgspec.structs.replace(told.hosts[1], probes=unread))
+    answer = examine(msgspec.structs.replace(told, hosts=hosts))
+    assert answer.verdict == "not-known" and int(answer.exit_code) == 4
+    assert answer.sentence == "no rank was found, and the processes of gpu02 were not read"
 
 
 def test_only_hosts_with_ranks_are_asked_for_their_kernel_log() -> None:

@@ -424,3 +424,13 @@ def test_it_prints_with_everything_open(opened: browsers.Browser) -> None:
     opened.eval("dispatchEvent(new Event('afterprint'))")
     assert opened.eval("document.querySelectorAll('details.finding[open]').length") == 1
     assert base64.b64decode(opened.call("Page.printToPDF", printBackground=True)["data"]).startswith(b"%PDF")
+
+
+def test_curves_for_a_format_that_draws_none_are_refused() -> None:
+    from typer.testing import CliRunner
+
+    from nccl_doctor import cli
+
+    cli._load_commands()
+    told = CliRunner().invoke(cli.app, ["report", "run.ndb", "--format", "json", "--bench", "run.json"])
+    assert told.exit_code == 2 and "--bench draws curves" in told.output

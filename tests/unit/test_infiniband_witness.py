@@ -129,7 +129,7 @@ def test_the_probe_asks_the_tools_without_sysfs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sample", sorted(HW.glob("ibstat-*.txt")), ids=lambda path: path.stem)
 def test_real_samples_stand_in_and_agree_with_themselves(sample: Path) -> None:
     tool = Tool("ok", text=sample.read_bytes().decode("utf-8", "replace"))
-    fact = completed(InfinibandFact(witnesses={"ibstat": tool}))
+    fact = completed(InfinibandFact((), witnesses={"ibstat": tool}))
     ports = [(device.name, port.port) for device in fact.devices for port in device.ports]
     assert sorted(ports) == sorted(told("ibstat", tool))
     assert all(port.state and port.phys_state and port.rate for device in fact.devices for port in device.ports)
@@ -147,5 +147,5 @@ def test_a_port_without_link_layer() -> None:
 
 @given(text=st.text(max_size=300), name=st.sampled_from(["ibstat", "ibv_devinfo", "show_gids"]))
 def test_any_text(text: str, name: str) -> None:
-    fact = completed(InfinibandFact(witnesses={name: Tool("ok", text=text)}))
+    fact = completed(InfinibandFact((), witnesses={name: Tool("ok", text=text)}))
     disagreements(fact)

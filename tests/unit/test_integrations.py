@@ -40,6 +40,9 @@ def lines() -> list[list[str]]:
     for name in ("github-actions.yml", "gitlab-ci.yml"):
         texts = [line for text in nested(documents(name)) for line in text.splitlines()]
         found += [argv(line) for line in texts if "nccl-doctor preflight" in line]
+    found += [
+        argv(text) for text in re.findall(r"sh '(.*nccl-doctor preflight .*)'", (PIECES / "Jenkinsfile").read_text())
+    ]
     prolog = (PIECES / "slurm-prolog.sh").read_text()
     command = re.search(r"\$\((nccl-doctor .*?)\)\n", prolog)
     assert command is not None

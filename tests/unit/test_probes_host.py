@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
+from nccl_doctor.agent.probes import interfaces
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
@@ -99,6 +101,29 @@ def test_rejecting_routes_of_ipv6_are_told_but_for_the_kernels_last_resort(tmp_p
     assert [(route.destination, route.prefix, route.reject) for route in routes if route.family == "inet6"] == [
         ("fd00::", 8, True)
     ]
+
+
+def route(destination: str, prefix: int, interface: str = "eth0", reject: bool = False) -> dict[str, Any]:
+    return {"destination": destination, "prefix": prefix, "interface": interface, "reject": reject}
+
+
+def test_of_many_routes_those_that_may_lead_to_a_peer_are_told() -> None:
+    """A Kubernetes node has one for each other node's pods, which say nothing of the hosts' own network."""
+    pods = [route(f"10.244.{n // 4}.{n % 4 * 64}", 26) for n in range(600)]
+    usual = [route("0.0.0.0", 0), route("::", 0), route("10.0.1.0", 24), route("10.0.1.7", 32), route("fd00:1::", 64)]
+    rejecting = [route("10.96.0.0", 16, reject=True), route("10.99.0.0", 24, "*"), route("10.96.3.0", 24)]
+    own = [("10.0.1.5", 24), ("fd00:1::5", 64), ("fe80::1", 64), ("127.0.0.1", 8)]
+    addresses = [{"address": address, "prefix": prefix} for address, prefix in own]
+    many = [*usual, *pods, *rejecting, route("fe80::", 64)]
+    assert interfaces.that_matter(many, addresses) == [*usual, *rejecting]
+    assert interfaces.that_matter(pods[:500], addresses) == pods[:500]  # a usual table is told whole
+
+
+def test_routes_that_are_too_many_are_counted(tmp_path: Path) -> None:
+    lines = [f"*\t{n // 256:02X}{n % 256:02X}000A\t00000000\t0205\t0\t0\t0\tFFFFFFFF\t0\t0\t0\n" for n in range(600)]
+    write_tree(tmp_path, {**SYSFS, "/proc/net/route": SYSFS["/proc/net/route"] + "".join(lines)})
+    facts = msgspec.convert(probe("interfaces", tmp_path), Interfaces)
+    assert (len(facts.routes), facts.routes_cut) == (500, 102)
 
 
 # --- system --------------------------------------------------------------------------------------------------------

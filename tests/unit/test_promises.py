@@ -747,8 +747,9 @@ def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
     cli._load_commands()
     bundles.write(faulty().bundle(), tmp_path / "b.ndb")
     saved = str(tmp_path / "b.ndb")
-    printed = CliRunner(env={"COLUMNS": None}).invoke(cli.app, ["preflight", "--from", saved])
-    told = CliRunner().invoke(cli.app, ["report", saved, "--format", "text"])
+    runner = CliRunner(env={"COLUMNS": None})
+    printed = runner.invoke(cli.app, ["preflight", "--from", saved])
+    told = runner.invoke(cli.app, ["report", saved, "--format", "text"])
     assert told.output == printed.stdout and "NO-GO" in told.output and f"exit {printed.exit_code}" in told.output
-    assert CliRunner().invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
+    assert runner.invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
     assert (tmp_path / "out.txt").read_text() == told.output

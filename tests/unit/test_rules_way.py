@@ -39,6 +39,13 @@ def test_a_host_whose_routes_are_not_known_has_not_passed() -> None:
     assert result.passed == ("a", "b") and result.unknown[0].hosts == ("c",)
 
 
+def test_routes_that_were_not_told_have_not_passed() -> None:
+    hosts = fleet()
+    hosts["c"]["interfaces"]["routes_cut"] = 3
+    result = run("way.way_to_peers", hosts)
+    assert result.passed == ("a", "b") and (result.unknown[0].what, result.unknown[0].hosts) == ("routes", ("c",))
+
+
 @pytest.mark.parametrize(
     ("route", "told"),
     [

@@ -8,19 +8,21 @@ import hashlib
 import hmac
 import json
 import shutil
+import socket
 import subprocess
 import threading
 import zlib
 from pathlib import Path
 from unittest import mock
 
+import paramiko
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.facts.model import ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import dial, ssh_config
+from nccl_doctor.transport import dial, ssh, ssh_config
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
@@ -29,6 +31,7 @@ from nccl_doctor.transport.known_hosts import KnownHosts, fingerprint, judge
 from nccl_doctor.transport.launch import launch, pack, shell_command
 from nccl_doctor.transport.session import last_line
 from nccl_doctor.transport.ssh_config import ConfigReader
+from nccl_doctor.transport.ssh_errors import Connection
 
 
 def argv(template: str, entry: HostEntry, command: str = "exec sh -c 'x y'") -> list[str]:
@@ -308,7 +311,6 @@ def test_the_gate_lets_three_in_at_a_time_until_one_is_accepted() -> None:
 
 def test_a_connection_whose_jump_host_is_gone_closes_in_silence() -> None:
     """paramiko tells the jump host that a channel ends, and in its thread the error would be printed."""
-    from nccl_doctor.transport.ssh_errors import Connection
 
     class Gone:
         closed = False
@@ -340,3 +342,30 @@ def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_def
     with full, pytest.raises(Unreachable) as found:
         dial.connect("127.0.0.1", 22, "any", 5.0)
     assert "Too many open files" in found.value.reach.evidence[0]
+
+
+def test_an_sshd_that_never_says_whether_it_started_the_command_is_not_waited_for() -> None:
+    silence, ours, theirs = threading.Event(), *socket.socketpair()
+
+    class Silent(paramiko.ServerInterface):
+        def check_auth_none(self, username: str) -> int:
+            return paramiko.AUTH_SUCCESSFUL
+
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            return paramiko.OPEN_SUCCEEDED
+
+        def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+            return silence.wait(60)
+
+    server, client = paramiko.Transport(theirs), Connection(ours)
+    try:
+        server.add_server_key(paramiko.ECDSAKey.generate())
+        server.start_server(event=threading.Event(), server=Silent())
+        client.start_client(timeout=30)
+        client.auth_none("somebody")
+        with pytest.raises((paramiko.SSHException, EOFError)):
+            ssh._start(client, "true", 0.5)
+    finally:
+        silence.set()
+        client.close()
+        server.close()

@@ -26,6 +26,7 @@ VARIABLES = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE",
+    "PMIX_NAMESPACE",
     "SLURM_NTASKS",
     "SLURM_LOCALID",
     "SLURM_JOB_ID",
@@ -52,8 +53,7 @@ Processes = List[Dict[str, Any]]
 
 
 def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
-    """The processes that bear a rank, or launch some, with their role; and what this user may not read."""
-    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
+    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read."""
     found: Dict[int, Dict[str, Any]] = {}
     spawned: Dict[int, Dict[str, Any]] = {}
     refused: List[str] = []
@@ -61,7 +61,7 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
         if not name.isdigit() or int(name) == os.getpid() or len(found) >= PROCESSES:
             continue
         try:
-            process = _candidate(int(name), uptime_s)
+            process = _candidate(int(name))
         except PermissionError:
             if (first_line("/proc/%s/comm" % name) or "").startswith(("python", "pt_main")):
                 refused.append(name)
@@ -76,7 +76,11 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
     for process in found.values():
         parent = process["parent"]
         process["launcher"] = "" if parent in found else (first_line("/proc/%d/comm" % parent) or "")[:40]
-    return [found[pid] for pid in sorted(found)], {"count": len(refused), "pids": [int(pid) for pid in refused[:8]]}
+    unread = {
+        "refused": {"count": len(refused), "pids": [int(pid) for pid in refused[:8]]},
+        "unnumbered": sum(pid not in found for pid in spawned),
+    }
+    return [found[pid] for pid in sorted(found)], unread
 
 
 def link(absolute: str) -> str:
@@ -87,6 +91,12 @@ def link(absolute: str) -> str:
         return ""
 
 
+def age_s(start_ticks: int) -> float:
+    """For how long a process has run, now."""
+    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
+    return uptime_s - start_ticks / float(os.sysconf("SC_CLK_TCK"))
+
+
 def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
     """/proc/PID/stat from the state on; None where the process is gone."""
     text = read_text("/proc/%d/%sstat" % (pid, task), 4096)
@@ -94,7 +104,7 @@ def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
     return fields if len(fields) > 20 else None
 
 
-def _candidate(pid: int, uptime_s: float) -> Optional[Dict[str, Any]]:
+def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     """The process, if it bears a rank, may have one from mp.spawn (which tells it to no variable), or is a torchrun."""
     environment = variables.at_start(pid)
     if environment is None:
@@ -108,7 +118,7 @@ def _candidate(pid: int, uptime_s: float) -> Optional[Dict[str, Any]]:
     spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
     if not (_bears_rank(environment) or spawned or options is not None):
         return None
-    process = _describe(pid, environment, argv, uptime_s)
+    process = _describe(pid, environment, argv)
     return process and dict(process, program=program[:80], spawned=spawned, options=options or {})
 
 
@@ -120,7 +130,7 @@ def _bears_rank(environment: Dict[str, str]) -> bool:
     return any(environment.get(variable, "").isdigit() for variable in RANK_VARIABLES)
 
 
-def _describe(pid: int, environment: Dict[str, str], argv: List[str], uptime_s: float) -> Optional[Dict[str, Any]]:
+def _describe(pid: int, environment: Dict[str, str], argv: List[str]) -> Optional[Dict[str, Any]]:
     """What does not change while a process lives; None where it has just ended."""
     fields = stat_fields(pid)
     try:
@@ -136,7 +146,7 @@ def _describe(pid: int, environment: Dict[str, str], argv: List[str], uptime_s: 
         "script": redact_text(_script(argv))[:200],
         "uid": uid,
         "start_ticks": int(fields[19]),
-        "age_s": round(uptime_s - int(fields[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
+        "age_s": round(age_s(int(fields[19])), 1),
         "namespace": link("/proc/%d/ns/net" % pid),
         "environment": {name: redact_text(environment[name][:300]) for name in VARIABLES if name in environment},
         "dump_prefixes": _dump_prefixes(environment),

@@ -41,6 +41,7 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
         "threads": int(fields[17]),
         "main": main,
         "others": telling[:THREADS_TOLD],
+        "frozen": _is_frozen(pid),
         "switches": _number(status.get("voluntary_ctxt_switches")),
         "tracer": _number(status.get("TracerPid")) or 0,
         "resident_bytes": (_number(status.get("VmRSS")) or 0) * 1024,
@@ -48,6 +49,19 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
         "read_bytes": _number(io.get("rchar")),
         "written_bytes": _number(io.get("wchar")),
     }
+
+
+def _is_frozen(pid: int) -> bool:
+    """Whether its control group is frozen (``docker pause``), which no state letter tells: it is S or D."""
+    for line in (_readable("/proc/%d/cgroup" % pid) or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            places = ["/sys/fs/cgroup%s%s/cgroup.events" % (at, group) for at in ("", "/unified")]
+        else:
+            places = ["/sys/fs/cgroup/freezer%s/freezer.state" % group] if controllers == "freezer" else []
+        if any(word in (_readable(place) or "") for place in places for word in ("frozen 1", "FROZEN")):
+            return True
+    return False
 
 
 def _thread(pid: int, tid: int) -> Optional[Dict[str, Any]]:

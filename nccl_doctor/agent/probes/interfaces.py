@@ -5,13 +5,14 @@ NCCL takes the first suitable entry of getifaddrs, so the order of ``addresses``
 
 import ctypes
 import ctypes.util
+import ipaddress
 import os
 import pwd
 import re
 import socket
 import struct
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, whole_number
 from nccl_doctor.agent.redaction import redact_environment, redact_text
@@ -185,10 +186,14 @@ def _ipv4_from_route(word: str) -> str:
     return socket.inet_ntoa(struct.pack("=I", int(word, 16)))
 
 
+ROUTES = 500  # told, at most; Kubernetes has one for each other host or pod
+TABLE_BYTES = 16 << 20  # of a routing table's text: some 130,000 routes
+
+
 def routes() -> List[Dict[str, Any]]:
     """The main IPv4 and IPv6 routing tables of /proc/net (policy routing tables are not in it)."""
     found = []
-    for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
+    for line in (read_text("/proc/net/route", TABLE_BYTES) or "").splitlines()[1:]:
         word = line.split()
         if len(word) < 8 or not int(word[3], 16) & 1:
             continue
@@ -203,7 +208,7 @@ def routes() -> List[Dict[str, Any]]:
                 "reject": bool(int(word[3], 16) & 0x200),
             }
         )
-    for line in (read_text("/proc/net/ipv6_route") or "").splitlines():
+    for line in (read_text("/proc/net/ipv6_route", TABLE_BYTES) or "").splitlines():
         word = line.split()
         if len(word) < 10:
             continue
@@ -223,7 +228,30 @@ def routes() -> List[Dict[str, Any]]:
                 "reject": bool(int(word[8], 16) & 0x200),
             }
         )
-    return found[:500]
+    return found
+
+
+def that_matter(found: List[Dict[str, Any]], addresses: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Of many routes those that may lead to a peer's address, or reject it: the rest says nothing of this network.
+
+    They meet one of the host's own networks, or a route that rejects; and the default routes.
+    """
+    if len(found) <= ROUTES:
+        return found
+
+    def network(address: str, prefix: int) -> "Union[ipaddress.IPv4Network, ipaddress.IPv6Network]":
+        return ipaddress.ip_interface("%s/%d" % (address, prefix)).network
+
+    own = {network(address["address"], address["prefix"]) for address in addresses}
+    met = {one for one in own if not one.is_loopback and not one.is_link_local}
+    rejecting = [route for route in found if route["prefix"] and (route["reject"] or route["interface"] == "*")]
+    met |= {network(route["destination"], route["prefix"]) for route in rejecting}
+
+    def matters(route: Dict[str, Any]) -> bool:
+        to = network(route["destination"], route["prefix"])
+        return not route["prefix"] or any(one.version == to.version and one.overlaps(to) for one in met)
+
+    return [route for route in found if matters(route)]
 
 
 def _password_home() -> str:
@@ -272,11 +300,14 @@ def settings() -> Dict[str, str]:
 @probe("interfaces", stage="interfaces", limit_s=20.0)
 def interfaces(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Addresses in kernel order, devices, routes, and every setting that steers the choice of an interface."""
+    addresses = kernel_addresses()
+    ways = that_matter(routes(), addresses)
     return {
         "hostname": socket.gethostname(),
-        "addresses": kernel_addresses(),
+        "addresses": addresses,
         "devices": devices(),
-        "routes": routes(),
+        "routes": ways[:ROUTES],
+        "routes_cut": len(ways[ROUTES:]),
         "environment": settings(),
         "conf_files": conf_files(),
         "uptime_s": _uptime(),

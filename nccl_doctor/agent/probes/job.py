@@ -20,7 +20,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
     the controller has a py-spy to send, if asked for it by ``tool-missing``) and ``py_spy`` (that program, packed).
     """
     program, no_stacks = _program(arguments)
-    found, refused = processes.find(program)
+    found, unread = processes.find(program)
     pids = {role: [item["pid"] for item in found if item["role"] == role] for role in ("rank", "child", "launcher")}
     ranks = pids["rank"]
     opened = {pid: connections.opened(pid) for pid in ranks}
@@ -43,7 +43,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "namespace": processes.link("/proc/self/ns/net"),
         "interval_s": round(second["at"] - first["at"], 3),
         "processes": found,
-        "refused": refused,
+        **unread,
         "no_stacks": no_stacks if ranks else "",
         "ras": witnesses.ras_reports(found, second, interval_s),
         "dumps": dumps,

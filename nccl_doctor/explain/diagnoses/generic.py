@@ -14,6 +14,7 @@ from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.exceptions import LAUNCHER
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
 # What only NCCL's own code can have done wrong, whichever file says it.
 _OWN_STATE = (
@@ -457,14 +458,37 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
             yield Candidate(cause, 0.3 - 0.02 * nth, title, ends, ranks_of(ends))
 
 
+_NO_PART_KNOWN = ("gpu.thermal-power", "net.slow", "app.straggler-timeout")
+# What may have slowed down, by the part of a step that grew; the first that fits.
+_BY_PART = (
+    (r"data|load|input|h2d", ("app.straggler-timeout", "sys.clock-or-dns-or-fs", "app.dataloader-worker")),
+    (r"fwd|forward", _NO_PART_KNOWN),
+    (r"", ("net.slow", "gpu.thermal-power", "gpu.nvlink", "ib.retry-exceeded")),  # communication, or what hides it
+)
+
+
 @diagnosis
 def steps_slowed_down(case: Case) -> Iterable[Candidate]:
     """The steps take far longer at the end of the log than at its beginning, and nothing says why: a GPU, a link or a
     file may have slowed. Clocks, link counters and the times of each rank would tell."""
+    if shifted := case.hits(PACE_LEFT):
+        yield from _left_its_pace(shifted)
+        return
     hits = case.course.slower_steps
-    for nth, cause in enumerate(("gpu.thermal-power", "net.slow", "app.straggler-timeout") if hits else ()):
+    for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
         title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
+
+
+def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
+    told = hits[0].groups
+    title = f"the pace fell for good: {told['name']} was {told['before']}, and is {told['after']}"
+    if told["grew"]:
+        rest = f", not {told['stayed']}" if told["stayed"] else ""
+        title += f" (longer takes {told['grew']}{rest})"
+    parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
+    for nth, cause in enumerate(next(parts) if told["grew"] else _NO_PART_KNOWN):
+        yield Candidate(cause, 0.42 - 0.02 * nth, title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
 
 
 @diagnosis

@@ -16,7 +16,7 @@ import msgspec
 
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import Hit, LogSource, Role
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import pace, prefix, records
 from nccl_doctor.explain.readers.tracebacks import QUOTE_LIMIT, Said, Tracebacks
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.summary import KEEP_PER_FILE, LAST_LINES, TAIL_LINES, HitGroup, Skip, Summary
@@ -137,6 +137,7 @@ class Scanner:
         self._sampled = 0
         self._unsampled = 0
         self._partly_sampled = False
+        self._sampled_lines: list[tuple[int, bytes]] = []
         self._channels: dict[bytes, _Repeated] = {}
         self._table = ""  # the heading whose rows are being read
         self._rows_left = 0
@@ -270,8 +271,11 @@ class Scanner:
         """
         steps: dict[bytes, int] = {}  # shape -> how many lines of it were looked at
         later: dict[bytes, tuple[int, bytes]] = {}  # shape -> its last line
+        known = self._sampled_lines[-1][0] if self._sampled_lines else 0
         for at, raw in enumerate(piece.split(b"\n"), number):
             raw = raw[:LINE_LIMIT]
+            if raw and at > known:
+                self._sampled_lines.append((at, raw))
             shape = raw.translate(None, _DIGIT_BYTES)
             if steps.get(shape, 0) >= SAME_SHAPE:
                 later[shape] = at, raw
@@ -309,6 +313,7 @@ class Scanner:
         if self._partly_sampled:
             self._sample_lines(b"\n".join(lines), max(1, number))
         self._count_rows(lines, max(1, number))
+        self._compare_rows()
         keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
             self._hit("tail", max(1, number + index), prefix.parse(text), text)
@@ -339,6 +344,16 @@ class Scanner:
             if rising and self._plan.error_line.match(counted[0][2]) is None:
                 for _, at, text in (counted[0], counted[-1]):
                     self._add(self._plan.progress, {}, at, prefix.parse(text), text)
+
+    def _compare_rows(self) -> None:
+        """Whether the rows that were seen slowed down for good: of a large log its first and its last ones."""
+        whole = not self._partly_sampled
+        for shift in pace.shifts(self._sampled_lines, pace.SLOWER if whole else pace.FAR_SLOWER):
+            group = self.summary.groups.setdefault(pace.SIGNATURE, HitGroup())
+            group.count += 1
+            for number, raw in shift.rows:
+                text = records.texts(raw)[-1]
+                group.hits.append(self._hit(pace.SIGNATURE, number, prefix.parse(text), text, shift.groups))
 
     def _last_line_of(self, rank: int) -> int:
         spoke = self.summary.last_of_rank.get(rank)

@@ -136,7 +136,7 @@ def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heat
     measured = [(f"Exchange of host pairs over {backend or 'the collectives'}", pair_rates(facts))]
     for label, run in runs:
         host_of = {rank.rank: rank.host for rank in run.results.ranks}
-        known = [link for link in run.results.links if {link.first, link.second} <= set(host_of)]
+        known = [link for link in run.results.links if link.first in host_of and link.second in host_of]
         rates = {(host_of[link.first], host_of[link.second]): link.gbs for link in known}
         measured.append((f"Exchange of host pairs over {run.world.backend}, {label}", rates))
     found = []

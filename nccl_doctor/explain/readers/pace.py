@@ -1,0 +1,228 @@
+"""The pace of a training loop, as its own log tells it: rows alike whose rate or time moved to another level for good.
+
+Rows are lines of one shape: alike apart from their numbers, which stand behind names (``tok/s=11906``, ``"step_ms": 412``),
+before units (``11.3 samples/s``) or below a table's heading.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
+SLOWER = 4 / 3  # times: a third more time for a step
+FAR_SLOWER = 1.6  # where the lines between are not known, which may say why
+SIGNATURE = "pace-left"  # of the hits that are made of it
+_CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
+_DIGITS = b"0123456789"
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?|(?<=[A-Za-z_])\d+")
+_KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
+_UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*+)(?!\s*[=:])")
+_WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
+_RATE = re.compile(
+    rf"(?<![a-z]){_WORK}(?:[/_ ]|_?per_?| per )+(?:gpu[/_ ]|device[/_ ]|gpu[_ ]per[_ ]|per[_ ])*s(?:ec(?:ond)?)?\b|"
+    rf"(?<![a-z]){_WORK}_per_s|t?flop/?s|\bmfu\b|through?put|(?<![a-z])(?:tps|tgs|wps|ups|fps)(?![a-z])",
+    re.IGNORECASE,
+)
+_PER_STEP = re.compile(rf"(?:^|[^a-z])m?s(?:ec)?(?:/|_?per_?){_WORK}", re.IGNORECASE)
+_WHOLE = re.compile(
+    rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:time|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
+    r"^(?:time|dt|took|elapsed|duration)(?:_m?s|\(m?s\))?$",
+    re.IGNORECASE,
+)
+_PART = re.compile(
+    r"data|load|fwd|forward|bwd|backward|comm|opt(?:im)?|sync|reduce|gather|all_?to_?all|allreduce|h2d|wait|input|dispatch|combine",
+    re.IGNORECASE,
+)
+_TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
+# What a job does at a time; told in the rows themselves, or in between.
+_LOAD = re.compile(
+    r"seq(?:uence|_?len)?s?\b(?!/)|\bctx|context|batch(?!\w*[/ _]?(?:time|ms|sec))|\b(?:mbs|gbs|bs|bsz)\b|resol|\bres\b|im(?:a)?ge?_?size|"
+    r"world|gpus|nodes|\bdp\b|micro|accum|max_?len|length|num_?tokens|rollout|frames|crop|depth|layers",
+    re.IGNORECASE,
+)
+_CHANGED = re.compile(
+    r"seq(?:uence)?[_ -]?len|context (?:length|window)|batch[_ -]?size|curriculum|resolution|\b(?:phase|stage)\b|un-?fr(?:ee|o)z|"
+    r"profil|micro-?batch|max_?len|accumulat|re-?comput|(?:activation|gradient)[_ ]checkpoint|offload|world[_ -]?size|"
+    r"resiz|scal(?:ed|ing) (?:down|up|in|out)|shr[iu]nk|num_workers|precision|\bfp(?:32|16|8)\b|\bbf16\b|quantiz|sparsity|prun|"
+    r"power (?:limit|cap)|(?:fewer|remaining|of \d+) (?:nodes|gpus|ranks|workers)|new (?:data|model|config|mixture)|switch(?:ed|ing) to",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"\b(nranks|nnodes|nNodes|world[_ ]size|WORLD_SIZE)\W{1,3}(\d+)")
+_SERVES = re.compile(r"\breq|queue|prompt|generat|KV cache|decode|prefill|\beval|valid|test\b", re.IGNORECASE)
+
+
+class Shift(msgspec.Struct, frozen=True):
+    """A level that was left for good: the last row of the old one, the first and the last of the new one.
+
+    ``groups`` tell the ``name`` of the pace, what it was ``before`` and ``after``, which parts of a step ``grew`` and which ``stayed``.
+    """
+
+    rows: tuple[tuple[int, bytes], ...]
+    groups: dict[str, str]
+
+
+def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterator[Shift]:
+    """Where the rows among these numbered lines slowed down for good, so many times, unless what they have to do changed."""
+    shapes: dict[bytes, list[int]] = {}
+    for index, (_, raw) in enumerate(lines):
+        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
+    for shape, found in shapes.items():
+        if len(found) < 2 * LEAST:
+            continue
+        names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
+        if names:
+            yield from _of_rows(names, [lines[index] for index in found], lines, slower)
+
+
+def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> list[str]:
+    """What the numbers of these rows are called, if one of them tells a pace; else nothing."""
+    text = _text(lines[first][1])
+    if bare:
+        names = _columns(lines, first, len(_NUMBER.findall(text)))
+    elif len(text) > 1000 or not (
+        _RATE.search(text) or _TIME.search(text) or "time" in text or "ms" in text or "/" in text
+    ):
+        return []
+    else:
+        names = [_name(text, found) for found in _NUMBER.finditer(text)]
+    told = any(_is_rate(name) or _WHOLE.search(name) or _is_part(name) for name in names)
+    return names if told and not _SERVES.search(text) else []
+
+
+def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
+    """The headings above a table's first row, one for each number."""
+    for _, raw in reversed(lines[max(0, first - 2) : first]):
+        text = _text(raw)
+        cells = re.split(r"\s*[|,\t]\s*|\s{2,}", text.strip(" |#\t"))
+        if len(cells) != count:
+            cells = text.strip(" |#").split()
+        if len(cells) == count and re.search("[A-Za-z]", text):
+            return cells
+    return []
+
+
+def _name(text: str, number: re.Match[str]) -> str:
+    """Key and unit of one number of a row."""
+    key = _KEY.search(text, max(0, number.start() - 48), number.start())
+    unit = _UNIT.match(text, number.end())
+    behind = unit.group(1) if unit and ("/" in unit.group(1) or unit.group(1) in ("ms", "s", "sec")) else ""
+    before = key.group(1) if key else ""
+    return f"{before} {behind}".strip() if not _RATE.search(behind) else behind
+
+
+def _is_rate(name: str) -> bool:
+    return bool(_RATE.search(name)) and not _PER_STEP.search(name)
+
+
+def _is_part(name: str) -> bool:
+    return bool(_PART.search(name) and _TIME.search(name))
+
+
+def _of_rows(
+    names: list[str], rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]], slower: float
+) -> Iterator[Shift]:
+    values = [_NUMBER.findall(_text(raw)) for _, raw in rows]
+    rows = [row for row, found in zip(rows, values, strict=True) if len(found) == len(names)]
+    table = [[_value(cell) for cell in found] for found in values if len(found) == len(names)]
+    if len(table) < 2 * LEAST:
+        return
+    columns = [(name, [row[at] for row in table]) for at, name in enumerate(names)]
+    paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns if _is_rate(name)]
+    paces += [(name, cells) for name, cells in columns if not _is_rate(name) and _WHOLE.search(name)]
+    parts = [(name, cells) for name, cells in columns if _is_part(name)]
+    if not paces and len(parts) > 1:
+        paces = [
+            ("the parts of a step together", [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)])
+        ]
+    for name, cells in paces:
+        at = _level_left(cells, slower)
+        if at is None or _more_to_do(columns, at, rows, lines):
+            continue
+        before, after = _medians(cells, at)
+        if _is_rate(name):
+            before, after = 1 / before, 1 / after
+        told = {"name": name, "before": _short(before), "after": _short(after)}
+        yield Shift((rows[at - 1], rows[at], rows[-1]), told | _blamed(parts, at))
+        return
+
+
+def _blamed(parts: list[tuple[str, list[float]]], at: int) -> dict[str, str]:
+    """Which parts of a step take longer on the new level, the most important first, and which do not."""
+    gains = sorted(
+        ((after - before, before, name) for name, cells in parts for before, after in [_medians(cells, at)]),
+        reverse=True,
+    )
+    most = gains[0][0] if gains else 0.0
+    grew = [name for gain, before, name in gains if gain > 0.2 * max(most, before)]
+    stayed = [name for gain, before, name in gains if abs(gain) <= 0.05 * max(before, most)]
+    return {"grew": ", ".join(grew), "stayed": ", ".join(stayed)}
+
+
+def _medians(cells: list[float], at: int) -> tuple[float, float]:
+    return statistics.median(cells[:at]), statistics.median(cells[at:])
+
+
+def _level_left(times: list[float], slower: float) -> int | None:
+    """The index of the first row of a new, slower level that lasts to the end; None if there are no two levels."""
+    if min(times) <= 0:
+        return None
+    total, left, best, where = sum(times), 0.0, 0.0, 0
+    for at, time in enumerate(times[:-LEAST], 1):
+        left += time
+        if at < LEAST:
+            continue
+        mean = (total - left) / (len(times) - at) - left / at
+        weighed = mean * mean * at * (len(times) - at) if mean > 0 else 0.0
+        if weighed > best:
+            best, where = weighed, at
+    if not where:
+        return None
+    old, new = times[:where], times[where:]
+    before, after = statistics.median(old), statistics.median(new)
+    calm = _CALM * (after - before)
+    steady = [
+        sum(abs(time - middle) <= calm for time in part) >= 0.85 * len(part)
+        for part, middle in ((old, before), (new, after))
+    ]
+    last = statistics.median(times[-3:])
+    return where if after >= slower * before and all(steady) and last >= after - calm else None
+
+
+def _more_to_do(
+    columns: list[tuple[str, list[float]]], at: int, rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]]
+) -> bool:
+    """Whether the rows, or the lines around the first slow one, say that a step's work changed."""
+    for name, cells in columns:
+        old, new = _medians(cells, at)
+        if _LOAD.search(name) and not _is_rate(name) and not _WHOLE.search(name) and old != new:
+            return True
+    first, last = rows[max(0, at - 2)][0], rows[at][0]
+    shape = rows[at][1].translate(None, _DIGITS)
+    between = [_text(raw) for number, raw in lines if first <= number <= last and raw.translate(None, _DIGITS) != shape]
+    if any(_CHANGED.search(text) for text in between):
+        return True
+    sizes: dict[str, set[str]] = {}
+    for _, raw in lines:
+        for name, size in _SIZE.findall(_text(raw)):
+            sizes.setdefault(name.lower(), set()).add(size)
+    return any(len(told) > 1 for told in sizes.values())
+
+
+def _value(cell: str) -> float:
+    """A number as programs print it: "11,906" has thousands."""
+    try:
+        return float(cell.replace(",", ""))
+    except ValueError:
+        return 0.0  # a date or version: it tells no pace
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").rstrip()

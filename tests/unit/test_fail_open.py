@@ -1,0 +1,220 @@
+"""What was not measured is never "pass": each field of each fact is taken away, and what it decided must not pass.
+
+What a field decides is found out, not listed: the rules that accuse somebody where the field says something else. All
+places of a field are tried with NCCL_DOCTOR_ALL_FIELDS=1.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fields
+import fleets
+import msgspec
+import page_fleet
+import pytest
+import test_hang
+from facts_builder import address
+from machines import Machine
+from recorded_host import probe
+
+from nccl_doctor.facts.model import Bundle
+from nccl_doctor.facts.software import Driver, Software
+
+INSTANCES = 8 if os.environ.get("NCCL_DOCTOR_ALL_FIELDS") else 1
+
+# (field, rule that passes without it) -> the rule that then does not.
+ELSEWHERE = {
+    ("gpu: gpus", "gpu_fleet.equal_counts"): "gpu.all_visible",
+    ("gpu: gpus.*.bus_id", "gpu.driver_answers"): "gpu.all_visible",
+    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_links.pcie",
+    ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband.ports_up",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
+    ("software: nccl.*.version", "software.drift"): "software.nccl_library",
+    ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
+}
+# (field, rule) -> why the rule may pass without it.
+NOTHING = {
+    ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
+    ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
+    ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_links.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.route_unhealthy", "gpu_links.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.nvlinks.*.crc_data", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.crc_flit", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.recovery", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.replay", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.temperature_memory_max_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
+    ("gpu: gpus.*.temperature_slowdown_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
+    ("gpu: module_flavor", "gpu_fleet.equal_settings"): "what no host tells (WSL) is not compared",
+    ("gpu: system.driver", "gpu_fleet.equal_settings"): "what no host tells is not compared",
+    ("infiniband: devices.*.board_id", "infiniband_fleet.alike"): "it only tells whose firmware is compared",
+    ("infiniband: devices.*.hca_type", "infiniband_fleet.alike"): "only some devices have one; alike on all hosts",
+    (
+        "infiniband: devices.*.hca_type",
+        "infiniband_fleet.equal_rails",
+    ): "only some devices have one; alike on all hosts",
+    ("interfaces: devices.*.losses", "interface_links.links_stay_up"): "kernels before 4.16 do not count them",
+    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_setting"): "it is not set then",
+    ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_setting"): "it is not set then",
+    ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
+    ("links: links.*.lost_back", "connectivity.packet_loss"): "the peer's own messages tell of this direction",
+    ("links: links.*.lost_forward", "connectivity.packet_loss"): "left out where none was lost",
+    ("software: ofed", "software.drift"): "what no host has is no difference",
+    ("software: ofed.release", "software.drift"): "what no host has is no difference",
+    ("software: plugins", "software.drift"): "what no host has is no difference",
+    ("software: system", "software.drift"): "what no host has is no difference",
+    ("software: system.architecture", "software.drift"): "what no host has is no difference",
+    ("system: cgroup.cpu_limit", "system.cpus"): "none is unlimited",
+    ("system: cgroup.memory_limit_bytes", "system.memory"): "none is unlimited",
+    ("system: cgroup.pids_limit", "system.threads"): "none is unlimited",
+    ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
+    ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
+    ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
+    ("topology: iommu.types.*", "topology.iommu"): "a device in no group is translated by nothing",
+}
+# Fields that stand for "none" where they are not there, and that every agent sends: shown by asking the real probes.
+ALWAYS_SENT = {
+    ("gpu: gpus.*.fabric.status", "gpu_links.fabric"),
+    ("infiniband: devices.*.ports", "infiniband_fleet.alike"),
+    ("infiniband: devices.*.ports", "infiniband_fleet.equal_rails"),
+    ("interfaces: addresses.*.up", "interface_links.loopback_down"),
+    ("system: cgroup.oom_kills", "system.memory"),
+    ("system: gpu_processes.processes", "system.gpu_holders"),
+    ("topology: modules", "infiniband_fleet.same_gpudirect"),
+    ("topology: modules.nvidia_peermem", "infiniband_fleet.same_gpudirect"),
+}
+NEEDS = ("gpus=8", "ib-ports=8", "shm=1G", "disk=1G", "memory=1G", "cpus=4", "same=torch+numpy")
+
+
+def _gpu_fleet(
+    make: Callable[[Path], Machine], needs: tuple[str, ...] = (), software: Software | None = None
+) -> Bundle:
+    with tempfile.TemporaryDirectory(prefix="fields-") as directory:
+        read = {name: one["data"] for name, one in make(Path(directory)).facts().items()}
+    made = page_fleet.builder(read)
+    for probes in made.probes.values() if software else ():
+        probes["software"] = msgspec.to_builtins(software)
+    for name, probes in made.probes.items():
+        _tell_more(name, probes)
+    bundle = made.bundle()
+    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
+
+
+def _tell_more(name: str, probes: dict[str, Any]) -> None:
+    """What healthy hosts tell beyond the fleets of other tests: limits, routes, plugins, names, delays."""
+    group = {"memory_group": "/sys/fs/cgroup/job", "pids_group": "/sys/fs/cgroup/job"}
+    limits = {"memory_limit_bytes": 900 << 30, "memory_used_bytes": 4 << 30, "pids_limit": 90_000, "pids_used": 50}
+    probes["system"]["cgroup"] = {**group, **limits, "cpu_limit": 60.0, "memory_cache_bytes": 1 << 30, "oom_kills": 0}
+    probes["system"]["user"] = 1000
+    probes["system"]["rdma_devices"] = [device["name"] for device in probes["infiniband"]["devices"]]
+    plugin = {"name": "libnccl-net.so", "kind": "net", "path": "/opt/ofi/lib/libnccl-net.so", "found_by": "cache"}
+    probes["software"] |= {
+        "plugins": [{**plugin, "real_path": plugin["path"]}],
+        "system": {"kernel": "5.15.0-105", "glibc": "2.35", "distribution": "Ubuntu 22.04", "architecture": "x86_64"},
+        "cudnn": "9.1.0",
+        "ofed": {"release": "24.10"},
+    }
+    if libraries := probes["software"]["driver"].get("version"):
+        place = {"path": f"/usr/lib/libcuda.so.{libraries}", "version": libraries}
+        probes["software"]["driver"]["libraries"] = {"libcuda.so.1": place}
+    route = {"family": "inet", "interface": "eth0", "destination": "10.0.0.0", "prefix": 24}
+    everywhere = {**route, "destination": "0.0.0.0", "prefix": 0, "gateway": "10.0.0.254", "metric": 100}
+    probes["interfaces"] |= {"routes": [route, everywhere], "uptime_s": 9e5, "read_at_s": 100.0, "hostname": name}
+    probes["interfaces"]["environment"] = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    for device in probes["interfaces"]["devices"]:
+        device |= {"carrier": True, "mtu": 1500, "operstate": "up"}
+    for link in probes["links"]["links"]:
+        link |= {"connect_ms": 0.2, "rtt_min_ms": 0.1, "rtt_p99_ms": 0.3, "attempts": 1, "source": address(name)}
+        link |= {"lost_forward": 0, "lost_back": 0} if link["messages"] else {}
+
+
+def _running_job() -> Bundle:
+    ranks = test_hang.four()
+    for rank in ranks:
+        rank["stacks"] = [test_hang.stacks(test_hang.REDUCE), test_hang.stacks(test_hang.BARRIER)]
+        rank["connections"][0]["moved_bytes"] = 4096
+    return test_hang.bundle(*ranks)
+
+
+@functools.cache
+def healthy() -> tuple[fields.Fleet, ...]:
+    """GPU hosts with InfiniBand; what differs where they have RoCE, and where they have no GPU; a running job."""
+    return (
+        fields.Fleet(_gpu_fleet(Machine, NEEDS)),
+        fields.Fleet(_gpu_fleet(lambda place: Machine(place).roce()), ("infiniband",)),
+        fields.Fleet(
+            _gpu_fleet(lambda place: Machine(place, gpus=0, nics=0), ("cpus=4",), fleets.software(driver=Driver())),
+            ("gpu", "infiniband", "topology"),
+        ),
+        fields.Fleet(_running_job()),
+    )
+
+
+def holes() -> Iterator[fields.Hole]:
+    for fleet in healthy():
+        yield from fleet.holes(INSTANCES)
+
+
+pytestmark = pytest.mark.skipif(page_fleet.compiler_missing(), reason="no gcc for the stand-in NVML")
+
+
+def test_no_rule_passes_without_the_field_that_decides_it() -> None:
+    used, open_ones = set(), set()
+    for hole in holes():
+        known = (hole.field, hole.rule)
+        other = ELSEWHERE.get(known)
+        told = other is not None and not fields.passes(hole.results[other], hole.host)
+        if told or known in NOTHING or (known in ALWAYS_SENT and hole.missing):
+            used.add(known)
+        else:
+            open_ones.add((*known, "missing" if hole.missing else "null"))
+    assert not sorted(open_ones)
+    listed = {*ELSEWHERE, *NOTHING, *ALWAYS_SENT}
+    assert not sorted(listed - used), "no longer needed"
+    assert len(listed) == len(ELSEWHERE) + len(NOTHING) + len(ALWAYS_SENT)
+
+
+# What is no word of this field, or of another kind: (field, rule that passes all the same) -> the rule that does not.
+NONSENSE = {
+    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_links.nvlinks",
+    (
+        "interfaces: environment.NCCL_SOCKET_IFNAME",
+        "interface_settings.interface_syntax",
+    ): "interface_settings.interface_setting",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
+    ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
+    ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
+}
+
+
+def test_nonsense_breaks_no_rule_and_passes_none_that_it_decides() -> None:
+    used, open_ones = set(), set()
+    for fleet in healthy():
+        for hole in fleet.absurd():
+            known = (hole.field, hole.rule)
+            broken = any(item.id == fields.BROKEN for item in hole.results[hole.rule].findings)
+            told = known in NONSENSE and not fields.passes(hole.results[NONSENSE[known]], hole.host)
+            (used if told and not broken else open_ones).add(known)
+    assert not sorted(open_ones)
+    assert not sorted(set(NONSENSE) - used), "no longer needed"
+
+
+@pytest.mark.parametrize("field", sorted({field for field, _ in ALWAYS_SENT}))
+def test_the_agent_sends_what_stands_for_none(field: str) -> None:
+    name, _, path = field.partition(": ")
+    hardware = name in ("gpu", "infiniband", "topology")  # of these the fleet's data is what the real probes read
+    data = healthy()[0].hosts["gpu01"].probes[name].data if hardware else probe(name, None)
+    *above, last = path.split(".")
+    parents = [at for at, pattern in [((), ()), *fields.walk(data)] if pattern == tuple(above)]
+    assert parents and all(last in fields.at(data, parent) for parent in parents)
