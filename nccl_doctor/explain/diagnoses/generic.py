@@ -16,8 +16,15 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
+# What only NCCL's own code can have done wrong, whichever file says it.
+_OWN_STATE = (
+    r"pass NULL|with NULL re|attempting to (?:free|repost|initiate|dequeue)|unrecognized request|unknown desc type"
+    r"|Invalid (?:wr_id|request index)|expected a '\w+' request|Unsupported type of|No format specified|base\.ready"
+    r"|inside cache of|descriptor is not a|with unexpected NULL|no inflight credit"
+)
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
 _PARTS: tuple[tuple[str, str, float, str], ...] = (
+    (_OWN_STATE, "sw.nccl-bug", 0.45, "NCCL's own bookkeeping is inconsistent"),
     (
         r"NET/OFI|nccl_ofi|libfabric|NET/FasTrak|NET/gIB|NET/TCPX|NET/UCX|plugin/net|NET/Plugin|collnet|SHARP",
         "net.plugin",
@@ -63,6 +70,7 @@ _JUDGED = frozenset(
     (
         "nvls-unsupported",
         "ib-local-protection",
+        "ofi-error",
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",
@@ -83,7 +91,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if place(hit) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
-        subject = topics.subject(hit.groups["message"])
+        subject = "" if re.search(_OWN_STATE, hit.text, re.IGNORECASE) else topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
             yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), vague=True)
