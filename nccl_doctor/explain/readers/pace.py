@@ -21,9 +21,9 @@ SIGNATURE = "pace-left"  # of the hits that are made of it
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*+(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
-_UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*+)(?!\s*[=:])")
+_UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*)(?![\w/%-]|\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
 _RATE = re.compile(
     rf"(?<![a-z]){_WORK}(?:[/_ ]|_?per_?| per )+(?:gpu[/_ ]|device[/_ ]|gpu[_ ]per[_ ]|per[_ ])*s(?:ec(?:ond)?)?\b|"
