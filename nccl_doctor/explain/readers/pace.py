@@ -14,15 +14,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
+ENOUGH = 40  # rows: of more, every second, third, ... one tells as well whether there are two levels
 SLOWER = 4 / 3  # times: a third more time for a step
 FAR_SLOWER = 1.6  # where the lines between are not known, which may say why
 SIGNATURE = "pace-left"  # of the hits that are made of it
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?|(?<=[A-Za-z_])\d+")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
-_UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*+)(?!\s*[=:])")
+_UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*)(?![\w/%-]|\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
 _RATE = re.compile(
     rf"(?<![a-z]){_WORK}(?:[/_ ]|_?per_?| per )+(?:gpu[/_ ]|device[/_ ]|gpu[_ ]per[_ ]|per[_ ])*s(?:ec(?:ond)?)?\b|"
@@ -77,7 +78,10 @@ def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterat
         if len(found) < 2 * LEAST:
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
-        if names:
+        if not names:
+            continue
+        some = [lines[index] for index in found[:: 1 + len(found) // ENOUGH]]
+        if next(_of_rows(names, some, lines, slower), None):  # then which row it is, the others tell
             yield from _of_rows(names, [lines[index] for index in found], lines, slower)
 
 
@@ -86,7 +90,7 @@ def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> lis
     text = _text(lines[first][1])
     if bare:
         names = _columns(lines, first, len(_NUMBER.findall(text)))
-    elif len(text) > 1000 or not _MAY_TELL.search(text):
+    elif len(text) > 1000 or " NCCL " in text or not _MAY_TELL.search(text):
         return []
     else:
         unit = " ms" if "time (ms)" in text else ""
