@@ -508,9 +508,8 @@ says(
         not any(word in line for word in ("WARN", "Skip", "skip", "Weights only load failed", "raise "))
     ),
 )
-_LOWEST_SCALE = re.compile(
-    r"loss scale: (\d[\d.]*), reducing to \1(?![\d.])"
-)  # DeepSpeed: it cannot be halved any more
+# DeepSpeed's least scale unless told otherwise. Of a larger one, hysteresis keeps the same number after an overflow.
+_LOWEST_SCALE = re.compile(r"loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?(?!\.?\d)")
 says(
     "loss-scale",
     "Attempted loss scale",
