@@ -20,7 +20,7 @@ import msgspec
 
 import nccl_doctor.agent.probes
 from nccl_doctor import __version__
-from nccl_doctor.agent.probes.mesh import AT_ONCE
+from nccl_doctor.agent.probes.mesh import AT_ONCE, RETRY_S
 from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect import job, mesh_plan
 from nccl_doctor.collect.progress import Progress, Silent
@@ -29,7 +29,7 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.interfaces import Carriers
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
-from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
+from nccl_doctor.facts.mesh import Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     Bundle,
@@ -44,7 +44,7 @@ from nccl_doctor.facts.model import (
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
 from nccl_doctor.rules.interface_view import view
-from nccl_doctor.rules.mesh_pairs import perhaps_limited
+from nccl_doctor.rules.mesh_pairs import late_hosts, perhaps_limited
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
@@ -60,7 +60,8 @@ ALSO_NEEDED = {"interfaces": ("system", "software")}
 KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it
-AGAIN_S = 10.0  # for each host whose unanswered connects are tried again, one at a time
+CONNECTS = int(CONNECT_TIMEOUT_S / RETRY_S)  # of a target that never answers
+AGAIN_S = 12.0  # for each host whose unanswered connects are tried again, one at a time
 PARALLEL_CALLS = 128
 INTERRUPTED = "interrupted"
 
@@ -364,7 +365,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
 
     def connect_more() -> None:
         _sweep(run, token, listening, addresses)
-        _connect_again(run, token, listening)
+        _connect_again(run, token, listening, addresses)
         _release_master_port(run, master)
 
     run.stage("ports", connect, connect_more)
@@ -398,38 +399,47 @@ def _sweep(run: _Run, token: str, listening: Mapping[str, Listening], addresses:
     targets = {host: mesh_plan.sweep(host, listening, addresses, first) for host in first}
 
     def sweep(host: str, session: Session) -> None:
-        result = _connect(run, session, token, targets[host])
-        if result.outcome is Outcome.OK:
-            data = mesh_plan.swept(run.results[host][Links.PROBE].data, result.data["links"])
-            result = msgspec.structs.replace(result, data=data)
-        run.keep(host, Links.PROBE, result)
+        _keep_more(run, host, _connect(run, session, token, targets[host]))
 
     run.each(sweep, {host: run.sessions[host] for host in first if targets[host]})
 
 
-def _connect_again(run: _Run, token: str, listening: Mapping[str, Listening]) -> None:
+def _keep_more(run: _Run, host: str, more: ProbeResult) -> None:
+    """Add to a host's links. Where they could not be measured, nothing of it has passed."""
+    if more.outcome is Outcome.OK:
+        before = run.results[host][Links.PROBE].data
+        more = msgspec.structs.replace(more, data=mesh_plan.merged(before, more.data["links"], CONNECTS))
+    run.keep(host, Links.PROBE, more)
+
+
+def _connect_again(run: _Run, token: str, listening: Mapping[str, Listening], addresses: Mapping[str, str]) -> None:
     """What was never answered by a host that answered others late is tried again, one at a time for each such host.
 
-    A limit on new connections lets them pass then, and a closed port stays closed.
+    A limit on new connections lets them pass then, and a closed port stays closed. Where a limit kept all from the
+    further ports, one host tries these in the same way.
     """
-    in_doubt: dict[str, list[tuple[str, Link]]] = {}
-    for source, link in perhaps_limited(run.facts(Links)):
-        in_doubt.setdefault(link.peer, []).append((source, link))
+    facts = run.facts(Links)
+    todo: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for source, link in perhaps_limited(facts):
+        todo.setdefault(link.peer, []).append((source, mesh_plan.again(link, listening)))
+    for host in late_hosts(facts):
+        peers = sorted(source for source, fact in facts.items() if any(link.peer == host for link in fact.links))
+        if not any(facts[source].swept.get(host) for source in peers):
+            targets = mesh_plan.further(host, listening, addresses)
+            todo.setdefault(host, []).extend((peers[0], target) for target in targets)
     answers: list[tuple[str, ProbeResult]] = []
 
     def again(host: str, _: Session) -> None:
         until = time.monotonic() + AGAIN_S
-        for source, link in in_doubt[host]:
+        for source, target in todo[host]:
             if time.monotonic() < until:
-                target = mesh_plan.target_again(link, listening)
                 answers.append((source, _connect(run, run.sessions[source], token, [target])))
 
-    run.each(again, {host: run.sessions[host] for host in in_doubt})
+    run.each(again, {host: run.sessions[host] for host in todo})
     for source, answer in answers:
-        before = run.results[source][Links.PROBE]
         if answer.outcome is Outcome.OK:
-            data = mesh_plan.replaced(before.data, answer.data["links"][0], CONNECT_TIMEOUT_S)
-            run.keep(source, Links.PROBE, msgspec.structs.replace(before, data=data))
+            answer.data["links"][0].setdefault("attempts", CONNECTS)  # where it failed, it did so alone
+            _keep_more(run, source, answer)
 
 
 def _nccl_addresses(run: _Run) -> dict[str, tuple[str, ...]]:

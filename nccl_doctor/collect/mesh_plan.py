@@ -84,42 +84,49 @@ def sweep(
     """
     tried = links[host].links
     passed_over = {link.peer for link in tried if link.outcome != "ok" or link.attempts > 1} | late_hosts(links)
+    peers = sorted({link.peer for link in tried if link.purpose == "ephemeral"} - passed_over)
+    return [target for peer in peers for target in further(peer, listening, addresses)]
+
+
+def further(peer: str, listening: Mapping[str, Listening], addresses: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The further ports of a peer, as targets."""
+    ports = listening[peer].ephemeral
     return [
         {"peer": peer, "address": addresses[peer], "port": port, "purpose": "ephemeral"}
-        for peer in sorted({link.peer for link in tried if link.purpose == "ephemeral"} - passed_over)
-        for port in listening[peer].ephemeral
-        if port not in _at_first(listening[peer].ephemeral)
+        for port in ports
+        if port not in _at_first(ports)
     ]
 
 
-def swept(before: dict[str, Any], further: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A host's links with those to the peers' further ports: of the ones that answered at once only the number."""
-    at_once = [link for link in further if link["outcome"] == "ok" and link["attempts"] == 1]
-    rest = [link for link in further if link not in at_once]
-    return {**before, "links": [*before["links"], *rest], "swept": dict(Counter(link["peer"] for link in at_once))}
-
-
-def target_again(link: Link, listening: Mapping[str, Listening]) -> dict[str, Any]:
-    """The target of this connect, to be tried again alone."""
+def again(link: Link, listening: Mapping[str, Listening]) -> dict[str, Any]:
+    """The target of this connect, to be tried again."""
     first = link.purpose == "ephemeral" and link.port == listening[link.peer].ephemeral[0]
-    return {
-        "peer": link.peer,
-        "address": link.address,
-        "port": link.port,
-        "purpose": link.purpose,
-        "messages": MESSAGES if first else 0,
-    }
+    place = {"peer": link.peer, "address": link.address, "port": link.port, "purpose": link.purpose}
+    return {**place, "messages": MESSAGES if first else 0}
 
 
-def replaced(before: dict[str, Any], again: Mapping[str, Any], waited_s: float) -> dict[str, Any]:
-    """A host's links with the one that was tried again, after its first connects had waited that long in vain."""
-    place = ("peer", "address", "port", "purpose")
-    vain = int(waited_s / RETRY_S)
-    link = {**again, "attempts": again.get("attempts", vain) + vain}
-    if "connect_ms" in again:
-        link["connect_ms"] = again["connect_ms"] + waited_s * 1e3
-    links = [link if all(one[key] == again[key] for key in place) else one for one in before["links"]]
-    return {**before, "links": links}
+def merged(before: dict[str, Any], more: Sequence[dict[str, Any]], vain: int) -> dict[str, Any]:
+    """A host's links with more of them: one that was tried again, after ``vain`` connects, takes the old one's place.
+
+    Of the others those that were answered at once are only counted.
+    """
+    links = {_place(link): link for link in before["links"]}
+    swept = Counter(before.get("swept", {}))
+    for link in more:
+        if _place(link) in links:
+            told = {**link, "attempts": link.get("attempts", vain) + vain}
+            if "connect_ms" in link:
+                told["connect_ms"] = link["connect_ms"] + vain * RETRY_S * 1e3
+            links[_place(link)] = told
+        elif link["outcome"] == "ok" and link["attempts"] == 1:
+            swept[link["peer"]] += 1
+        else:
+            links[_place(link)] = link
+    return {**before, "links": list(links.values()), "swept": dict(swept)}
+
+
+def _place(link: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(link[key] for key in ("peer", "address", "port", "purpose"))
 
 
 def link_targets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.fold import few
@@ -10,7 +10,7 @@ from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, perhaps_limited, untried
+from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, late_hosts, perhaps_limited, untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -73,8 +73,8 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     and a blocked ephemeral range (which NCCL, Gloo and the store take their ports from).
 
     The ports tried lie at equal distances over that range, three of each host, and 13 more where there are up to 12
-    hosts and the first ones answered at once. Where many answers are late, those that never came are tried for again,
-    one at a time: a limit on new connections is no closed port. So a closed part of the range is met for certain where it is a sixteenth
+    hosts and the first ones answered. Where answers are late, those that never came are tried for again, one at a time:
+    a limit on new connections is no closed port. So a closed part of the range is met for certain where it is a sixteenth
     (a third) as wide: 1,765 (9,411) ports of Linux' usual 28,232. The ports lie elsewhere in their parts on each host:
     what is closed on all N hosts alike is met at an Nth of that.
     """
@@ -90,6 +90,9 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     for host, link in sorted(in_doubt, key=lambda one: one[0]):
         why = "never answered, where others were late: new connections are limited, or that port is closed"
         fleet.lack(f"connects from {host}", why, link.peer)
+    for host in late_hosts(facts):
+        if left := _ports_left(host, fleet, facts):
+            fleet.lack(f"{left} of its ports", "not tried: new connections are limited, and time was up", host)
     tried = [one for one in tried if one not in in_doubt]
     general = _pairs(tried, "ephemeral")
     explained: set[Pair] = set()
@@ -102,6 +105,17 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
     yield from _partly_blocked(general, explained, swept)
     yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
+
+
+def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
+    """How many of the ports that a host listens on nobody tried."""
+    listening = next((host.want(Listening) for host in fleet.hosts if host.name == server), None)
+    tried = [
+        fact.swept.get(server, 0)
+        + len({link.port for link in fact.links if link.peer == server and link.purpose == "ephemeral"})
+        for fact in facts.values()
+    ]
+    return len(listening.ephemeral) - max(tried) if listening else 0
 
 
 def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:

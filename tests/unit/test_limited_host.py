@@ -31,7 +31,7 @@ class Source:
         time.sleep(0.01)
         self.under_way.release()
         answer = {key: target[key] for key in ("peer", "address", "port", "purpose")}
-        open_ = {"outcome": "ok", "attempts": 1, "connect_ms": 1.0, "messages": target["messages"]}
+        open_ = {"outcome": "ok", "attempts": 1, "connect_ms": 1.0, "messages": target.get("messages", 0)}
         answer.update({"outcome": "timed-out", "detail": "no answer"} if target["port"] == CLOSED else open_)
         return ProbeResult(Outcome.OK, {"links": [answer], "neighbours": []})
 
@@ -57,7 +57,7 @@ def outcomes(run: check._Run, host: str) -> list[tuple[str, int, int]]:
 
 
 def test_what_met_a_limit_is_answered_later_and_a_closed_port_is_not(run: check._Run) -> None:
-    check._connect_again(run, "token", {"limited": Listening(PORTS)})
+    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
     for host in ("a", "b", "c"):
         assert outcomes(run, host) == [("ok", 7, 100), ("ok", 3, 0), ("timed-out", 12, 0)]
     assert perhaps_limited(run.facts(Links)) == []  # all is known now: nothing is left in doubt
@@ -65,7 +65,7 @@ def test_what_met_a_limit_is_answered_later_and_a_closed_port_is_not(run: check.
 
 def test_what_there_was_no_time_for_stays_in_doubt(run: check._Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "AGAIN_S", 0.0)
-    check._connect_again(run, "token", {"limited": Listening(PORTS)})
+    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
     assert len(perhaps_limited(run.facts(Links))) == 6
 
 
@@ -73,5 +73,19 @@ def test_where_no_answer_was_late_nothing_is_tried_again(run: check._Run) -> Non
     for host in ("a", "b", "c"):
         run.results[host]["links"].data["links"][1]["attempts"] = 1
         run.sessions[host] = None  # type: ignore[assignment]
-    check._connect_again(run, "token", {"limited": Listening(PORTS)})
+    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
     assert outcomes(run, "a") == [("timed-out", 1, 0), ("ok", 1, 0), ("timed-out", 1, 0)]
+
+
+def test_further_ports_that_a_limit_kept_all_from_are_tried_one_by_one(run: check._Run) -> None:
+    """Sixteen ports: three were tried by all at first. One source tries the others, and finds the one that is closed."""
+    ports = tuple(sorted({*PORTS, *range(40001, 40006), *range(40501, 40505), *range(CLOSED - 4, CLOSED)}))
+    first = check.mesh_plan._at_first(ports)
+    for host in ("a", "b", "c"):
+        for link, port in zip(run.results[host]["links"].data["links"], first, strict=True):
+            link.update(port=port, outcome="ok", attempts=2)
+    check._connect_again(run, "token", {"limited": Listening(ports)}, {"limited": "10.0.0.9"})
+    found = run.facts(Links)
+    assert found["a"].swept == {"limited": 12} and not found["b"].swept and not found["c"].swept
+    assert [(link.port, link.outcome) for link in found["a"].links][3:] == [(CLOSED, "timed-out")]
+    assert perhaps_limited(found) == []  # it failed alone

@@ -9,10 +9,9 @@ from nccl_doctor.collect.mesh_plan import (
     doubtful,
     faster,
     link_targets,
+    merged,
     port_count,
-    replaced,
     sweep,
-    swept,
 )
 from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Resolver, Throughput
 
@@ -87,14 +86,15 @@ def link(port: int, outcome: str = "ok", **more: Any) -> dict[str, Any]:
 
 
 def test_of_the_further_ports_those_that_answered_at_once_are_counted_and_the_others_told() -> None:
-    further = [link(1, attempts=1), link(2, attempts=1), link(3, attempts=2), link(4, "refused")]
-    told = swept({"links": [link(9, attempts=1)], "neighbours": []}, further)
-    assert told == {"links": [link(9, attempts=1), *further[2:]], "swept": {"b": 2}, "neighbours": []}
+    first, late, closed = link(9, attempts=1), link(3, attempts=2), link(4, "refused")
+    told = merged({"links": [first], "neighbours": []}, [link(1, attempts=1), link(2, attempts=1), late, closed], 6)
+    assert told == {"links": [first, late, closed], "swept": {"b": 2}, "neighbours": []}
+    assert merged(told, [link(5, attempts=1)], 6)["swept"] == {"b": 3}
 
 
 def test_a_connect_that_was_tried_again_takes_the_place_of_the_first_one() -> None:
     before = {"links": [link(1), link(2, "timed-out"), link(3)], "swept": {"b": 2}}
-    answered = replaced(before, link(2, attempts=2, connect_ms=501.0), 3.0)
+    answered = merged(before, [link(2, attempts=2, connect_ms=501.0)], 6)
     assert answered == {"links": [link(1), link(2, attempts=8, connect_ms=3501.0), link(3)], "swept": {"b": 2}}
-    closed = replaced(before, link(2, "timed-out", detail="no answer"), 3.0)
+    closed = merged(before, [link(2, "timed-out", detail="no answer")], 6)
     assert closed["links"][1] == link(2, "timed-out", detail="no answer", attempts=12)
