@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -72,7 +72,7 @@ class Thread(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
 
-    state: str
+    state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
     threads: int = 0
     main: Thread | None = None
@@ -112,7 +112,8 @@ class Process(msgspec.Struct, frozen=True):
     """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, a ``wrapper`` around it, or a ``launcher``
     (torchrun, with its ``options``).
 
-    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable.
+    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable. ``placed``: it has its number on its
+    host and its host's number only.
 
     ``readings`` and ``stacks``: at the first and the second look; None where it had ended, or was not asked.
     """
@@ -131,6 +132,7 @@ class Process(msgspec.Struct, frozen=True):
     rank_pid: int = 0
     launcher: str = ""
     spawned: bool = False
+    placed: bool = False
     options: dict[str, str] = {}
     readings: tuple[Reading | None, ...] = ()
     stacks: tuple[Stacks | None, ...] = ()

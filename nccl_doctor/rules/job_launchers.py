@@ -13,6 +13,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED
+from nccl_doctor.rules.ranks import processes_of
 from nccl_doctor.rules.units import duration
 
 _AGENT = "torch/distributed/elastic/agent/server/api.py"
@@ -54,13 +55,13 @@ class Launcher(msgspec.Struct, frozen=True):
 
 
 def waiting_launchers(fleet: Fleet) -> list[Launcher]:
-    """The torchruns that wait in the rendezvous."""
+    """The torchruns that wait in the rendezvous; none where one of the jobs that run was chosen."""
     return [
-        Launcher(host.name, process)
-        for host in fleet.hosts
-        if (fact := host.want(Job))
-        for process in fact.processes
-        if process.role == "launcher" and all(_meets(process, at) for at in range(len(process.readings)))
+        Launcher(host, process)
+        for host, process in processes_of(fleet)
+        if not fleet.plan.job
+        and process.role == "launcher"
+        and all(_meets(process, at) for at in range(len(process.readings)))
     ]
 
 
@@ -77,7 +78,7 @@ def rendezvous(fleet: Fleet) -> Iterator[Finding]:
     groups: dict[str, list[Launcher]] = defaultdict(list)
     for launcher in waiting_launchers(fleet):
         groups[launcher.endpoint].append(launcher)
-    occupied = {host.name for host in fleet.hosts if (fact := host.want(Job)) and fact.processes}
+    occupied = {host for host, _ in processes_of(fleet)}
     idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in occupied]
     short = {endpoint: group for endpoint, group in groups.items() if len(group) < group[0].hosts_wanted}
     if len(short) > 1 and sum(map(len, short.values())) <= max(group[0].hosts_wanted for group in short.values()):

@@ -15,6 +15,8 @@ Path = tuple[str | int, ...]
 Pattern = tuple[str, ...]  # a path with ``*`` for what is one of many
 BY_NAME = {"resolved", "swept", "types", "losses", "distributions", "numa_nodes", "libraries"}  # whose keys are names
 
+FEW = 8  # places of one pattern on two hosts
+
 # What a field of this name may say of something broken; for others the values of :func:`others` do.
 WORDS: dict[str, tuple[str, ...]] = {
     "outcome": ("timed-out", "failed", "refused", "in-use", "black-hole", "blocked", "not-permitted", "tool-missing"),
@@ -80,7 +82,7 @@ def others(value: Any, probe: str, pattern: Pattern) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):
-        return [one for one in (0, 1, 2, value * 2 + 1, value // 2, 10**13, 3_600_000) if one != value]
+        return [one for one in (0, 1, value * 2 + 1, value // 2, 10**13) if one != value]
     if isinstance(value, str):
         return [*WORDS.get(pattern[-1], ()), value + "1", "x", "", "0"]
     if isinstance(value, list | tuple):
@@ -134,14 +136,19 @@ class Fleet:
             list(engine.run(bundle, (rule,), tuple(self.known.values())))
 
     def patterns(self, probe: str, instances: int) -> dict[Pattern, list[tuple[str, Path]]]:
-        """Every pattern of a probe's data -> some places of it with other values, what is no zero and not empty first."""
-        found: dict[Pattern, dict[tuple[bool, str], tuple[str, Path]]] = {}
+        """Every pattern of a probe's data -> the places of it that are tried."""
+        found: dict[Pattern, list[tuple[str, Path]]] = {}
         for host in sorted(self.hosts, reverse=True)[-2:]:
             result = self.hosts[host].probes.get(probe)
             for path, pattern in walk(result.data) if result else ():
-                value = at(result.data, path)
-                found.setdefault(pattern, {}).setdefault((not value, repr(value)), (host, path))
-        return {pattern: [kept[key] for key in sorted(kept)][:instances] for pattern, kept in found.items()}
+                found.setdefault(pattern, []).append((host, path))
+        return {pattern: self._chosen(probe, kept, instances) for pattern, kept in found.items()}
+
+    def _chosen(self, probe: str, places: list[tuple[str, Path]], count: int) -> list[tuple[str, Path]]:
+        """Of many alike (GPUs, NVLinks) the last ones; of few also the first: a host's first address is another kind."""
+        telling = [(host, path) for host, path in places if at(self.hosts[host].probes[probe].data, path)] or places
+        first = [telling[0]] if len(places) <= FEW else []
+        return list(dict.fromkeys([*telling[-count:], *first]))
 
     def told(self, probe: str, data: Mapping[str, Any]) -> dict[str, engine.RuleResult]:
         """What the rules that ask for this probe say, with other data of it: host -> data."""

@@ -113,8 +113,8 @@ def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
 
 def test_busy_gpus_are_not_disturbed() -> None:
     with pytest.raises(fleet.Refused, match=r"(?s)other processes use the GPUs.*b: python 4711 on GPU 0"):
-        fleet._not_busy({"a": host("a"), "b": host("b", busy=("python 4711 on GPU 0",))}, ONE_HOST)
-    fleet._not_busy({"a": host("a")}, ONE_HOST)
+        fleet._not_busy({"a": host("a"), "b": host("b", busy=("python 4711 on GPU 0",))})
+    fleet._not_busy({"a": host("a")})
 
 
 def test_a_host_without_torch_says_which_python_and_how_to_choose_another() -> None:

@@ -36,7 +36,8 @@ ELSEWHERE = {
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
     ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_links.pcie",
     ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband.ports_up",
-    ("job: processes.*.environment.RANK", "job.leftovers"): "job.gone",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "software.drift"): "software.nccl_library",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
 }
@@ -60,6 +61,7 @@ NOTHING = {
         "infiniband: devices.*.hca_type",
         "infiniband_fleet.equal_rails",
     ): "only some devices have one; alike on all hosts",
+    ("interfaces: devices.*.losses", "interface_links.links_stay_up"): "kernels before 4.16 do not count them",
     ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_setting"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_setting"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
@@ -150,7 +152,7 @@ def healthy() -> tuple[fields.Fleet, ...]:
         fields.Fleet(_gpu_fleet(lambda place: Machine(place).roce()), ("infiniband",)),
         fields.Fleet(
             _gpu_fleet(lambda place: Machine(place, gpus=0, nics=0), ("cpus=4",), fleets.software(driver=Driver())),
-            ("system", "software", "gpu", "infiniband", "topology"),
+            ("gpu", "infiniband", "topology"),
         ),
         fields.Fleet(_running_job()),
     )
@@ -189,9 +191,9 @@ NONSENSE = {
         "interfaces: environment.NCCL_SOCKET_IFNAME",
         "interface_settings.interface_syntax",
     ): "interface_settings.interface_setting",
-    ("job: processes.*.environment.RANK", "job.leftovers"): "job.gone",
+    ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
-    ("software: torch.cuda", "software.cuda_build"): "software.driver",
     ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
 }
 

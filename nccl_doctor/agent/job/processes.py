@@ -18,6 +18,7 @@ VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -39,6 +40,7 @@ VARIABLES = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
 )
+_PLACED = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")  # Lightning's: the rank follows from them
 _PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
 _DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # Of torchrun's options, those that say whom it waits for.
@@ -54,7 +56,6 @@ Processes = List[Dict[str, Any]]
 
 def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
     """The processes that bear a rank, or launch some, with their role; and those of which too little could be read."""
-    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
     found: Dict[int, Dict[str, Any]] = {}
     spawned: Dict[int, Dict[str, Any]] = {}
     refused: List[str] = []
@@ -62,7 +63,7 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
         if not name.isdigit() or int(name) == os.getpid() or len(found) >= PROCESSES:
             continue
         try:
-            process = _candidate(int(name), uptime_s)
+            process = _candidate(int(name))
         except PermissionError:
             if (first_line("/proc/%s/comm" % name) or "").startswith(("python", "pt_main")):
                 refused.append(name)
@@ -92,6 +93,12 @@ def link(absolute: str) -> str:
         return ""
 
 
+def age_s(start_ticks: int) -> float:
+    """For how long a process has run, now."""
+    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
+    return uptime_s - start_ticks / float(os.sysconf("SC_CLK_TCK"))
+
+
 def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
     """/proc/PID/stat from the state on; None where the process is gone."""
     text = read_text("/proc/%d/%sstat" % (pid, task), 4096)
@@ -99,7 +106,7 @@ def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
     return fields if len(fields) > 20 else None
 
 
-def _candidate(pid: int, uptime_s: float) -> Optional[Dict[str, Any]]:
+def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     """The process, if it bears a rank, may have one from mp.spawn (which tells it to no variable), or is a torchrun."""
     environment = variables.at_start(pid)
     if environment is None:
@@ -109,12 +116,15 @@ def _candidate(pid: int, uptime_s: float) -> Optional[Dict[str, Any]]:
     python = program.startswith("python")
     if python:
         environment = variables.now(pid) or environment
-    options = _torchrun_options(argv) if python else None
+    placed = python and not _bears_rank(environment) and all(environment.get(name, "").isdigit() for name in _PLACED)
+    if placed:
+        environment["RANK"] = environment["LOCAL_RANK"]  # on its host: who sees all hosts counts on
+    options = _torchrun_options(argv, environment) if python else None
     spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
     if not (_bears_rank(environment) or spawned or options is not None):
         return None
-    process = _describe(pid, environment, argv, uptime_s)
-    return process and dict(process, program=program[:80], spawned=spawned, options=options or {})
+    process = _describe(pid, environment, argv)
+    return process and dict(process, program=program[:80], spawned=spawned, placed=placed, options=options or {})
 
 
 def _argv(pid: int) -> List[str]:
@@ -125,7 +135,7 @@ def _bears_rank(environment: Dict[str, str]) -> bool:
     return any(environment.get(variable, "").isdigit() for variable in RANK_VARIABLES)
 
 
-def _describe(pid: int, environment: Dict[str, str], argv: List[str], uptime_s: float) -> Optional[Dict[str, Any]]:
+def _describe(pid: int, environment: Dict[str, str], argv: List[str]) -> Optional[Dict[str, Any]]:
     """What does not change while a process lives; None where it has just ended."""
     fields = stat_fields(pid)
     try:
@@ -141,7 +151,7 @@ def _describe(pid: int, environment: Dict[str, str], argv: List[str], uptime_s: 
         "script": redact_text(_script(argv))[:200],
         "uid": uid,
         "start_ticks": int(fields[19]),
-        "age_s": round(uptime_s - int(fields[19]) / float(os.sysconf("SC_CLK_TCK")), 1),
+        "age_s": round(age_s(int(fields[19])), 1),
         "namespace": link("/proc/%d/ns/net" % pid),
         "environment": {name: redact_text(environment[name][:300]) for name in VARIABLES if name in environment},
         "dump_prefixes": _dump_prefixes(environment),
@@ -159,16 +169,22 @@ def _script(words: List[str]) -> str:
     return name
 
 
-def _torchrun_options(argv: List[str]) -> Optional[Dict[str, str]]:
-    """What a torchrun was told of hosts and ports; None where the process is none."""
+def _torchrun_options(argv: List[str], environment: Dict[str, str]) -> Optional[Dict[str, str]]:
+    """What a torchrun was told of hosts and ports, by words or by PET_ variables; None where the process is none."""
     if not any(os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.") for word in argv[:6]):
         return None
-    told = {}
+    told: Dict[str, str] = {}
     for word, behind in zip(argv, [*argv[1:], ""]):
+        if word.endswith(".py"):
+            break  # the user's program, and its own options
         name, sign, value = word.partition("=")
         name = name.lstrip("-").replace("_", "-")
         if word.startswith("--") and name in _OPTIONS:
-            told[name] = redact_text(value if sign else behind)[:200]
+            told.setdefault(name, redact_text(value if sign else behind)[:200])
+    for name in _OPTIONS:
+        value = environment.get("PET_" + name.upper().replace("-", "_"), "")
+        if value:
+            told.setdefault(name, redact_text(value)[:200])
     return told
 
 

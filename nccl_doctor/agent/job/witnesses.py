@@ -11,7 +11,7 @@ import time
 import zlib
 from typing import Any, Dict, List, Set, Tuple
 
-from nccl_doctor.agent.job.processes import link
+from nccl_doctor.agent.job.processes import age_s, link
 from nccl_doctor.agent.probing import path
 from nccl_doctor.agent.redaction import redact_text
 
@@ -95,7 +95,7 @@ def dumps_of(found: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], List[st
 
 def _newest_dump(process: Dict[str, Any], rank: str) -> str:
     """The rank's newest dump: a file of its own user's that is not older than the process; empty if there is none."""
-    started = time.time() - process["age_s"] - 1.0
+    started = time.time() - age_s(process["start_ticks"]) - 1.0
     newest = (started, "")
     for prefix in process["dump_prefixes"]:
         for name in glob.glob(glob.escape(path("/proc/%d/root%s%s" % (process["pid"], prefix, rank))) + "*"):
