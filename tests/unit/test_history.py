@@ -85,6 +85,15 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     assert len(store.read(tmp_path)) == 24
 
 
+def test_a_directory_that_another_run_makes_at_the_same_moment_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as looked_before:
+        looked_before.setattr(Path, "exists", lambda _: False)
+        store.append(tmp_path, run(0))
+    assert len(store.read(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "file"), [("h", "h/history.sqlite"), ("h.sqlite", "h.sqlite"), ("x/y", "x/y/history.sqlite")]
 )
