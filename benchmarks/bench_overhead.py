@@ -59,11 +59,11 @@ def bare(worker: Worker, tensor: Any, iterations: int) -> float:
     """Seconds per call of the plainest loop there is; with a GPU, until it has finished."""
     dist = worker.dist
     dist.barrier()
-    worker._wait()
+    worker.wait()
     started = time.perf_counter()
     for _ in range(iterations):
         dist.all_reduce(tensor)
-    worker._wait()
+    worker.wait()
     return (time.perf_counter() - started) / iterations
 
 

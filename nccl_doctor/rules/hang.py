@@ -133,6 +133,8 @@ def _without_cause(job: RunningJob) -> tuple[str, str]:
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
         return "stands", f"job {job.id} stands: {who}{silent}; none of them stands out"
+    if not job.waiting:
+        return "not-known", f"job {job.id}: no rank found waits for others in a call that is known; see what each does"
     return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"
 
 

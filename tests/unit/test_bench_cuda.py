@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.agent.collective import worker as module
+from nccl_doctor.agent.collective import world
 from nccl_doctor.agent.collective.channel import Progress
 from nccl_doctor.agent.collective.errors import is_lack_of_memory, is_refusal, words_of_lack
 from nccl_doctor.agent.collective.operations import OPERATIONS
@@ -194,12 +195,13 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(
     assert worker(Device(2), 2, same_gpu=True).device.index == 0
 
 
-def test_two_ranks_that_were_shown_the_same_gpu_are_refused(worker: Callable[..., Worker]) -> None:
-    made = worker(Device())
-    record = {"boot": "b", "host": "h", "world": 8, "device_id": "GPU-1"}
+def test_two_ranks_that_were_shown_the_same_gpu_are_refused() -> None:
+    record = {"boot": "b", "host": "h", "world": 2, "device_id": "GPU-1"}
     records = [{**record, "rank": rank, "pid": rank} for rank in range(2)]
-    assert made._world_problem(records) == "ranks 0 and 1 both use GPU GPU-1 on h"
-    assert made._world_problem([records[0], {**records[1], "device_id": "GPU-2"}]) == ""
+    assert world.problem(records, 0, False) == "ranks 0 and 1 both use GPU GPU-1 on h"
+    assert world.problem(records, 2, True) == ""
+    assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, False) == ""
+    assert world.problem(records, 3, True) == "3 ranks were asked for, the launcher made 2"
 
 
 def test_collectives_of_gloo_stay_on_the_cpu_and_gemm_alone_takes_the_gpu(worker: Callable[..., Worker]) -> None:

@@ -24,7 +24,24 @@ from nccl_doctor.agent.redaction import redact_text
 Emit = Callable[[Dict[str, Any]], None]
 
 _PACKAGE = __package__ or "nccl_doctor.agent.collective"
-_MODULES = ("", ".board", ".channel", ".errors", ".ranks", ".patterns", ".operations", ".sockets", ".worker")
+_MODULES = (
+    "",
+    *(
+        [
+            ".board",
+            ".channel",
+            ".errors",
+            ".gemm",
+            ".operations",
+            ".pairs",
+            ".patterns",
+            ".ranks",
+            ".sockets",
+            ".worker",
+            ".world",
+        ]
+    ),
+)
 
 # Runs in the rank's Python: import the sources that come on the first line of stdin, then do the job.
 BOOTSTRAP = """

@@ -17,7 +17,7 @@ import time
 from array import array
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import operations, sockets
+from . import gemm, operations, pairs, sockets, world
 from .board import Board, SizeEnded, is_set
 from .channel import Progress, Sink
 from .errors import amount, available_memory, is_lack_of_memory, is_refusal, words_of_lack
@@ -58,8 +58,6 @@ OWN_WATCHDOG = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
-LINK_PAUSE_S = 0.1  # between two measurements, twice as long each time
-LINK_ENOUGH_S = 0.4  # what took this long was no moment's hiccup: it need not be measured again
 
 
 class PlannedError(Exception):
@@ -97,13 +95,13 @@ class Worker:
             self._open_store()
             self._gather_world()
             if self.plan["gemm"]:
-                self._gemm()
+                gemm.measure(self)
             if self.plan["collectives"] or self.plan["links"]:
                 self._open_group()
                 self._first_collective()
                 self._tell_path()
                 if self.plan["links"]:
-                    self._links()
+                    pairs.measure(self)
                 for name in self.plan["collectives"]:
                     self._collective(OPERATIONS[name])
             self._close()
@@ -197,7 +195,7 @@ class Worker:
         self.board = Board(self.store, me, max(1.0, self.limit_s - 1.0))
 
     def _gather_world(self) -> None:
-        record = self._describe()
+        record = world.describe(self)
         patience_s = self.import_limit_s + self.limit_s  # the last one may still import torch
         self.progress.stage("store", patience_s, "waiting for all ranks")
         self.board.limit(patience_s - 1.0)
@@ -211,60 +209,13 @@ class Worker:
             failure.missing = gone  # type: ignore[attr-defined]
             raise failure from error
         if not self.me.rank:
-            problem = self._world_problem(records)
+            problem = world.problem(records, int(self.plan["expect_world"]), bool(self.plan["same_gpu"]))
             self.board.publish("world/verdict", problem)
             self.progress.tell("world", ranks=records, world=self.me.world, launcher=self.identity.launcher)
         problem = self.board.read("world/verdict")
         if problem:
             raise PlannedError("world", problem)
         self.board.limit(max(1.0, self.limit_s - 1.0))
-
-    def _describe(self) -> Dict[str, Any]:
-        torch = self.torch
-        record: Dict[str, Any] = {
-            "rank": self.me.rank,
-            "local_rank": self.identity.local_rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "boot": _boot_id(),
-            "python": sys.executable,
-            "torch": str(torch.__version__),
-            "device": str(self.device),
-            "device_name": "",
-            "device_id": "",
-            "nccl": "",
-            "world": self.me.world,
-        }
-        if self.device.type == "cuda":
-            record["device_name"] = torch.cuda.get_device_name(self.device)
-            properties = torch.cuda.get_device_properties(self.device)
-            record["device_id"] = str(getattr(properties, "uuid", ""))
-            with contextlib.suppress(Exception):
-                record["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        return record
-
-    def _world_problem(self, records: List[Dict[str, Any]]) -> str:
-        expected = int(self.plan["expect_world"])
-        if expected and expected != self.me.world:
-            return "%d ranks were asked for, the launcher made %d" % (expected, self.me.world)
-        odd = [record["rank"] for record in records if record["world"] != self.me.world]
-        if odd:
-            return "ranks %s believe in another world size" % odd
-        processes: Dict[Tuple[str, int], int] = {}
-        devices: Dict[Tuple[str, str], int] = {}
-        for record in records:
-            process = (record["boot"] + record["host"], record["pid"])
-            if process in processes:
-                return "ranks %d and %d are the same process" % (processes[process], record["rank"])
-            processes[process] = record["rank"]
-            if record["device_id"] and not self.plan["same_gpu"]:
-                device = (record["boot"], record["device_id"])
-                if device in devices:
-                    return "ranks %d and %d both use GPU %s on %s" % (
-                        devices[device], record["rank"], record["device_id"], record["host"],
-                    )  # fmt: skip
-                devices[device] = record["rank"]
-        return ""
 
     def _open_group(self) -> None:
         self.progress.stage("process-group", self.limit_s, self.plan["backend"])
@@ -312,7 +263,7 @@ class Worker:
         self.progress.stage("first-collective", self.limit_s, "all-reduce of one element")
         value = self.torch.full((1,), float(self.me.rank + 1), device=self.device)
         self.dist.all_reduce(value)
-        self._wait()
+        self.wait()
         want = self.me.world * (self.me.world + 1) / 2
         if float(value.item()) != want:
             raise PlannedError("wrong-result", "the sum of 1..%d came out as %r" % (self.me.world, float(value.item())))
@@ -359,7 +310,8 @@ class Worker:
         else:
             self.store.set("left/%d" % self.me.rank, "1")
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
         if self.device.type == "cuda":
             self.torch.cuda.synchronize()
 
@@ -485,7 +437,7 @@ class Worker:
                     checker.prepare(mode, buffers)
                 else:
                     buffers.send.zero_()
-                self._wait()
+                self.wait()
             except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
                 if not is_lack_of_memory(error):
                     raise
@@ -521,7 +473,7 @@ class Worker:
         refused, wrong = "", None
         try:
             call()
-            self._wait()
+            self.wait()
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             if is_lack_of_memory(error) or not is_refusal(error):
                 raise
@@ -551,7 +503,7 @@ class Worker:
         for _ in range(rounds):
             started = time.perf_counter()
             call()
-            self._wait()
+            self.wait()
             estimates.append(time.perf_counter() - started)
         share = max(0.0, float(self.plan["budget_s"]) - self.used_s) / left
 
@@ -654,148 +606,6 @@ class Worker:
             iteration_us=[round(max(column) * 1e6, 3) for column in zip(*series)],
             wrong=[record["wrong"] for record in records] if self.plan["check"] else None,
         )
-
-    # ---- host pairs, and compute ----
-
-    def _links(self) -> None:
-        """Rate of host pairs, each host in one pair at a time: a round-robin tournament of the hosts' first ranks.
-
-        Where a pair comes out far slower than the others, all are measured again, up to five times and after longer
-        and longer pauses, and the best counts: a host that is busy for a second is not a slow link.
-        """
-        leaders = self.board.decide("links/leaders", _leader_key(self.identity), _first_of_each)
-        if len(leaders) < 2:
-            return
-        count = max(1, int(self.plan["links"]) // self.item_bytes)
-        send = self.torch.zeros(count, dtype=self.dtype, device=self.device)
-        receive = self.torch.empty_like(send)
-        rounds = tournament(leaders)[:8]
-        best: Dict[Tuple[int, int], float] = {}
-        for attempt in range(5):
-            time.sleep(LINK_PAUSE_S * 2**attempt if attempt else 0.0)
-            for number, pairs in enumerate(rounds):
-                peer = next((b if a == self.me.rank else a for a, b in pairs if self.me.rank in (a, b)), None)
-                detail = "exchange with rank %d" % peer if peer is not None else "waiting for other pairs"
-                self.progress.stage("links", self.limit_s, detail)
-                mine = self._exchange(send, receive, peer) if peer is not None else None
-                self.progress.stage("links", self.limit_s, "waiting for other pairs")
-                key = "links/%d/%d" % (attempt, number)
-                seconds = self.board.gather(key, mine)
-                self.board.decide(key + "/end", True, lambda values: True)
-                for first, second in pairs if not self.me.rank else ():
-                    slower = max(seconds[first], seconds[second])
-                    best[first, second] = min(slower, best.get((first, second), slower))
-            ordered = sorted(best.values())
-            uneven = bool(ordered) and LINK_ENOUGH_S > ordered[-1] > 1.7 * ordered[len(ordered) // 2]
-            if not self.board.decide("links/%d/again" % attempt, uneven, lambda values: values[0]):
-                break
-        for (first, second), slower in sorted(best.items()):
-            self.progress.tell("link", first=first, second=second, size=count * self.item_bytes, seconds=slower)
-
-    def _exchange(self, send: Any, receive: Any, peer: int) -> float:
-        best = float("inf")
-        begun = time.monotonic()
-        for _ in range(4):
-            started = time.perf_counter()
-            self._swap(send, receive, peer)
-            best = min(best, time.perf_counter() - started)
-            if self._either(time.monotonic() - begun > LINK_ENOUGH_S, peer):
-                break
-        return best
-
-    def _swap(self, send: Any, receive: Any, peer: int) -> None:
-        works = self.dist.batch_isend_irecv(
-            [self.dist.P2POp(self.dist.isend, send, peer), self.dist.P2POp(self.dist.irecv, receive, peer)]
-        )
-        for work in works:
-            work.wait()
-        self._wait()
-
-    def _either(self, mine: bool, peer: int) -> bool:
-        """Whether this rank or its peer says so. By its own clock alone, one would go on and wait for the other for ever."""
-        said = self.torch.full((1,), int(mine), dtype=self.dtype, device=self.device)
-        heard = self.torch.empty_like(said)
-        self._swap(said, heard, peer)
-        return mine or bool(heard.item())
-
-    def _gemm(self) -> None:
-        """Matrix products on every rank at once; TFLOP/s per rank, to find the slow one."""
-        edge = int(self.plan["gemm"])
-        self.progress.stage("gemm", self.limit_s, "%d x %d %s" % (edge, edge, self.plan["dtype"]))
-        if self.device.type == "cpu":
-            self.torch.set_num_threads(max(1, _processors() // max(1, self.identity.local_world)))
-        generator = self.torch.Generator(self.device).manual_seed(self.me.rank)
-        left, right = (
-            self.torch.rand((edge, edge), generator=generator, device=self.device).to(self.dtype) for _ in range(2)
-        )
-        out = self.torch.matmul(left, right)
-        self._wait()
-        wrong = self._gemm_wrong(left, right, out) if self.plan["check"] else None
-        self.board.decide("gemm/ready", True, lambda values: True)
-        times: List[float] = []
-        limit = time.monotonic() + float(self.plan["budget_s"])
-        iterations = int(self.plan["iters"]) or 10**9
-        while len(times) < iterations and (time.monotonic() < limit or len(times) < int(self.plan["min_iters"])):
-            started = time.perf_counter()
-            self.torch.matmul(left, right, out=out)
-            self._wait()
-            times.append(time.perf_counter() - started)
-            self.progress.step("matrix product %d" % len(times), self.limit_s)
-        times.sort()
-        records = self.board.gather("gemm", {"median_s": times[len(times) // 2], "n": len(times), "wrong": wrong})
-        if self.device.type == "cpu":
-            self.torch.set_num_threads(1)
-        if not self.me.rank:
-            self.progress.tell("gemm", edge=edge, flop=2 * edge**3, ranks=records)
-
-    def _gemm_wrong(self, left: Any, right: Any, out: Any) -> int:
-        wide, rows, columns = self.torch.float64, 4, 256  # a part: all of it in 64 bits could be more than fits
-        want = left[:rows].to(wide) @ right[:, :columns].to(wide)
-        got = out[:rows, :columns].to(wide)
-        allowed = max(float(self.torch.finfo(self.dtype).eps), 2.0**-10) * 8  # TF32 products are allowed
-        right = (got - want).abs() <= allowed * want.abs()  # never so for NaN
-        return int((~right).sum().item())
-
-
-def tournament(players: List[int]) -> List[List[Tuple[int, int]]]:
-    """Round-robin rounds (circle method): in each, everybody meets at most one other."""
-    seats: List[Optional[int]] = list(players)
-    if len(seats) % 2:
-        seats.append(None)
-    rounds = []
-    for _ in range(len(seats) - 1):
-        pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
-        rounds.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
-
-
-def _leader_key(me: Identity) -> List[Any]:
-    return [socket.gethostname(), _boot_id(), os.environ.get("NCCL_HOSTID", ""), me.rank]
-
-
-def _first_of_each(values: List[List[Any]]) -> List[int]:
-    seen, leaders = set(), []
-    for host, boot, claimed, rank in values:
-        if (host, boot, claimed) not in seen:
-            seen.add((host, boot, claimed))
-            leaders.append(rank)
-    return leaders
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as stream:
-            return stream.read().split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def _processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def die_with_parent() -> None:

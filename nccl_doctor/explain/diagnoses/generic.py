@@ -16,8 +16,15 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
+# What only NCCL's own code can have done wrong, whichever file says it.
+_OWN_STATE = (
+    r"pass NULL|with NULL re|attempting to (?:free|repost|initiate|dequeue)|unrecognized request|unknown desc type"
+    r"|Invalid (?:wr_id|request index)|expected a '\w+' request|Unsupported type of|No format specified|base\.ready"
+    r"|inside cache of|descriptor is not a|with unexpected NULL|no inflight credit"
+)
 # Pattern of file name or text -> cause, strength, phrase. First match wins; order from special to general.
 _PARTS: tuple[tuple[str, str, float, str], ...] = (
+    (_OWN_STATE, "sw.nccl-bug", 0.45, "NCCL's own bookkeeping is inconsistent"),
     (
         r"NET/OFI|nccl_ofi|libfabric|NET/FasTrak|NET/gIB|NET/TCPX|NET/UCX|plugin/net|NET/Plugin|collnet|SHARP",
         "net.plugin",
@@ -63,6 +70,7 @@ _JUDGED = frozenset(
     (
         "nvls-unsupported",
         "ib-local-protection",
+        "ofi-error",
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",
@@ -83,7 +91,7 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("nccl-warn") if place(hit) not in known and not _SECONDARY.search(hit.text)
     ]
     for hit in unknown:
-        subject = topics.subject(hit.groups["message"])
+        subject = "" if re.search(_OWN_STATE, hit.text, re.IGNORECASE) else topics.subject(hit.groups["message"])
         if subject:
             title = f"NCCL warns: {hit.groups['message'][:120]}"
             yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), vague=True)
@@ -481,6 +489,38 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
     for nth, cause in enumerate(next(parts) if told["grew"] else _NO_PART_KNOWN):
         yield Candidate(cause, 0.42 - 0.02 * nth, title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
+
+
+@diagnosis
+def interrupted_while_it_hung(case: Case) -> Iterable[Candidate]:
+    """Somebody pressed Ctrl-C in a job that stood still: why it did, the interrupt does not tell. The stacks of all ranks,
+    taken while it hangs, or the flight recorder would."""
+    hits = [] if case.course.unfinished else case.course.interrupted_hang
+    causes = (
+        "app.straggler-timeout",
+        "app.collective-mismatch",
+        "net.peer-lost" if case.has("progress") else "net.firewall",
+    )
+    for nth, cause in enumerate(causes if hits else ()):
+        title = "the job stood still until somebody interrupted it"
+        yield Candidate(
+            cause, 0.4 - 0.03 * nth, title, [*hits[:3], *filter(None, [case.last("progress")])], ranks_of(hits)
+        )
+
+
+@diagnosis
+def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
+    """torch's watchdog ended its process (its frames are in the log), and the line that says why is not: a collective ran
+    out of time, ranks called different ones, or a peer was lost. The lines in front, and those of the other ranks, would tell."""
+    hits = case.hits("watchdog-frame")
+    for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "net.peer-lost") if hits else ()):
+        yield Candidate(
+            cause,
+            0.4 - 0.03 * nth,
+            "torch's watchdog ended a rank; why, these lines do not say",
+            hits[:2],
+            ranks_of(hits),
+        )
 
 
 @diagnosis

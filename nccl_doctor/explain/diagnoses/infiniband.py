@@ -200,8 +200,8 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
         yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
     elif hits:
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
-        title = "the two ends of a RoCE path have different MTUs"
-        yield Candidate("net.mtu", 0.45 if infiniband else 0.6, title, hits, *who)
+        title = "the two ends of a RoCE path have different MTUs"  # if RoCE it is
+        yield Candidate("net.mtu", 0.45 if infiniband else 0.6 if _roce(case) else 0.56, title, hits, *who)
         title = "an adapter cannot reach the memory that its peers write to"
         yield Candidate("ib.gdr", 0.5, title, events + other, *who)
 

@@ -189,11 +189,14 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         )
 
 
-# EFA's own words and codes: the peer answered before (13, 4124, 8), or never did (15, 4126; 13 of older firmware).
+# EFA's own words and codes (libfabric's efa_errno.h and efa_strerror.c, August 2026). The peer answered before: 8, 9, 13,
+# 4124, 4127. Its adapter answers but its process does not: 4126. Nothing ever came back: 15, 13 of older firmware.
 _EFA_GONE = re.compile(
-    r"previously (?:responsive|established)|reset by remote peer|QP does not exist|\b4124\b", re.IGNORECASE
+    r"previously (?:responsive|established)|reset by remote peer|QP does not exist|peer closed its|\b412[47]\b",
+    re.IGNORECASE,
 )
-_EFA_NEVER = re.compile(r"never (?:received|established)|handshake failed|\b4126\b|Unreachable remote", re.IGNORECASE)
+_EFA_SILENT = re.compile(r"handshake failed|\b4126\b", re.IGNORECASE)
+_EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
 @diagnosis
@@ -201,14 +204,21 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     """EFA requests fail on several live ranks at their first traffic: the security group lets TCP pass but not EFA.
 
     EFA needs a rule that allows all traffic of the security group to and from itself; TCP bootstrap works without it. If
-    only one peer is affected it may have died; where EFA says that the peer answered before, it has.
+    only one peer is affected it may have died; where EFA says that the peer answered before, or where the job had made
+    steps, the network had let it through.
     """
     hits = case.hits("ofi-error")
     if not hits:
         return
     places = {(hit.host, hit.rank) for hit in hits}
-    gone = [hit for hit in hits if _EFA_GONE.search(hit.text)]
-    never = [hit for hit in hits if _EFA_NEVER.search(hit.text)]
+    gone, silent, never = (
+        [hit for hit in hits if words.search(hit.text)] for words in (_EFA_GONE, _EFA_SILENT, _EFA_NEVER)
+    )
+    if silent and not never and not gone:
+        title = "a peer's EFA device answers and its process does not: it hangs, died, or runs another libfabric"
+        for cause, strength in (("net.peer-lost", 0.46), ("sys.node-failure", 0.42), ("net.plugin", 0.38)):
+            yield Candidate(cause, strength, title, silent, *speakers(silent))
+        return
     if gone and not never:
         yield Candidate(
             "net.peer-lost",

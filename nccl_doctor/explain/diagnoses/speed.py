@@ -247,7 +247,7 @@ def peermem(case: Case) -> Iterable[Candidate]:
     hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
     rows = _slow_rows(case)
     low = rows and max(map(_busbw, rows)) < _ONE_PORT
-    complaint = complaints(case)
+    complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
     if hits and verbs and (low or complaint) and (rows or complaint):
         yield Candidate(

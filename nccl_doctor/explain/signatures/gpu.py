@@ -682,6 +682,43 @@ says(
     "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
 )
 says(
+    "symmetric-same-device",
+    "detected allocations from overlapping devices from different ranks",
+    cause="gpu.duplicate",
+    strength=0.8,
+    title="ranks of one host report the same GPU number to torch's symmetric memory",
+    why="Two ranks use one GPU, or each sees its own as number 0: CUDA_VISIBLE_DEVICES is set per rank, or set_device was not called. All GPUs visible to all ranks, each with its own number, is what it needs.",
+)
+says(
+    "symmetric-two-domains",
+    "ranks have mismatched NVLink clique_ids",
+    cause="gpu.imex",
+    strength=0.8,
+    title="ranks of one symmetric-memory group stand in different NVLink domains",
+    why="Memory is shared by fabric handles only within one clique; the line names each rank's. The scheduler placed the group over two racks, or a GPU did not join its clique (fabric manager, IMEX).",
+)
+says(
+    "fabric-health",
+    "Route Unhealthy {}: True",
+    "Access Timeout Recovery {}: True",
+    "Route Recovery in progress {}: True",
+    "Incorrect Configuration {}: True",
+    "Bandwidth {}: Degraded",
+    cause="gpu.nvlink",
+    strength=0.82,
+    title="a GPU's NVLink fabric is not healthy",
+    why="nvidia-smi -q prints the fabric's health since driver 570: degraded bandwidth or a route that is lost or rebuilt.",
+    where=lambda groups, line: re.match(r"\s*(?:Route|Access|Incorrect|Bandwidth)[\w ]*:", line) is not None,
+)
+says(
+    "rccl-iommu",
+    'Missing "iommu=pt" from kernel command line',
+    cause="gpu.p2p",
+    strength=0.46,
+    title="the kernel runs without iommu=pt: RCCL warns that peer-to-peer transfers may hang",
+    why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
+)
+says(
     "p2p-more",
     "peer access{}not supported",
     "p2pBandwidthLatencyTest{}hang",

@@ -37,6 +37,49 @@ says(
     why="No tuner or profiler plugin: optional.",
 )
 says(
+    "nccl-corrects-a-setting",
+    "Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set",
+    "falling back to graphStreamOrdering=1",
+    "Ignoring SHM locality, must be 1",
+    "PARAM: Duplicate registration for key",
+    "NCCL_SOCKET_NTHREADS is greater than the maximum allowed",
+    "the total number of sockets is greater than the maximum allowed",
+    "NCCL_CGA_CLUSTER_SIZE value {value:int} is too big. Limiting",
+    "NCCL_MIN_NCHANNELS set by environment is ignored",
+    "User asked for a m{}imum of {channels:int} channels, ",
+    "is invalid for family {family}, ignoring",
+    role=H,
+    why="NCCL (2.27 to 2.30) or RCCL takes another value than the one that was set, says so, and goes on with it.",
+)
+says(
+    "torch-skips-multicast",
+    "gracefully skipping multicast initialization",
+    "Only a subset of ranks in the group has multicast support",
+    role=H,
+    why="torch's symmetric memory (2.9 and later) goes without multicast: slower, not wrong. It matters where all GPUs of the group should have NVLink SHARP.",
+)
+says(
+    "nccl-resilience-notes",
+    "Resiliency is enabled on a {side} communicator{}with a single device",
+    "Resiliency context is NULL. Nothing to destroy",
+    "Encountered a stale CQE with error for slot",
+    "It might be a CTS message for which the request was already completed. Continue",
+    role=H,
+    why="Bookkeeping of NCCL's port failover (2.30): it goes on.",
+)
+says(
+    "rccl-advice",
+    "NUMA auto balancing enabled which can lead to variability",
+    'Missing "HSA_FORCE_FINE_GRAIN_PCIE=1" from environment',
+    "MSCCL++: Cannot enable MSCCL++",
+    "MSCCL++: Feature not enabled",
+    "MSCCL Internal Scheduler: ",
+    "NET: GDR Flush only supported on x86_64",
+    "Unable to open {file:word}, not dumping",
+    role=H,
+    why="RCCL's advice on speed and on parts it goes without.",
+)
+says(
     "image-warning",
     "Corrupt JPEG data: ",
     "Premature end of JPEG file",

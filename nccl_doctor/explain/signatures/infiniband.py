@@ -164,6 +164,35 @@ says(
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
 )
 says(
+    "ib-no-way-left",
+    "NET/IB: Could not find a functional device to post the probe",
+    "NET/IB: Could not find a replacement QP for the failed QP",
+    "NET/IB: Maximum number of probing attempts ({attempts:int}) reached",
+    "NET/IB: The error is fatal ({error}). Cannot continue",
+    cause="ib.retry-exceeded",
+    strength=0.72,
+    title="NCCL's port failover finds no working way to a peer",
+    why="NCCL 2.30 moves requests of a failed adapter to another one; here none was left, or the peer answered on none: a switch, several ports, or the peer itself.",
+)
+says(
+    "ofi-too-old",
+    "EFA provider requires at least libfabric version {version:num}",
+    "requires GDRCopy 2.5+ for forced PCIe copy support",
+    cause="net.plugin",
+    strength=0.86,
+    title="the EFA plugin needs a newer libfabric (or GDRCopy)",
+    why="aws-ofi-nccl asks for the version before it starts; the EFA installer brings fitting ones together.",
+)
+says(
+    "ofi-gdr-off",
+    "GDR disabled on GDR-supported instance type",
+    "GDR support reported to NCCL but then couldn't be configured on an endpoint",
+    cause="ib.gdr",
+    strength=0.66,
+    title="GPUDirect RDMA is off on an instance that has it",
+    why="The plugin could register no GPU memory with EFA: no DMA-BUF in the kernel or the driver, or FI_EFA_USE_DEVICE_RDMA=0.",
+)
+says(
     "ib-port-counters",
     "LinkDownedCounter",
     "link_downed",
@@ -394,6 +423,7 @@ says(
     "Module nvidia-peermem not found",
     "nvidia-peermem.ko: {}nvalid",
     "modprobe: ERROR: could not insert 'nv",
+    "ERRNO: Bad address",  # perftest's next line, where it tells no number
     cause="ib.gdr",
     strength=0.88,
     title="GPU memory cannot be registered for GPUDirect RDMA",
@@ -434,6 +464,14 @@ says(
     "without nvidia-peermem",
     "without nvidia_peermem",
     why="No GPUDirect RDMA on this host.",
+)
+says(
+    "peermem-looked-for",
+    "memory_peers/nv_mem{module}/version: No such file",
+    cause="ib.gdr",
+    strength=0.46,
+    title="no peer memory module is registered with the adapters' driver",
+    why="nvidia_peermem (nv_mem, or nv_mem_nc for pages that stay) is missing among the kernel's peers, even where lsmod lists it: built against other drivers. GPUDirect RDMA then needs DMA-BUF.",
 )
 says(
     "network-not-found",
@@ -592,6 +630,9 @@ says(
     why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
     where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
 )
+_PEER_GONE = re.compile(
+    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect", re.IGNORECASE
+)
 says(
     "ucx-error",
     "UCX  ERROR {error}",
@@ -602,7 +643,20 @@ says(
     strength=0.68,
     title="UCX reports an error: {error}",
     why="UCX (plugin or MPI transport) failed.",
-    where=lambda groups, line: "ibv_" not in line,
+    where=lambda groups, line: "ibv_" not in line and not _PEER_GONE.search(line),
+)
+says(
+    "ucx-peer-gone",
+    "UCX  {level:word} {error}",
+    "UCX {level:word} {error}",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.42,
+    fold="UCX lost a peer",
+    title="a peer does not answer UCX (any more): {error}",
+    why="The other process died, aborted or is not there yet; or the way to it broke. Its own log says which.",
+    where=lambda groups, line: groups["level"] in ("ERROR", "DIAG", "WARN") and _PEER_GONE.search(line) is not None,
+    wake=("by remote peer", "Connection refused", "ndpoint timeout", "ndpoint is not connected", "by peer"),
 )
 says(
     "ucx-verbs",

@@ -97,6 +97,16 @@ says(
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
+    "slurm-wireup",
+    "pmixp_coll_ring_reset_if_to: {what}collective timeout",
+    "pmixp_coll_tree_reset_if_to: {what}collective timeout",
+    "PMK_KVS_Barrier duplicate request from task {task:int}",
+    cause="launch.rdzv",
+    strength=0.62,
+    title="Slurm's PMI could not bring the tasks of the step together",
+    why="A task or its slurmstepd on another node did not come in time, or tasks use another PMI than srun offers (--mpi).",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",

@@ -148,6 +148,15 @@ says(
     where=lambda groups, line: not _no_image(line),
 )
 says(
+    "private-tmp-gone",
+    "container_p_join: open failed for {path}",
+    "container_p_join: setns failed for {path}",
+    cause="sys.container",
+    strength=0.78,
+    title="a node has lost the job's private name space (job_container/tmpfs)",
+    why="Slurm could not join the mount name space that the job got on this node: slurmd was restarted, or the prolog failed there.",
+)
+says(
     "image-not-pulled",
     "Failed to pull image",
     "ErrImagePull",

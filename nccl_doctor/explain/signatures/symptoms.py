@@ -21,6 +21,8 @@ says(
     "Caught collective operation timeout",
     "timeout watchdog detected operation timeout",
     "collective operation timed out",
+    "NCCLX operation timed out",  # TorchComms, 2026
+    "RCCLX operation timed out",
     role=S,
     cause="app.straggler-timeout",
     strength=0.32,
@@ -171,6 +173,9 @@ says(
     "commReclaim: ",
     "hit async error on rank",
     "Async error on rank",
+    "timeout watchdog detected operation error",  # TorchComms
+    "nccl hit async error: ",
+    "NCCL WARN GIN Error detected",
     role=S,
     fold="communicator in error state",
     why="The communicator recorded an error that was reported before.",

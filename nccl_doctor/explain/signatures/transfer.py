@@ -1,0 +1,239 @@
+"""Communication outside NCCL: NVSHMEM and what stands on it (DeepEP), and the engines that move KV caches between hosts.
+
+Texts of NVSHMEM 3.4 (October 2025), Mooncake and NIXL (August 2026), SGLang 0.4 and 0.5, vLLM 0.8 to 0.11, read in their
+sources. What DeepEP's own kernels print of waiting is among the symptoms.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.signatures import says
+
+# --- NVSHMEM
+says(
+    "nvshmem-doorbell-refused",
+    "cannot allocate mlx5dv_devx_uar",
+    cause="sys.container",
+    strength=0.8,
+    title="NVSHMEM gets no doorbell page of the adapter: the container (or virtual machine) may not make one",
+    why="libmlx5 refuses mlx5dv_devx_alloc_uar: DEVX objects need privileges (CAP_NET_RAW, CAP_SYS_RAWIO, /dev/infiniband) or a virtual function that offers them.",
+)
+says(
+    "nvshmem-doorbell-unmapped",
+    "GPU cannot map UAR of device {device:word}",
+    "cudaHostRegister with IoMemory failed with error={code:int}",
+    cause="ib.gdr",
+    strength=0.74,
+    title="NVSHMEM's IBGDA cannot map the adapter's doorbell into the GPU",
+    why="The GPU may not write to the adapter's registers: the driver was loaded without PeerMappingOverride=1, or the page could not be made. NVSHMEM_IBGDA_NIC_HANDLER=cpu or the IBRC transport go without.",
+)
+says(
+    "nvshmem-no-peermem",
+    "neither nv_peer_mem, or nvidia_peermem detected",
+    cause="ib.gdr",
+    strength=0.88,
+    title="NVSHMEM finds no peer memory module and no DMA-BUF: it cannot use the adapters",
+    why="NVSHMEM asks for nvidia_peermem (or nv_peer_mem) where the GPU's driver offers no DMA-BUF or NVSHMEM_IB_DISABLE_DMABUF is set, and drops the transport without it.",
+)
+says(
+    "nvshmem-no-device",
+    "no active IB device that supports GPU-initiated communication is found",
+    "no active IB device found, exiting",
+    "cound not find user specified HCA name: {device:word}",  # sic
+    "No NICs were assigned to our PE",
+    cause="ib.device-not-found",
+    strength=0.78,
+    title="NVSHMEM finds no adapter that it can use",
+    why="No active mlx5 port is visible to this process, or NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING name none that exists.",
+)
+says(
+    "nvshmem-versions",
+    "UID Bootstrap versions not compatible between PEs",
+    "is not compatible with NVSHMEM version (",
+    "The selected bootstrap returned an incompatible version",
+    "NVSHMEM provided an incompatible version of the transport interface",
+    "NVSHMEM device library version does not match with NVSHMEM host library version",
+    "in CUmodule or CUlibrary does not match with NVSHMEM host library",
+    "GDRCopy library version is not compatible with gdrapi.h",
+    cause="sw.library-conflict",
+    strength=0.9,
+    title="parts of NVSHMEM of different versions meet",
+    why="The host library, its plugins, the device code or the other ranks' library are of another version.",
+)
+says(
+    "nvshmem-uneven",
+    "NVSHMEM requires the same number of PEs on all nodes",
+    "Number of PEs found doesn't match the PE node count",
+    cause="launch.world-size",
+    strength=0.88,
+    title="NVSHMEM needs as many processes on each node as on every other",
+    why="A node runs fewer or more processes than the others.",
+)
+says(
+    "nvshmem-call-order",
+    "nvshmem API called before nvshmem_init",
+    "NVSHMEM is not initialized. Unable to",
+    "No more teams available (max = {most:int})",
+    "non-zero status: {status:int} symmetry check for size failed",
+    cause="app.pg-misuse",
+    strength=0.74,
+    title="NVSHMEM is called in a way that it does not allow",
+    why="Symmetric calls must be made by all ranks, in the same order, with the same sizes, after nvshmem_init.",
+)
+says(
+    "nvshmem-heap-full",
+    "Out of memory in nvshmem_allocate",
+    "Not enough space for allocating memory",
+    "nvshmem_malloc{}out of memory",
+    cause="gpu.oom",
+    strength=0.72,
+    title="NVSHMEM's symmetric heap is full",
+    why="The heap cannot grow: too little free GPU memory, or NVSHMEM_SYMMETRIC_SIZE (NVSHMEM_MAX_MEMORY_PER_GPU) is too small.",
+    where=lambda groups, line: "nvshmem" in line.lower() or "mem_heap" in line,
+)
+says(
+    "nvshmem-no-start",
+    "Unable to initialize any transports. returning error",
+    "nvshmem initialization failed, exiting",
+    "init failed for transport: ",
+    "nvshmem detect topo failed",
+    "building transport map failed",
+    "Peer GPU {peer:int} is not accessible, exiting",
+    role=Role.SYMPTOM,
+    cause="ib.device-not-found",
+    strength=0.44,
+    fold="NVSHMEM does not start",
+    title="NVSHMEM has no way to its peers",
+    why="NVSHMEM gave up after all its transports had refused; their own lines, just before, say why.",
+)
+
+# --- key-value caches that move between the hosts of a serving engine
+says(
+    "kv-peer-lost",
+    "Failed to get kvcache from prefill instance",
+    "osing connection with prefill instance",
+    "ost connection with prefill instance",
+    "Decode instance could be dead",
+    "NIXL_ERR_REMOTE_DISCONNECT",
+    "nixlRemoteDisconnectError",
+    "NIXL transfer failure{}type: handshake_failed",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.46,
+    fold="a prefill or decode instance answers no more",
+    title="the other side of a KV-cache transfer answers no more",
+    why="Said of the peer by guess: its process or node died, or the transfer between them broke (a port, a cable, used-up ports) while both live. Its own log and its pod's events say which.",
+)
+says(
+    "kv-transfer-failed",
+    "Decode transfer failed for request",
+    "Prefill transfer failed for request",
+    "Decode handshake failed for request",
+    "Failed due to an unknown reason from another rank",
+    role=Role.SYMPTOM,
+    fold="KV-cache transfers that failed",
+    why="One request's cache did not arrive; the reason stands at the end of the line, or on another rank.",
+)
+says(
+    "kv-bootstrap-timeout",
+    "timed out after {seconds:num}s in KVPoll.",
+    "Some requests timed out when bootstrapping",
+    "Some requests fail to receive KV Cache transfer done signal",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.4,
+    fold="KV-cache transfers that waited in vain",
+    title="a prefill and a decode instance wait for each other in vain",
+    why="The other instance is overloaded (no free cache pages), hangs, or is gone.",
+)
+says(
+    "kv-bootstrap-unreachable",
+    "Error fetching prefill server info from bootstrap",
+    "Error fetching prefill parallel info from bootstrap",
+    "Prefill instance failed to register to bootstrap server",
+    "Prefill Failed to connect to bootstrap server",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.46,
+    fold="the bootstrap server of the prefill side",
+    title="the bootstrap server of the prefill instance does not answer",
+    why="Not started yet, on another port (--disaggregation-bootstrap-port), or a firewall is between.",
+)
+says(
+    "kv-settings-differ",
+    "NIXL compatibility hash mismatch",
+    "age size mismatch: prefill server has",
+    "cache dtype mismatch: prefill server has",
+    "Decode pp size ({decode:int}) should be equal to prefill pp size",
+    cause="app.pg-misuse",
+    strength=0.84,
+    title="the prefill and the decode instance are started with different settings",
+    why="They must agree on version, model, data type, page size and layout of the cache.",
+)
+says(
+    "mooncake-no-device",
+    "RdmaTransport: No available RNIC",
+    "No matched device found: {device}",
+    "Failed to install RDMA transport",
+    "EfaTransport: No available EFA devices",
+    cause="ib.device-not-found",
+    strength=0.74,
+    title="Mooncake's transfer engine finds no RDMA device that it can use",
+    why="The named device does not exist in this process, its port is down, or the container has no /dev/infiniband.",
+)
+says(
+    "mooncake-gid",
+    "GID is NULL, please check your GID index",
+    "No suitable GID found on",
+    cause="ib.gid-index",
+    strength=0.86,
+    title="the GID that Mooncake uses is empty: MC_GID_INDEX does not fit this port",
+    why="The port's GID table has no entry at that index (RoCE v2 over IPv4 is often 3).",
+)
+says(
+    "mooncake-handshake",
+    "SocketHandShakePlugin: connect()",
+    "Failed to exchange handshake description",
+    "Active handshake RPC failed",
+    "Worker: Cannot make connection for endpoint",
+    "Handshake rejected by",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="handshakes of Mooncake's transfer engine",
+    title="a peer of Mooncake's transfer engine does not answer",
+    why="Refused: no process there (any more). Timed out: a firewall, or an address that does not lead there.",
+)
+
+# --- engines that start on several hosts
+says(
+    "engine-start-timeout",
+    "Did not receive response from front-end process within",
+    "Timed out waiting for engine core processes to start",
+    "Timed out waiting for engines to send initial message",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.36,
+    fold="an engine waits for its other processes",
+    title="an engine's processes did not all start in time",
+    why="A sister process crashed or loads its weights slowly: its own first error counts. Without one: the address or port of the first node (--data-parallel-address, --data-parallel-rpc-port) is not reached.",
+)
+says(
+    "engine-waits-for-nodes",
+    "Waiting for {local:int} local, {remote:int} remote core engine proc(s) to connect",
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.46,
+    fold="an engine waits for processes of other nodes",
+    title="{remote} engine processes of other nodes have not connected",
+    why="Fewer nodes were started than --data-parallel-size needs, or they do not reach the first one; vLLM waits without a limit.",
+    where=lambda groups, line: groups["remote"] != "0",
+)
+says(
+    "engine-ranks",
+    "Message from engine with unexpected data parallel rank",
+    cause="launch.world-size",
+    strength=0.84,
+    title="an engine came with a rank that the first node does not expect",
+    why="--data-parallel-size, -local or -start-rank differ between the nodes.",
+)

@@ -1,0 +1,139 @@
+"""Messages of NVSHMEM, of the engines that move KV caches, of EFA's codes and of new NCCL: what each alone leads to."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.explain.model import Verdict
+from tests.unit.explained import explain_text
+
+NVSHMEM = "/opt/nvshmem/src/modules/transport/"
+W = "gb3:71:82 [2] transport/net_ib/p2p.cc:61 NCCL WARN "
+EFA = "ip-10-7-0-4:51:99 [3] NCCL WARN NET/OFI Request 0x7a10 completed with error. RC: 107. Error: "
+
+FOUND = {
+    "sys.container": (
+        "slurmstepd: error: container_p_join: open failed for /var/nvme/slurm/77/.ns: No such file or directory",
+        f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",
+    ),
+    "ib.gdr": (
+        "WARN: GPU cannot map UAR of device mlx5_4. Skipping...",
+        f"{NVSHMEM}ibgda/ibgda.cpp:1242: cudaHostRegister with IoMemory failed with error=1. We may need to use a fallback path.",
+        f"{NVSHMEM}ibrc/ibrc.cpp:1846: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
+        "Couldn't allocate MR\nfailed to create mr\nERRNO: Bad address.",
+        "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
+    ),
+    "ib.device-not-found": (
+        f"{NVSHMEM}ibgda/ibgda.cpp:4834: no active IB device that supports GPU-initiated communication is found, exiting...",
+        f"{NVSHMEM}ibrc/ibrc.cpp:1700: cound not find user specified HCA name: mlx5_9 port: 1, skipping",
+        "E0812 11:02:31.201 88 rdma_transport.cpp:90] RdmaTransport: No available RNIC",
+    ),
+    "sw.library-conflict": (
+        "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
+    ),
+    "launch.world-size": (
+        "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
+        "RuntimeError: Message from engine with unexpected data parallel rank: 9",
+    ),
+    "app.pg-misuse": (
+        "/opt/nvshmem/src/device/init/init_device.cu:72: nvshmem API called before nvshmem_init",
+        "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
+        "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
+    ),
+    "gpu.oom": ("/opt/nvshmem/src/host/mem/mem_heap.cpp:612: Not enough space for allocating memory",),
+    "ib.gid-index": (
+        "E0812 11:02:31 88 rdma_context.cpp:90] GID is NULL, please check your GID index by specifying MC_GID_INDEX",
+    ),
+    "app.collective-mismatch": (
+        f"{W}Elastic GIN: rank 3 has 2 segments but another rank has 1 segments; all ranks must have identical segment configurations",
+    ),
+    "gpu.driver": (f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",),
+    "env.bad-nccl-var": (
+        f"{W}NET/IB: OOO RQ is force enabled but AR is not enabled, which is required for OOO RQ (device=mlx5_0)",
+    ),
+    "ib.retry-exceeded": (
+        f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
+    ),
+    "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
+    "net.peer-lost": (
+        f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
+    ),
+    "net.plugin": ("n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",),
+    "gpu.duplicate": (
+        "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
+    ),
+    "gpu.imex": (
+        "RuntimeError: CUDASymmetricMemory::rendezvous: ranks have mismatched NVLink clique_ids. All ranks using fabric handles must",
+    ),
+    "gpu.nvlink": (
+        "    Fabric\n        State                             : Completed\n        Health\n"
+        "            Bandwidth                     : Degraded\n            Route Unhealthy               : True",
+    ),
+    "launch.rdzv": (
+        "slurmstepd: error:  mpi/pmix_v5: pmixp_coll_ring_reset_if_to: n3 [2]: pmixp_coll_ring.c:742: 0x15: collective timeout seq=0",
+    ),
+    "net.firewall": (f"{EFA}15 (Unreachable remote - never received a response)",),
+}
+
+# What one side sees of the other: the best guess is named, and nothing is decided.
+GUESSED = {
+    "net.peer-lost": (
+        "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
+        "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
+        "KVTransferError(bootstrap_room=4): Decode instance could be dead, remote mooncake session 10.3.0.9:16211 is not alive",
+        "[n1:4242 :0] tcp_ep.c:1263 UCX  ERROR tcp_ep 0x55 (state=CONNECTED): send(54) failed: Connection reset by remote peer",
+        "[n1:4242 :0] ucp_ep.c:1500 UCX  DIAG  ep 0x7f: error 'Endpoint timeout' on rc_mlx5/mlx5_0:1 will not be handled",
+        f"{EFA}4126 (Unresponsive receiver (reachable by EFA device but handshake failed))",
+        "E0812 11:02:31 88 transfer_metadata_plugin.cpp:955] SocketHandShakePlugin: connect()10.3.0.9: Connection refused [111]",
+    ),
+    "app.straggler-timeout": (
+        "[2026-08-02 10:11:12 TP0] Prefill bootstrap failed for request rank=0 req.rid='r' with exception "
+        "KVTransferError(bootstrap_room=4): Request 4 timed out after 300.1s in KVPoll.Bootstrapping",
+        "[rank3] Aborting process due to timeout on rank 3 - timeout watchdog detected operation timeout",
+        "RuntimeError: NCCLX operation timed out",
+        "RuntimeError: Did not receive response from front-end process within 5 minutes",
+    ),
+    "net.master-unreachable": (
+        "[2026-08-02 10:11:12] Error fetching prefill server info from bootstrap: HTTPConnectionPool(host='10.3.0.4'): Read timed out.",
+    ),
+    "launch.world-size": ("DEBUG 08-02 10:11:12 [utils.py:833] Waiting for 0 local, 8 remote core engine proc(s) to connect.",),
+    "ib.device-not-found": ("/opt/nvshmem/src/host/transport/transport.cpp:294: Unable to initialize any transports. returning error.",),
+    "sw.nccl-bug": (f"{W}NET/IB: Attempting to free a non-existent failed request (slot=3).",),
+    "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
+    "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
+}  # fmt: skip
+
+HARMLESS = (
+    f"{W}Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY.",
+    f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
+    "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
+    "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
+)
+STEPS = "step 10 loss 2.31\nstep 20 loss 2.20\nstep 30 loss 2.11\n"
+
+
+def _pairs(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+    return [(cause, text) for cause, texts in table.items() for text in texts]
+
+
+@pytest.mark.parametrize(("cause", "text"), _pairs(FOUND))
+def test_the_line_names_its_cause(cause: str, text: str) -> None:
+    got = explain_text(text)
+    assert (got.verdict, got.causes[0].id) == (Verdict.CAUSE_FOUND, cause)
+
+
+@pytest.mark.parametrize(("cause", "text"), _pairs(GUESSED))
+def test_one_side_alone_decides_nothing(cause: str, text: str) -> None:
+    got = explain_text(text)
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_notes_of_nccl_are_no_trouble(line: str) -> None:
+    assert explain_text(f"{STEPS}{line}\n{STEPS}training done\n").verdict is Verdict.HEALTHY
+
+
+def test_reset_by_a_peer_that_another_line_explains() -> None:
+    reset = "[n1:4242 :0] tcp_ep.c:1263 UCX  ERROR tcp_ep 0x55 (state=CONNECTED): send(54) failed: Connection reset by remote peer"
+    died = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed."
+    assert explain_text(f"{reset}\n{died}").causes[0].id == "sys.host-oom"
