@@ -425,12 +425,14 @@ _BY_SIGNAL = {
 @diagnosis
 def ended_by_signal(case: Case) -> Iterable[Candidate]:
     """A launcher's exit code names the signal that ended a worker: negative, or 128 above it."""
+    found: dict[tuple[str, float, str], list[Hit]] = {}  # said of many ranks, it proves no more
     for hit in case.hits("child-terminated", "torchrun-exit"):
         code = int(hit.groups.get("code", 0))
-        cause, strength, phrase = _BY_SIGNAL.get(code if code < 0 else 128 - code, ("", 0.0, ""))
-        if cause and not case.course.overcome(hit.signature):
-            title = f"a worker ended by {phrase}"
-            yield Candidate(cause, strength, title, [hit], ranks_of([hit]))
+        told = _BY_SIGNAL.get(code if code < 0 else 128 - code)
+        if told and not case.course.overcome(hit.signature):
+            found.setdefault(told, []).append(hit)
+    for (cause, strength, phrase), hits in found.items():
+        yield Candidate(cause, strength, f"a worker ended by {phrase}", hits, ranks_of(hits))
 
 
 @diagnosis
