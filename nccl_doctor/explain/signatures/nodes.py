@@ -148,6 +148,15 @@ says(
     where=lambda groups, line: not _no_image(line),
 )
 says(
+    "operator-validation",
+    "error validating driver installation",
+    "error validating toolkit installation",
+    cause="gpu.driver",
+    strength=0.7,
+    title="the GPU operator's validator finds no working driver (or container toolkit) on a node",
+    why="Until it does, the node hands out no GPUs. The driver's pod, or the driver of the host, says why.",
+)
+says(
     "private-tmp-gone",
     "container_p_join: open failed for {path}",
     "container_p_join: setns failed for {path}",
