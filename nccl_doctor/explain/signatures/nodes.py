@@ -148,6 +148,14 @@ says(
     where=lambda groups, line: not _no_image(line),
 )
 says(
+    "slurm-io-refused",
+    "launch failed: Slurmd could not connect IO",
+    cause="net.firewall",
+    strength=0.7,
+    title="a node cannot connect back to srun",
+    why="slurmd opens connections to ports of the host where srun runs (SrunPortRange): a firewall between them, or a name that leads elsewhere.",
+)
+says(
     "operator-validation",
     "error validating driver installation",
     "error validating toolkit installation",

@@ -80,7 +80,13 @@ FOUND = {
     "launch.rdzv": (
         "slurmstepd: error:  mpi/pmix_v5: pmixp_coll_ring_reset_if_to: n3 [2]: pmixp_coll_ring.c:742: 0x15: collective timeout seq=0",
     ),
-    "net.firewall": (f"{EFA}15 (Unreachable remote - never received a response)",),
+    "gpu.not-visible": (
+        "slurmctld: error: Setting node n3 state to INVAL with reason:gres/gpu count reported lower than configured (7 < 8)",
+    ),
+    "net.firewall": (
+        "srun: error: task 3 launch failed: Slurmd could not connect IO",
+        f"{EFA}15 (Unreachable remote - never received a response)",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
