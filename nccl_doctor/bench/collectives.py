@@ -63,5 +63,5 @@ def _one(text: str) -> tuple[str, ...]:
         return (plain,)
     known = (*COLLECTIVES, ALL, GEMM)
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UnknownCollective(f"no collective {text!r}{hint} There are: {', '.join(known)}")
+    hint = f"; did you mean {near[0]}? There are" if near else "; there are"
+    raise UnknownCollective(f"no collective {text!r}{hint}: {', '.join(known)}")

@@ -6,7 +6,7 @@ Never "good" without a proved path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -234,6 +234,16 @@ def rate(gbs: float) -> str:
 
 
 _THIRD = Fix("two hosts cannot tell which of them is slow: run again with a third", "")
+
+
+def together(verdicts: Iterable[Verdict]) -> Iterator[tuple[Kind, str]]:
+    """What the verdicts say; what is said of several collectives in the same words is said once, behind them."""
+    groups: dict[tuple[Kind, str], list[str]] = {}
+    for item in verdicts:
+        said, _, why = item.text.partition("; ")
+        groups.setdefault((item.kind, why), []).append(f"{item.collective}: {said}")
+    for (kind, why), each in groups.items():
+        yield kind, "; ".join([*each, why] if why else each)
 
 
 def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[Finding, ...]:

@@ -32,6 +32,17 @@ HostsFile = Annotated[
         "--hosts", metavar="FILE", help="Hostfile (formats: nccl-doctor docs inventory), or - for standard input."
     ),
 ]
+
+
+def _refuse_misplaced(words: list[str] | None) -> None:
+    if words:
+        stop(f"{words[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
+
+
+Misplaced = Annotated[
+    list[str] | None,
+    typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]", callback=_refuse_misplaced),
+]
 HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
 Transport = Annotated[

@@ -43,6 +43,7 @@ def bench(
             "or gemm (compute speed); several with commas."
         ),
     ],
+    misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,

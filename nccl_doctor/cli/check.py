@@ -38,7 +38,7 @@ def _stage_names(incomplete: str) -> list[str]:
     ),
 )
 def check(
-    misplaced: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]")] = None,
+    misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
@@ -85,8 +85,6 @@ def check(
 
     Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
     """
-    if misplaced:
-        _hosts.stop(f"{misplaced[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
     rows = _hosts.load_thresholds(thresholds)
     _hosts.check_release(nccl_version, "--nccl-version")
     if save is not None:

@@ -107,13 +107,14 @@ def show(
     epilog=examples(
         {
             "env lint": "what is set here",
-            "env lint --file train.sbatch --fix": "shows the change",
-            "env lint --file jobs/ --strict": "in CI",
+            "env lint train.sbatch --fix": "shows the change",
+            "env lint jobs/ --strict": "in CI",
         },
         codes="0 nothing wrong, 10 warnings with --strict, 11 errors",
     ),
 )
 def lint(
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="The same as --file.")] = None,
     file: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,8 +160,9 @@ def lint(
 
     if (write or in_place) and not fix:
         _hosts.stop("--write and --in-place need --fix")
+    file = [*(paths or ()), *(file or ())]
     if fix and not file:
-        _hosts.stop("--fix needs --file: only files can be corrected")
+        _hosts.stop("--fix needs a file: only files can be corrected")
     _hosts.check_release(nccl_version, "--nccl-version")
     _hosts.check_release(torch_version, "--torch-version")
     facts = None
@@ -168,7 +170,7 @@ def lint(
         connect = (transport, python, env_setup, connect_timeout, fan_out)
         facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config)
     try:
-        result = examine.examine(file or (), log or (), facts, nccl_version, torch_version)
+        result = examine.examine(file, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
         _hosts.stop(str(error))
     if fix:
@@ -210,6 +212,7 @@ ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json
 
 @env.command(short_help="Which variables do these hosts need?")
 def recommend(
+    misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
@@ -258,6 +261,7 @@ def recommend(
 @env.command(short_help="Does another setting make the collectives faster here?")
 def tune(
     collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, ...; several with commas.")],
+    misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,

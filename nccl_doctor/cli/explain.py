@@ -99,6 +99,7 @@ def _bench_runs(names: list[str]) -> tuple[list[str], dict[str, Outcome]]:
 
 def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[Explanation, ExitCode]:
     """The explanation with what saved runs found, and the exit code of both."""
+    from nccl_doctor.bench.verdict import together
     from nccl_doctor.explain import saved_runs
     from nccl_doctor.explain.model import InputProblem, Verdict
     from nccl_doctor.facts import bundle as bundles
@@ -117,9 +118,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
         steps = tuple(item.next for item in judged.unknown if item.next)
         runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
     for name, run in benches.items():
-        left = tuple(
-            f"not judged: {item.collective}: {item.text}" for item in run.verdicts if item.kind == "cannot-judge"
-        )
+        left = tuple(f"not judged: {told}" for kind, told in together(run.verdicts) if kind == "cannot-judge")
         left = left if run.complete else (*left, "not measured: not every rank finished")
         runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), left))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0

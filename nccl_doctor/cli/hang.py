@@ -25,7 +25,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
     ),
 )
 def hang(
-    misplaced: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="[--hosts FILE | -H HOSTS]")] = None,
+    misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
@@ -54,8 +54,6 @@ def hang(
     """
     import msgspec
 
-    if misplaced:
-        _hosts.stop(f"{misplaced[0]!r}: hosts are named by --hosts FILE or -H HOSTS")
     if save is not None:
         _hosts.check_writable(save, "--save")
     if from_ is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,6 +116,10 @@ def preflight(
     _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
+    if command and Path(command[0]).is_file() and not shutil.which(command[0]):
+        _hosts.stop(
+            f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
+        )
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     if from_ is not None and not local:
         _hosts.stop("--from decides from a saved bundle: it takes no hosts")

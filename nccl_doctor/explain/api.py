@@ -12,6 +12,7 @@ from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
+from nccl_doctor.explain.verdict import DECIDED
 from nccl_doctor.facts import redaction
 from nccl_doctor.findings import playbooks
 
@@ -50,7 +51,7 @@ def explain(summary: Summary) -> Explanation:
         next=advice.next_steps(case, reached, causes),
         versions=case.versions,
         evidence=tuple(quotes.quote(hit) for hit in good),
-        notes=_notes(case),
+        notes=(*(_overcome(candidates) if healthy else ()), *_notes(case)),
         timeline=_timeline(case),
         problems=tuple(summary.problems),
         read=InputCount(summary.files, summary.bytes, summary.lines),
@@ -86,6 +87,12 @@ def _cause(case: Case, item: Candidate) -> Cause:
 def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
     """Where the ranks to blame ran; that all ranks ran somewhere blames no host."""
     return case.hosts_with(item.ranks) if len(item.ranks) < max(case.world, 2) else set()
+
+
+def _overcome(candidates: list[Candidate]) -> tuple[str, ...]:
+    """What would have been causes, had the work not gone on: whoever runs the job wants to know of it."""
+    told = [item for item in candidates if item.strength >= DECIDED / 2 and not item.vague]
+    return tuple(f"{item.hits[0].text.strip()[:160]} | The work got over it: {item.title}." for item in told)
 
 
 def _notes(case: Case) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from nccl_doctor.findings import playbooks
 
 PLAUSIBLE = 0.6  # from here on a candidate convinces
 _BESIDE = 0.58  # what the job does not use, as far as its lines say
+_BY_HAND = 0.3  # Ctrl-C in a job that hangs
 _EXTRA = 0.012  # each further signature that agrees
 _LIKELIEST = (0.36, 0.32, 0.29, 0.26)
 _FURTHER = (0.24, 0.22, 0.2)
@@ -43,10 +44,14 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             continue
         hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in caught]
         if hits:
-            beside = all(_beside_the_job(case, hit) for hit in hits)
+            strength = signature.strength
+            if all(_beside_the_job(case, hit) for hit in hits):
+                strength = min(strength, _BESIDE)
+            if all(case.course.ended_a_hang(hit) for hit in hits):
+                strength = min(strength, _BY_HAND)
             yield Candidate(
                 signature.cause,
-                min(signature.strength, _BESIDE) if beside else signature.strength,
+                strength,
                 _title(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
                 *speakers(hits),

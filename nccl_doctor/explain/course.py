@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import TYPE_CHECKING
 
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers.pace import SERVES
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
 if TYPE_CHECKING:
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
 _ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
+_SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
+_COLLECTIVE = re.compile(
+    r"distributed_c10d|init_process_group|all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|rendezvous|all_?to_?all|"
+    r"ncclComm|store_based|synchronize"
+)
+_LONG = 300.0  # seconds without a step
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
@@ -75,10 +83,46 @@ class Course:
         # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
         began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
         case = self._case
-        worked = case.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
-        if worked or not case.has(*began):
+        if self._worked or not case.has(*began):
             return False
-        return not case.has("nccl-init-complete") or any(_CTRL_C.search(hit.text) for hit in case.tail)
+        return not case.has("nccl-init-complete") or bool(self._interrupted)
+
+    @functools.cached_property
+    def _worked(self) -> bool:
+        return self._case.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+
+    @functools.cached_property
+    def _interrupted(self) -> list[Hit]:
+        """Where somebody pressed Ctrl-C, or sent the same signal."""
+        told = [hit for hit in self._case.hits("signal-exception", "cancelled") if _SIGINT.search(hit.text)]
+        return told + [hit for hit in self._case.tail if "^C" in hit.text and _CTRL_C.search(hit.text)]
+
+    def ended_a_hang(self, hit: Hit) -> bool:
+        """Whether this line is somebody's Ctrl-C in a job that stood still: the hang has a cause, the interrupt is none."""
+        return _SIGINT.search(hit.text) is not None and bool(self.interrupted_hang)
+
+    @functools.cached_property
+    def interrupted_hang(self) -> list[Hit]:
+        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, or for long."""
+        if self._worked:
+            return [hit for hit in self._interrupted if self._silence(hit)]
+        waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
+        inside = any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
+        return self._interrupted if self.unfinished or inside else []
+
+    def _silence(self, hit: Hit) -> bool:
+        """Whether the last step before this line is many times older than the steps were apart."""
+        steps = [step for step in (*self._case.hits("progress"), *self._case.tail) if self._is_step_before(step, hit)]
+        times = sorted({step.seconds for step in steps if step.seconds is not None})
+        ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
+        if ended or hit.seconds is None or len(times) < 3:
+            return False
+        apart = max(later - earlier for earlier, later in itertools.pairwise(times[-3:]))
+        return hit.seconds - times[-1] > max(_LONG, 10 * apart)
+
+    def _is_step_before(self, step: Hit, hit: Hit) -> bool:
+        is_step = step.signature == "progress" or self._case.signatures["progress"].match(step.text) is not None
+        return is_step and step.file == hit.file and step.line < hit.line
 
     @functools.cached_property
     def recovered(self) -> bool:

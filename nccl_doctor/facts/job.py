@@ -112,7 +112,8 @@ class Process(msgspec.Struct, frozen=True):
     """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, a ``wrapper`` around it, or a ``launcher``
     (torchrun, with its ``options``).
 
-    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable.
+    ``spawned``: torch's mp.spawn gave it its number, which stands in no variable. ``placed``: it has its number on its
+    host and its host's number only.
 
     ``readings`` and ``stacks``: at the first and the second look; None where it had ended, or was not asked.
     """
@@ -131,6 +132,7 @@ class Process(msgspec.Struct, frozen=True):
     rank_pid: int = 0
     launcher: str = ""
     spawned: bool = False
+    placed: bool = False
     options: dict[str, str] = {}
     readings: tuple[Reading | None, ...] = ()
     stacks: tuple[Stacks | None, ...] = ()

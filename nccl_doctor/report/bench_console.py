@@ -16,7 +16,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import NOISY, Fit
-from nccl_doctor.bench.verdict import SizeChange, Verdict, rate
+from nccl_doctor.bench.verdict import SizeChange, Verdict, rate, together
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
@@ -239,14 +239,9 @@ def _flops(tflops: float) -> str:
 
 
 def _verdicts(verdicts: Iterable[Verdict]) -> Iterator[Text]:
-    """One line per verdict; what is said of several in the same words is said once, behind them."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for item in verdicts:
-        said, _, why = item.text.partition("; ")
-        groups.setdefault((item.kind, why), []).append(f"{item.collective}: {visible(said)}")
-    for (kind, why), each in groups.items():
+    for kind, told in together(verdicts):
         mark, style = _MARK[kind]
-        yield Text(mark, style) + Text("  " + "; ".join([*each, *([visible(why)] if why else [])]))
+        yield Text(mark, style) + Text(f"  {visible(told)}")
 
 
 def _finding(item: Finding, console: Console) -> None:

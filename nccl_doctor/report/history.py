@@ -45,7 +45,9 @@ def _trends(console: Console, trends: Sequence[Trend], everything: bool) -> None
     rest = len(trends) - len(told)
     few = sum(item.slope is None for item in trends)
     if rest and not told:
-        console.print(Text(f"\nno trend yet: a trend takes {LEAST_VALUES} runs (--verbose shows {rest} means)", "dim"))
+        console.print(
+            Text(f"\nno trend yet: a trend takes {LEAST_VALUES} runs (--verbose shows the {rest} values so far)", "dim")
+        )
     elif rest:
         why = f", {few} of them with fewer than {LEAST_VALUES} runs" if few else ""
         console.print(Text(f"  ... and {rest} more{why} (--verbose or --host)", "dim"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
@@ -121,11 +122,17 @@ def _different_mtu(own: dict[str, int]) -> Iterator[Finding]:
         Severity.WARN,
         "interfaces towards the peers have different MTUs: " + ", ".join(f"{mtu} B" for mtu in sorted(by_mtu)),
         [
-            Evidence(f"MTU {mtu} B on {', '.join(sorted(hosts))}", source="IP_MTU towards the peers")
+            Evidence(f"MTU {mtu} B on {fold(hosts)}", source="IP_MTU towards the peers")
             for mtu, hosts in sorted(by_mtu.items())
         ],
         hosts=odd,
-        fixes=[Fix(f"give all hosts (and the switch ports between them) the same MTU, here {usual} B", "ip link show")],
+        fixes=[
+            Fix(
+                f"give all hosts (and the switch ports between them) the same MTU, here {usual} B",
+                f"ip -br link; sudo ip link set dev IFACE mtu {usual}",
+                odd[0] if len(odd) == 1 else "",
+            )
+        ],
     )
 
 

@@ -121,7 +121,7 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
-    return f"no process{seen} on these hosts has {names} in its environment{more}"
+    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:
@@ -133,6 +133,8 @@ def _without_cause(job: RunningJob) -> tuple[str, str]:
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
         return "stands", f"job {job.id} stands: {who}{silent}; none of them stands out"
+    if not job.waiting:
+        return "not-known", f"job {job.id}: no rank found waits for others in a call that is known; see what each does"
     return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"
 
 

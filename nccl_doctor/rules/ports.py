@@ -86,8 +86,8 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
     untried(fleet, _pairs(tried, "ephemeral"), "connect to", "not tried")
     _master_untried(fleet, tried)
-    in_doubt = perhaps_limited(facts)
-    for host, link in in_doubt:
+    in_doubt = set(perhaps_limited(facts))
+    for host, link in sorted(in_doubt, key=lambda one: one[0]):
         why = "never answered, where others were late: new connections are limited, or that port is closed"
         fleet.lack(f"connects from {host}", why, link.peer)
     tried = [one for one in tried if one not in in_doubt]

@@ -158,9 +158,14 @@ class RunningJob(msgspec.Struct, frozen=True):
         """The ranks that wait for others: in a collective or the store, or all at one place where most are."""
         ranks = list(self.ranks.values())
         surely = [rank for rank in ranks if rank.now.kind in SURELY]
-        places = Counter(rank.now for rank in ranks if rank.now.kind in ("own", "backward", "gpu", "asleep", "running"))
+        alike = ("own", "backward", "gpu", "asleep", "running")
+        places = Counter(rank.now for rank in ranks if rank.now.kind in alike and not self._computes(rank))
         common = {place for place, count in places.items() if count > 1 and count * 2 > len(ranks)}
         return sorted([*surely, *(rank for rank in ranks if rank.now in common)], key=lambda rank: rank.number)
+
+    def _computes(self, rank: Rank) -> bool:
+        """Whether it spends the processor's time on its own work: who waits for a GPU may do so in a busy loop."""
+        return "gpu" not in rank.process.devices and (rank.cpu_s or 0.0) > BUSY_SHARE * self.interval_s
 
     @property
     def stays(self) -> bool:
@@ -242,18 +247,28 @@ def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:
 
 
 def _numbered(found: list[tuple[str, Process]]) -> Iterator[tuple[str, Process]]:
-    """mp.spawn counts from 0 on every host: over several, a job's ranks are numbered in the order of the hosts."""
+    """The processes with their numbers in the whole job, where each has its number on its host alone.
+
+    mp.spawn counts from 0 on every host: over several, ranks are numbered in the order of the hosts. Lightning tells the
+    host's number as well, and its hosts have as many ranks as the highest number on any of them says.
+    """
     counts: dict[str, dict[str, int]] = defaultdict(dict)
+    highest: dict[str, int] = defaultdict(int)
     for host, process in found:
         if process.spawned:
             counts[_key(host, process)][host] = local_world(process) or 0
+        elif process.placed:
+            highest[_key(host, process)] = max(highest[_key(host, process)], local_rank(process) or 0)
     for host, process in found:
-        hosts = counts.get(_key(host, process), {}) if process.spawned else {}
-        if len(hosts) > 1:
-            before = sum(count for name, count in hosts.items() if name < host)
-            own = {"RANK": str(before + (local_rank(process) or 0)), "WORLD_SIZE": str(sum(hosts.values()))}
-            process = msgspec.structs.replace(process, environment={**process.environment, **own})
-        yield host, process
+        key, own = _key(host, process), dict(process.environment)
+        if process.spawned and len(counts[key]) > 1:
+            before = sum(count for name, count in counts[key].items() if name < host)
+            own.update(RANK=str(before + (local_rank(process) or 0)), WORLD_SIZE=str(sum(counts[key].values())))
+        elif process.placed:
+            own["RANK"] = str(
+                (first_of(process, ("NODE_RANK",)) or 0) * (highest[key] + 1) + (local_rank(process) or 0)
+            )
+        yield host, msgspec.structs.replace(process, environment=own)
 
 
 def _key(host: str, process: Process) -> str:

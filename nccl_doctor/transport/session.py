@@ -24,9 +24,9 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transpo
 from nccl_doctor.transport.launch import launch
 
 PING_S = 5.0  # the agent answers at once, whatever its probes do; it ends after 45 s without a word from us
-SILENT_PINGS = (
-    3  # unanswered in a row, the last one PING_S ago: the host is gone. Counted, as a clock counts our own sleep
-)
+IDLE_PING_S = 10.0  # while nobody waits for an answer: an exchange costs half a millisecond of CPU
+# Pings unanswered in a row, the last one PING_S ago: the host is gone. A clock would count our own sleep as well.
+SILENT_PINGS = 3
 WRITE_S = 10.0
 LOOK_S = 1.0  # how often it is looked whether an answer can still come
 CARRY_LIMIT_S = 30.0
@@ -371,7 +371,7 @@ class Session:
                     pace = f"{self._pace.bytes} bytes in {self._pace.seconds:.0f} s"
                     self._lose(f"the answer comes too slowly: {pace}", ReachOutcome.TIMED_OUT)
                     return
-                if time.monotonic() - pinged >= PING_S:
+                if time.monotonic() - pinged >= (PING_S if self._waiting else IDLE_PING_S):
                     if unanswered >= SILENT_PINGS:
                         self._fall_silent(time.monotonic())
                     self._send({"op": "ping"})

@@ -129,7 +129,7 @@ assert before in runtime[0]
 runtime[0] = runtime[0].replace(before, after)
 packed = zlib.compress(json.dumps(sources).encode())
 launch.pack = lambda: packed
-session.PING_S = 1.0
+session.PING_S = session.IDLE_PING_S = 1.0
 cli.main()
 """
 

@@ -84,7 +84,7 @@ def others(value: Any, probe: str, pattern: Pattern) -> list[Any]:
     if isinstance(value, int | float):
         return [one for one in (0, 1, value * 2 + 1, value // 2, 10**13) if one != value]
     if isinstance(value, str):
-        return [*WORDS.get(pattern[-1], ()), value + "1", "x", "0"]
+        return [*WORDS.get(pattern[-1], ()), value + "1", "x", "", "0"]
     if isinstance(value, list | tuple):
         return [[]] if value else [[ELEMENTS[probe, pattern]]] if (probe, pattern) in ELEMENTS else []
     return [{}] if value else []

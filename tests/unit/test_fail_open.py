@@ -194,6 +194,7 @@ NONSENSE = {
     ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
+    ("software: torch.cuda", "software.cuda_build"): "software.driver",
     ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
 }
 

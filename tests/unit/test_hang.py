@@ -228,6 +228,34 @@ def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
     }
 
 
+def test_ranks_that_compute_at_one_place_do_not_wait_for_the_one_that_computes_elsewhere() -> None:
+    """As in a long step of a healthy job without GPUs: seconds without a byte."""
+    busy = {"readings": [reading("R", 1.0), reading("R", 3.9)]}
+    ranks = [process(rank, OWN if rank == 3 else SYNC, **busy) for rank in range(4)]
+    assert examine(bundle(*ranks)).verdict == "not-known"
+    for item in ranks[:3]:
+        item["readings"] = [reading()] * 2
+    assert first(examine(bundle(*ranks))).id == "hang.elsewhere"
+
+
+def test_ranks_that_know_their_place_alone_are_numbered_by_it() -> None:
+    """As Lightning's: NODE_RANK and LOCAL_RANK, and no RANK. One of gpu01 has ended: its numbers still end at 1."""
+    ranks = four(r3=process(3, OWN))
+    for item in ranks:
+        own = item["environment"]
+        own.update(NODE_RANK=str(int(own["RANK"]) // 2), RANK=own["LOCAL_RANK"])
+        del own["LOCAL_WORLD_SIZE"]
+        item["placed"] = True
+    whole = bundle(*four())
+    hosts = []
+    for number, host in enumerate(whole.hosts):
+        data = {"interval_s": 3.0, "processes": [ranks[0]] if number == 0 else ranks[2:]}
+        hosts.append(msgspec.structs.replace(host, probes={"job": ProbeResult(Outcome.OK, data)}))
+    answer = examine(msgspec.structs.replace(whole, hosts=tuple(hosts)))
+    assert [(row.rank, row.host) for row in answer.ranks] == [(0, "gpu01"), (2, "gpu02"), (3, "gpu02")]
+    assert blamed(first(answer)) == [("gpu02", 3)]
+
+
 def test_a_rank_in_a_frozen_cgroup_is_told() -> None:
     found = first(examine(bundle(*four(r2=process(2, readings=[reading("D", frozen=True)] * 2)))))
     assert found.id == "hang.stopped" and "is frozen with its cgroup" in found.title and blamed(found) == [("gpu02", 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nccl_doctor.agent.job import connections, stacks
+from nccl_doctor.agent.job import connections, processes, stacks
 from nccl_doctor.agent.probes import job as probe
 from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.facts.job import Job, Process
@@ -108,6 +109,18 @@ def test_a_program_that_sets_its_rank_itself_is_found(start: Start) -> None:
     assert rank.environment == {"RANK": "7", "WORLD_SIZE": "2", "MASTER_ADDR": "probe", "MASTER_PORT": JOB}
 
 
+def test_ranks_of_lightning_are_told_apart_by_their_place(start: Start) -> None:
+    """The first starts the others, and sets its own variables after its start; none has RANK."""
+    first = "import os, subprocess, sys; os.environ.update(NODE_RANK='1', LOCAL_RANK='0')\nown = os.environ.copy()\n"
+    source = "own['LOCAL_RANK'] = '1'\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env=own)"
+    start(0, first + source, "env", "-u", "RANK")
+    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    assert [(item.role, item.placed, item.environment["LOCAL_RANK"]) for item in found] == [
+        ("rank", True, "0"),
+        ("rank", True, "1"),
+    ]
+
+
 def test_numbers_of_spawned_processes_are_read_or_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 has not come to its number yet; of the other parent 20 some have ended: they cannot be counted."""
     told = {10: {"nprocs": "3"}, 11: {"i": "0"}, 13: {"i": "2"}, 20: {"nprocs": "3"}, 21: {"i": "1"}}
@@ -142,6 +155,98 @@ def test_a_write_that_waits_names_its_file(start: Start, tmp_path: Path) -> None
     os.close(reader)
     main = rank.readings[-1].main if rank.readings[-1] else None
     assert main and (main.call, main.file) == ("write", str(fifo)) and "pipe" in main.waits_in
+
+
+def test_who_holds_a_file_lock_is_read(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        start(0, f"import fcntl\nf = open({str(file)!r})\nfcntl.flock(f, fcntl.LOCK_EX)")
+        (rank,) = look_until(lambda found: "lock" in waits_in(found[0]))[1]
+    main = rank.readings[-1].main if rank.readings[-1] else None
+    assert main and (main.call, main.file, main.holder) == ("flock", str(file), os.getpid())
+
+
+SPAWN = """
+import multiprocessing, sys, time
+
+def _wrap(i):
+    work()
+
+def work():
+    secret = "hunter2"
+    time.sleep(60)
+
+def start_processes(nprocs):
+    context = multiprocessing.get_context("spawn")
+    started = [context.Process(target=_wrap, args=(i,)) for i in range(nprocs)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+"""
+
+
+def test_the_processes_of_spawn_bear_the_numbers_of_its_frames(start: Start, tmp_path: Path) -> None:
+    """As of torch.multiprocessing.spawn, by a module that stands in for it: what counts is its frames."""
+    if not stacks.find():
+        pytest.skip("no py-spy (pip install py-spy)")
+    package = tmp_path / "torch" / "multiprocessing"
+    package.mkdir(parents=True)
+    for file, text in (("__init__.py", ""), ("spawn.py", SPAWN)):
+        (package / file).write_text(text)
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "train.py").write_text(
+        "from torch.multiprocessing import spawn\nif __name__ == '__main__':\n    spawn.start_processes(2)"
+    )
+    bare = ("env", "-u", "RANK", "-u", "WORLD_SIZE")
+    source = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_module('train', run_name='__main__', alter_sys=True)"
+    start(0, source, *bare, PYTHONPATH=str(tmp_path))
+    fact, found = look_until(lambda found: len(found) == 2 and all(map(sleeps, found)), stacks=True)
+    assert [(item.role, item.spawned, item.environment["RANK"], item.environment["WORLD_SIZE"]) for item in found] == [
+        ("rank", True, "0", "2"), ("rank", True, "1", "2"),
+    ]  # fmt: skip
+    assert "hunter2" not in str(fact)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (
+            "/usr/bin/torchrun --nnodes=1:4 --rdzv_endpoint a:29400 x.py --nnodes 9",
+            {"nnodes": "1:4", "rdzv-endpoint": "a:29400"},
+        ),
+        ("-m torch.distributed.run --nproc-per-node gpu x.py", {"nnodes": "2", "nproc-per-node": "gpu"}),
+        ("x.py --nnodes 2", None),
+    ],
+)
+def test_what_a_torchrun_was_told_is_read_up_to_the_users_program(words: str, options: dict[str, str] | None) -> None:
+    variables = {"PET_NNODES": "2", "PET_SECRET": "hunter2"}  # Kubeflow's way
+    assert processes._torchrun_options(["python", *words.split()], variables) == options
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter another network namespace")
+def test_connections_of_a_containers_network_tell_bytes_and_times() -> None:
+    source = """
+import socket, subprocess
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+server = socket.create_server(("127.0.0.1", 7), backlog=1)
+client = socket.create_connection(("127.0.0.1", 7))
+client.sendall(b"12345")
+print("ready", flush=True)
+input()
+"""
+    words = ["unshare", "--net", sys.executable, "-c", source]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin and child.stdout
+        if child.stdout.readline() != b"ready\n":
+            pytest.skip("no network namespace can be made here")
+        own = os.readlink("/proc/thread-self/ns/net")
+        there = [entry for entry in connections.of_namespace(child.pid).values() if entry["peer"] == "127.0.0.1:7"]
+        assert [entry["acked_bytes"] for entry in there] in ([5], [6]) and os.readlink(
+            "/proc/thread-self/ns/net"
+        ) == own
+        child.stdin.close()
 
 
 def test_connections_tell_what_moved_and_for_how_long_nothing_has(start: Start) -> None:

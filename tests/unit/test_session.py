@@ -247,6 +247,7 @@ def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = zlib.compress(json.dumps(sources).encode())
     monkeypatch.setattr(launching, "pack", lambda: packed)
     monkeypatch.setattr(module, "PING_S", 0.3)
+    monkeypatch.setattr(module, "IDLE_PING_S", 0.3)
     session = open_session()
     time.sleep(3.5)
     assert session.probe("t.echo").outcome is Outcome.OK

@@ -18,6 +18,7 @@ VARIABLES = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -39,6 +40,7 @@ VARIABLES = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
 )
+_PLACED = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")  # Lightning's: the rank follows from them
 _PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
 _DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # Of torchrun's options, those that say whom it waits for.
@@ -114,12 +116,15 @@ def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     python = program.startswith("python")
     if python:
         environment = variables.now(pid) or environment
-    options = _torchrun_options(argv) if python else None
+    placed = python and not _bears_rank(environment) and all(environment.get(name, "").isdigit() for name in _PLACED)
+    if placed:
+        environment["RANK"] = environment["LOCAL_RANK"]  # on its host: who sees all hosts counts on
+    options = _torchrun_options(argv, environment) if python else None
     spawned = python and not _bears_rank(environment) and "--multiprocessing-fork" in argv
     if not (_bears_rank(environment) or spawned or options is not None):
         return None
     process = _describe(pid, environment, argv)
-    return process and dict(process, program=program[:80], spawned=spawned, options=options or {})
+    return process and dict(process, program=program[:80], spawned=spawned, placed=placed, options=options or {})
 
 
 def _argv(pid: int) -> List[str]:
@@ -164,16 +169,22 @@ def _script(words: List[str]) -> str:
     return name
 
 
-def _torchrun_options(argv: List[str]) -> Optional[Dict[str, str]]:
-    """What a torchrun was told of hosts and ports; None where the process is none."""
+def _torchrun_options(argv: List[str], environment: Dict[str, str]) -> Optional[Dict[str, str]]:
+    """What a torchrun was told of hosts and ports, by words or by PET_ variables; None where the process is none."""
     if not any(os.path.basename(word) == "torchrun" or word.startswith("torch.distributed.") for word in argv[:6]):
         return None
-    told = {}
+    told: Dict[str, str] = {}
     for word, behind in zip(argv, [*argv[1:], ""]):
+        if word.endswith(".py"):
+            break  # the user's program, and its own options
         name, sign, value = word.partition("=")
         name = name.lstrip("-").replace("_", "-")
         if word.startswith("--") and name in _OPTIONS:
-            told[name] = redact_text(value if sign else behind)[:200]
+            told.setdefault(name, redact_text(value if sign else behind)[:200])
+    for name in _OPTIONS:
+        value = environment.get("PET_" + name.upper().replace("-", "_"), "")
+        if value:
+            told.setdefault(name, redact_text(value)[:200])
     return told
 
 

@@ -6,6 +6,7 @@ before units (``11.3 samples/s``) or below a table's heading.
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ SLOWER = 4 / 3  # times: a third more time for a step
 FAR_SLOWER = 1.6  # where the lines between are not known, which may say why
 SIGNATURE = "pace-left"  # of the hits that are made of it
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
+_MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?|(?<=[A-Za-z_])\d+")
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
@@ -24,13 +26,13 @@ _UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*+)(?!\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
 _RATE = re.compile(
     rf"(?<![a-z]){_WORK}(?:[/_ ]|_?per_?| per )+(?:gpu[/_ ]|device[/_ ]|gpu[_ ]per[_ ]|per[_ ])*s(?:ec(?:ond)?)?\b|"
-    rf"(?<![a-z]){_WORK}_per_s|t?flop/?s|\bmfu\b|through?put|(?<![a-z])(?:tps|tgs|wps|ups|fps)(?![a-z])",
+    rf"(?<![a-z]){_WORK}_per_s|{_WORK}PerSec|t?flop/?s|\bmfu\b|through?put|(?<![a-z])(?:tps|tgs|wps|ups|fps)(?![a-z])",
     re.IGNORECASE,
 )
 _PER_STEP = re.compile(rf"(?:^|[^a-z])m?s(?:ec)?(?:/|_?per_?){_WORK}", re.IGNORECASE)
 _WHOLE = re.compile(
-    rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:time|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
-    r"^(?:time|dt|took|elapsed|duration)(?:_m?s|\(m?s\))?$",
+    rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:tim(?:e|ing)|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
+    r"^(?:time|dt|took|elapsed|duration|seconds)(?:[ _]?\(?(?:m?s|sec)\)?)?$",
     re.IGNORECASE,
 )
 _PART = re.compile(
@@ -38,6 +40,7 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
+_MAY_TELL = re.compile(r"tim|ms|sec|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
 # What a job does at a time; told in the rows themselves, or in between.
 _LOAD = re.compile(
     r"seq(?:uence|_?len)?s?\b(?!/)|\bctx|context|batch(?!\w*[/ _]?(?:time|ms|sec))|\b(?:mbs|gbs|bs|bsz)\b|resol|\bres\b|im(?:a)?ge?_?size|"
@@ -52,7 +55,7 @@ _CHANGED = re.compile(
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"\b(nranks|nnodes|nNodes|world[_ ]size|WORLD_SIZE)\W{1,3}(\d+)")
-_SERVES = re.compile(r"\breq|queue|prompt|generat|KV cache|decode|prefill|\beval|valid|test\b", re.IGNORECASE)
+SERVES = re.compile(r"HTTP/|\breq|queue|prompt|generat|KV cache|decode|prefill|\beval|valid|test\b", re.IGNORECASE)
 
 
 class Shift(msgspec.Struct, frozen=True):
@@ -83,14 +86,13 @@ def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> lis
     text = _text(lines[first][1])
     if bare:
         names = _columns(lines, first, len(_NUMBER.findall(text)))
-    elif len(text) > 1000 or not (
-        _RATE.search(text) or _TIME.search(text) or "time" in text or "ms" in text or "/" in text
-    ):
+    elif len(text) > 1000 or not _MAY_TELL.search(text):
         return []
     else:
-        names = [_name(text, found) for found in _NUMBER.finditer(text)]
+        unit = " ms" if "time (ms)" in text else ""
+        names = [_name(text, found) + unit for found in _NUMBER.finditer(text)]
     told = any(_is_rate(name) or _WHOLE.search(name) or _is_part(name) for name in names)
-    return names if told and not _SERVES.search(text) else []
+    return names if told and not SERVES.search(text) else []
 
 
 def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
@@ -134,10 +136,9 @@ def _of_rows(
     paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns if _is_rate(name)]
     paces += [(name, cells) for name, cells in columns if not _is_rate(name) and _WHOLE.search(name)]
     parts = [(name, cells) for name, cells in columns if _is_part(name)]
-    if not paces and len(parts) > 1:
-        paces = [
-            ("the parts of a step together", [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)])
-        ]
+    if len(parts) > 1:
+        together = [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)]
+        paces.append(("the sum of a step's parts", together))
     for name, cells in paces:
         at = _level_left(cells, slower)
         if at is None or _more_to_do(columns, at, rows, lines):
@@ -198,7 +199,8 @@ def _more_to_do(
     """Whether the rows, or the lines around the first slow one, say that a step's work changed."""
     for name, cells in columns:
         old, new = _medians(cells, at)
-        if _LOAD.search(name) and not _is_rate(name) and not _WHOLE.search(name) and old != new:
+        is_load = _LOAD.search(name) and not (_is_rate(name) or _WHOLE.search(name))
+        if is_load and abs(new - old) > _MORE * abs(old) and not _counts_up(cells):
             return True
     first, last = rows[max(0, at - 2)][0], rows[at][0]
     shape = rows[at][1].translate(None, _DIGITS)
@@ -210,6 +212,11 @@ def _more_to_do(
         for name, size in _SIZE.findall(_text(raw)):
             sizes.setdefault(name.lower(), set()).add(size)
     return any(len(told) > 1 for told in sizes.values())
+
+
+def _counts_up(cells: list[float]) -> bool:
+    """Whether it only grows: what was done since the start, not at a time."""
+    return all(later > earlier for earlier, later in itertools.pairwise(cells))
 
 
 def _value(cell: str) -> float:
@@ -225,4 +232,4 @@ def _short(number: float) -> str:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").rstrip()
+    return raw.decode("utf-8", "replace").rstrip().replace('\\"', '"')  # inside of a record of JSON

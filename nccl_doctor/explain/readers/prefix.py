@@ -71,6 +71,8 @@ _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
 _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d+)\]:?\s?", re.IGNORECASE)
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNORECASE)
 _MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+# What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
+_SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: |$)")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
@@ -234,6 +236,8 @@ def _parsed(text: str) -> Line:
         at, key = step
         label += key
     line.body = text[at:]
+    if line.body.startswith("srun: error: ") and (found := _SRUN_ERROR.match(line.body)):
+        line.host = found.group("host")
     found = _NCCL.search(line.body, 0, 160) if " NCCL " in line.body else None
     if found and " NCCL " in line.body[found.end() - 1 : found.end() + 120]:
         line.host, line.pid = found.group("host"), found.group("pid")

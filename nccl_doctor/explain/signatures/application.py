@@ -189,6 +189,7 @@ says(
     "pg-misuse",
     "Default process group has not been initialized",
     "trying to initialize the default process group twice",
+    'trying to initialize the default process group " "twice!',  # the source line that raised
     "Invalid process group specified",
     "is not registered, please create group",
     "group is not registered",
@@ -507,6 +508,9 @@ says(
         not any(word in line for word in ("WARN", "Skip", "skip", "Weights only load failed", "raise "))
     ),
 )
+_LOWEST_SCALE = re.compile(
+    r"loss scale: (\d[\d.]*), reducing to \1(?![\d.])"
+)  # DeepSpeed: it cannot be halved any more
 says(
     "loss-scale",
     "Attempted loss scale",
@@ -518,5 +522,5 @@ says(
     strength=0.84,
     title="the loss scale fell to its minimum: gradients overflow",
     why="Every step overflows: the numbers diverged.",
-    where=lambda groups, line: "minimum" in line.lower(),
+    where=lambda groups, line: "minimum" in line.lower() or _LOWEST_SCALE.search(line) is not None,
 )

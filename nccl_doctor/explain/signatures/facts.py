@@ -650,3 +650,11 @@ says(
     "nvidia-persistenced",
     why="A service of the NVIDIA driver is spoken of.",
 )
+says(
+    "watchdog-frame",
+    "ProcessGroupNCCL::ncclCommWatchdog()",
+    "ProcessGroupNCCL::Watchdog::run()",
+    "ProcessGroupNCCL::heartbeatMonitor()",
+    "ProcessGroupNCCL::HeartbeatMonitor::runLoop()",
+    why="A frame of torch's watchdog: it ended its process on purpose, for a timeout or an error of NCCL.",
+)

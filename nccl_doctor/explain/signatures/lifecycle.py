@@ -16,7 +16,7 @@ _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*(?: rate)?\s*[=:]?\s*-?\d)")  # not the
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
-    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bFAILED\b(?!\W{0,3}0)|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}(?:0|None|null)\b|_| rate)\b",
 )
 
@@ -134,6 +134,8 @@ says(
     "PASSED",
     "All tests passed",
     "max_steps reached",
+    "eached max_steps",
+    "eached max steps",
     "`max_epochs=",
     "Benchmark complete",
     " finished",
@@ -195,6 +197,7 @@ says(
     "PASSED  ] {tests:int} test",  # googletest; of failed ones the next line tells
     "ob {id:word} SUCCEEDED",
     "ob {id:word} succeeded",
+    "] {state:word} -> FINISHED.",  # Ray Train's controller
     role=Role.END,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
     where=lambda groups, line: (
@@ -211,6 +214,9 @@ says(
     "xit code: 0",
     "xit status 0",
     "xit status: 0",
+    "xited with 0",
+    "xited with code 0",
+    "xited with status 0",
     "JobState=COMPLETED",
     role=Role.END,
     sampled=True,

@@ -134,13 +134,22 @@ says(
     ),
 )
 says(
-    "sigkill",
-    "exitcode  : -9",
-    "exitcode: -9",
+    "exit-137",
     "exit code 137",
     "exit code: 137",
     "Exit Code:    137",
     "Exit code 137",
+    "exitCode: 137",
+    "exit status 137",
+    cause="sys.host-oom",
+    strength=0.46,
+    title="a container or command ended with 137: SIGKILL, by the memory limit or by anyone else",
+    why="137 is 128 and SIGKILL's 9. A kubelet that stops a pod, a launcher that cleans up and a person send it, too; \"OOMKilled\" in the pod's state, or the kernel's log, would tell.",
+)
+says(
+    "sigkill",
+    "exitcode  : -9",
+    "exitcode: -9",
     "return code = -9",
     "signal 9 (Killed)",
     "Killed: 9",

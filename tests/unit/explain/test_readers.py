@@ -52,6 +52,7 @@ def test_template_refuses_what_cannot_be_looked_for(text: str) -> None:
         ("\x1b[33mml2:\x1b[0m text", None, "ml2", "text"),
         ("RuntimeError: text", None, "", "RuntimeError: text"),
         ("[rank 4] step 3", 4, "", "step 3"),
+        ("srun: error: node7: task 5: Killed", None, "node7", "srun: error: node7: task 5: Killed"),
     ],
 )
 def test_prefixes(text: str, rank: int | None, host: str, body: str) -> None:
