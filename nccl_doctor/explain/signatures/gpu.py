@@ -219,6 +219,8 @@ says(
     "CUDA_ERROR_NOT_PERMITTED",
     "cuMem{call:word} failed: 800",
     "cuMem{call}failed{}operation not permitted",
+    "cuMem{call}Reason=operation not permitted",
+    "(is nvidia-imex installed on this node?)",
     cause="gpu.imex",
     strength=0.93,
     title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
@@ -680,6 +682,18 @@ says(
 )
 says(
     "compute-mode", "Exclusive_Process", "Exclusive Process", "Prohibited", why="A compute mode that refuses processes."
+)
+says(
+    "compute-domain-waits",
+    "error asserting ComputeDomain Ready",
+    "IMEX daemon not ready: {answer}",
+    "current node not ready in ComputeDomain",
+    role=Role.SYMPTOM,
+    cause="gpu.imex",
+    strength=0.46,
+    fold="a node is not ready in its ComputeDomain",
+    title="a node does not become ready in its ComputeDomain: its IMEX daemon has not joined the others",
+    why="NVIDIA's driver of resource claims (2026) asks again and again while pods start. If it goes on: not all pods of the job are placed, or the IMEX daemons do not reach each other.",
 )
 says(
     "symmetric-same-device",

@@ -52,6 +52,12 @@ says(
     why="NCCL (2.27 to 2.30) or RCCL takes another value than the one that was set, says so, and goes on with it.",
 )
 says(
+    "kv-blocks-expired",
+    "Releasing expired KV blocks for request",
+    role=H,
+    why="A decode instance did not fetch a request's cache in time: the request was cancelled, or the decode side is overloaded. Every request of a time means that it is gone.",
+)
+says(
     "torch-skips-multicast",
     "gracefully skipping multicast initialization",
     "Only a subset of ranks in the group has multicast support",

@@ -611,6 +611,17 @@ says(
     ),
 )
 says(
+    "tcpxo-no-start",
+    "Could not obtain NIC mappings from RxDM",
+    "Failed to initialize DXS: {error}",
+    "Failed to initialize LLCM: {error}",
+    "Agent is expected to be run with {wanted:int} GPU NICs, but got {found:int}",
+    cause="net.plugin",
+    strength=0.84,
+    title="FasTrak (GPUDirect-TCPXO) cannot start on this host",
+    why="The plugin asks the receive-datapath manager (RxDM) of its host: not running, not the same pod or release, or too few of its NICs are in the pod.",
+)
+says(
     "sharp-error",
     "SHARP{}rror",
     "sharp_coll_init failed",

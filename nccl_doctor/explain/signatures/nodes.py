@@ -148,6 +148,23 @@ says(
     where=lambda groups, line: not _no_image(line),
 )
 says(
+    "slurm-io-refused",
+    "launch failed: Slurmd could not connect IO",
+    cause="net.firewall",
+    strength=0.7,
+    title="a node cannot connect back to srun",
+    why="slurmd opens connections to ports of the host where srun runs (SrunPortRange): a firewall between them, or a name that leads elsewhere.",
+)
+says(
+    "operator-validation",
+    "error validating driver installation",
+    "error validating toolkit installation",
+    cause="gpu.driver",
+    strength=0.7,
+    title="the GPU operator's validator finds no working driver (or container toolkit) on a node",
+    why="Until it does, the node hands out no GPUs. The driver's pod, or the driver of the host, says why.",
+)
+says(
     "private-tmp-gone",
     "container_p_join: open failed for {path}",
     "container_p_join: setns failed for {path}",

@@ -14,9 +14,9 @@ says(
     "nvshmem-doorbell-refused",
     "cannot allocate mlx5dv_devx_uar",
     cause="sys.container",
-    strength=0.8,
+    strength=0.76,
     title="NVSHMEM gets no doorbell page of the adapter: the container (or virtual machine) may not make one",
-    why="libmlx5 refuses mlx5dv_devx_alloc_uar: DEVX objects need privileges (CAP_NET_RAW, CAP_SYS_RAWIO, /dev/infiniband) or a virtual function that offers them.",
+    why="libmlx5 refuses mlx5dv_devx_alloc_uar: DEVX objects need privileges (CAP_NET_RAW, CAP_SYS_RAWIO, /dev/infiniband) or a virtual function that offers them. If it works with privileges only sometimes: the adapter's pages are used up (each UCX thread of NIXL takes some).",
 )
 says(
     "nvshmem-doorbell-unmapped",

@@ -32,6 +32,7 @@ FOUND = {
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
     ),
     "launch.world-size": (
+        "ValueError: placement group bundle index 3 is invalid. Valid placement group indexes: 0-2",
         "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
     ),
@@ -47,7 +48,10 @@ FOUND = {
     "app.collective-mismatch": (
         f"{W}Elastic GIN: rank 3 has 2 segments but another rank has 1 segments; all ranks must have identical segment configurations",
     ),
-    "gpu.driver": (f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",),
+    "gpu.driver": (
+        'time="2026-08-02T10:00:00Z" level=info msg="Error: error validating driver installation: error creating symlinks"',
+        f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",
+    ),
     "env.bad-nccl-var": (
         f"{W}NET/IB: OOO RQ is force enabled but AR is not enabled, which is required for OOO RQ (device=mlx5_0)",
     ),
@@ -58,11 +62,15 @@ FOUND = {
     "net.peer-lost": (
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
-    "net.plugin": ("n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",),
+    "net.plugin": (
+        "E0812 11:02:31 88 net_init.cc:90] Could not obtain NIC mappings from RxDM",
+        "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
+    ),
     "gpu.duplicate": (
         "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
     ),
     "gpu.imex": (
+        "RuntimeError: call='cuMemCreate(&handle, size, &fabric_prop_, 0)' Reason=operation not permitted",
         "RuntimeError: CUDASymmetricMemory::rendezvous: ranks have mismatched NVLink clique_ids. All ranks using fabric handles must",
     ),
     "gpu.nvlink": (
@@ -72,7 +80,13 @@ FOUND = {
     "launch.rdzv": (
         "slurmstepd: error:  mpi/pmix_v5: pmixp_coll_ring_reset_if_to: n3 [2]: pmixp_coll_ring.c:742: 0x15: collective timeout seq=0",
     ),
-    "net.firewall": (f"{EFA}15 (Unreachable remote - never received a response)",),
+    "gpu.not-visible": (
+        "slurmctld: error: Setting node n3 state to INVAL with reason:gres/gpu count reported lower than configured (7 < 8)",
+    ),
+    "net.firewall": (
+        "srun: error: task 3 launch failed: Slurmd could not connect IO",
+        f"{EFA}15 (Unreachable remote - never received a response)",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
@@ -100,6 +114,7 @@ GUESSED = {
     "ib.device-not-found": ("/opt/nvshmem/src/host/transport/transport.cpp:294: Unable to initialize any transports. returning error.",),
     "sw.nccl-bug": (f"{W}NET/IB: Attempting to free a non-existent failed request (slot=3).",),
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
+    "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
 }  # fmt: skip
 
@@ -107,6 +122,7 @@ HARMLESS = (
     f"{W}Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY.",
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
     "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
+    "WARNING 09-24 16:35:21 [nixl_connector.py:1048] Releasing expired KV blocks for request r-3 which were retrieved by 0 decode",
     "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
 )
 STEPS = "step 10 loss 2.31\nstep 20 loss 2.20\nstep 30 loss 2.11\n"
