@@ -173,6 +173,9 @@ class Fleet:
             return self._decided[probe, host, path]
         data = self.hosts[host].probes[probe].data
         found = self._decided[probe, host, path] = set()
+        inside = at(data, path)
+        for key in inside if isinstance(inside, dict) else ():
+            found |= self.decided(probe, (*pattern, "*" if pattern[-1] in BY_NAME else str(key)), host, (*path, key))
         for value in others(at(data, path), probe, pattern):
             for name, result in self.told(probe, {host: changed(data, path, value)}).items():
                 if host in self.base[name].passed and name not in found and self._accuses(name, result):

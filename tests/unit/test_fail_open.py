@@ -30,6 +30,12 @@ INSTANCES = 8 if os.environ.get("NCCL_DOCTOR_ALL_FIELDS") else 1
 
 # (field, rule that passes without it) -> the rule that then does not.
 ELSEWHERE = {
+    ("gpu: gpus.*", "topology.two_witnesses"): "gpu.all_visible",
+    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("job: processes.*", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.environment", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*", "job_processes.stopped"): "job_processes.gone",
+    ("software: nccl.*", "environment.variables"): "software.nccl_library",
     ("gpu: gpus", "gpu_fleet.equal_counts"): "gpu.all_visible",
     ("gpu: gpus.*.bus_id", "gpu.driver_answers"): "gpu.all_visible",
     ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
@@ -43,6 +49,13 @@ ELSEWHERE = {
 }
 # (field, rule) -> why the rule may pass without it.
 NOTHING = {
+    ("gpu: system", "gpu_fleet.equal_settings"): "what no host tells is not compared",
+    ("interfaces: environment", "interface_settings.gloo_setting"): "nothing is set then",
+    ("interfaces: environment", "interface_settings.interface_setting"): "nothing is set then",
+    ("interfaces: environment", "interface_settings.interface_syntax"): "nothing is set then",
+    ("software: torch", "software.cuda_build"): "no torch is skipped, and told",
+    ("software: torch", "software.nccl_library"): "no torch is skipped, and told",
+    ("software: torch", "software.drift"): "what no host has is no difference",
     ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
     ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
     ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_links.fabric"): "older drivers have no health mask",
@@ -88,6 +101,8 @@ ALWAYS_SENT = {
     ("interfaces: addresses.*.up", "interface_links.loopback_down"),
     ("system: cgroup.oom_kills", "system.memory"),
     ("system: gpu_processes.processes", "system.gpu_holders"),
+    ("topology: iommu", "topology.iommu"),
+    ("topology: iommu.types", "topology.iommu"),
     ("topology: modules", "infiniband_fleet.same_gpudirect"),
     ("topology: modules.nvidia_peermem", "infiniband_fleet.same_gpudirect"),
 }
@@ -184,6 +199,12 @@ def test_no_rule_passes_without_the_field_that_decides_it() -> None:
 
 # What is no word of this field, or of another kind: (field, rule that passes all the same) -> the rule that does not.
 NONSENSE = {
+    ("gpu: gpus.*", "topology.two_witnesses"): "gpu.all_visible",
+    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("job: processes.*", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.environment", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*", "job_processes.stopped"): "job_processes.gone",
+    ("software: nccl.*", "environment.variables"): "software.nccl_library",
     ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
     ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_links.nvlinks",
