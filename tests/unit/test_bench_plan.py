@@ -145,9 +145,9 @@ def test_a_product_that_is_no_number_is_wrong() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("no torch in this Python")
     code = (
-        "import torch, types; from nccl_doctor.agent.collective.worker import Worker; one = torch.ones(8, 8)\n"
+        "import torch, types; from nccl_doctor.agent.collective import gemm; one = torch.ones(8, 8)\n"
         "asked = types.SimpleNamespace(torch=torch, dtype=torch.float32); out = one @ one; out[0, 0] = float('nan')\n"
-        "print(Worker._gemm_wrong(asked, one, one, one @ one), Worker._gemm_wrong(asked, one, one, out))"
+        "print(gemm._wrong(asked, one, one, one @ one), gemm._wrong(asked, one, one, out))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
