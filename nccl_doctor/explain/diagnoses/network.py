@@ -227,7 +227,11 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             gone,
             *speakers(gone),
         )
-    strength = 0.4 if gone and not never else 0.66 if len(places) > 1 or never else 0.52
+    passed_once = case.has("progress")  # the job's steps went over it
+    if passed_once and not gone:
+        title = "an EFA peer is reached no more, after steps that went well: its process or its node may be gone"
+        yield Candidate("net.peer-lost", 0.48, title, hits, *speakers(hits))
+    strength = 0.4 if passed_once or (gone and not never) else 0.66 if len(places) > 1 or never else 0.52
     yield Candidate(
         "net.firewall",
         strength,
