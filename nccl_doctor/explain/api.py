@@ -51,7 +51,8 @@ def explain(summary: Summary) -> Explanation:
         next=advice.next_steps(case, reached, causes),
         versions=case.versions,
         evidence=tuple(quotes.quote(hit) for hit in good),
-        notes=(*(_overcome(candidates) if healthy else ()), *_notes(case)),
+        overcome=_overcome(candidates) if healthy else (),
+        notes=_notes(case),
         timeline=_timeline(case),
         problems=tuple(summary.problems),
         read=InputCount(summary.files, summary.bytes, summary.lines),
@@ -92,7 +93,7 @@ def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
 def _overcome(candidates: list[Candidate]) -> tuple[str, ...]:
     """What would have been causes, had the work not gone on: whoever runs the job wants to know of it."""
     told = [item for item in candidates if item.strength >= DECIDED / 2 and not item.vague]
-    return tuple(f"{item.hits[0].text.strip()[:160]} | The work got over it: {item.title}." for item in told)
+    return tuple(f"{item.hits[0].text.strip()[:160]} | {item.title}; the work went on" for item in told)
 
 
 def _notes(case: Case) -> tuple[str, ...]:

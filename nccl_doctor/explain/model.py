@@ -171,6 +171,7 @@ class Explanation(msgspec.Struct, frozen=True):
     next: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     evidence: tuple[Evidence, ...] = ()  # what a verdict without a cause (healthy) rests on
+    overcome: tuple[str, ...] = ()  # of a healthy log: faults that the work got over
     notes: tuple[str, ...] = ()  # known-harmless lines, and advice that is not about the cause
     timeline: tuple[Moment, ...] = ()
     problems: tuple[InputProblem, ...] = ()

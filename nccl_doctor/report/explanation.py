@@ -42,6 +42,7 @@ def to_json(explanation: Explanation) -> str:
         ],
         "evidence": [_evidence(item) for item in explanation.evidence],
         "next": list(explanation.next),
+        "overcome": list(explanation.overcome),
         "notes": list(explanation.notes),
         "timeline": [msgspec.to_builtins(item) for item in explanation.timeline],
         "versions": explanation.versions,

@@ -78,6 +78,8 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     if explanation.verdict is Verdict.HEALTHY:
         for item in explanation.evidence[:3]:
             console.print(_quote(item))
+        for fault in explanation.overcome[:6]:
+            _row(console, "overcome", fault)
         for note in explanation.notes[:6]:
             _row(console, "harmless here", note)
     if explanation.versions:

@@ -208,7 +208,16 @@ def test_an_empty_log_is_not_healthy() -> None:
 def test_harmless_lines_come_with_their_condition() -> None:
     got = explain_text("NET/Plugin: Could not find: libnccl-net.so.\nstep 1 loss 2\nTraining finished\n")
     assert got.verdict is Verdict.HEALTHY
-    assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes)
+    assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes) and got.overcome == ()
+
+
+def test_a_fault_that_the_work_got_over_is_not_called_harmless() -> None:
+    steps = [f"step {number}/60 loss 2.{90 - number}" for number in range(1, 61)]
+    fault = "node1:7:9 [0] NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port error(10)"
+    got = explain_text("\n".join([*steps[:20], fault, *steps[20:], "Training finished"]))
+    assert got.verdict is Verdict.HEALTHY and got.notes == ()
+    (told,) = got.overcome
+    assert "mlx5_1:1" in told and "port failed while the job ran" in told
 
 
 @pytest.mark.parametrize(
