@@ -415,6 +415,19 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
 
 
+@diagnosis
+def engine_waits(case: Case) -> Iterable[Candidate]:
+    """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
+
+    The engine's watchdog does not know which. The workers' stacks, NCCL's own lines and the kernel's log would tell.
+    """
+    hits = case.hits("serving-watchdog")
+    causes = ("app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")  # the watchdog itself speaks for a straggler
+    for at, cause in enumerate(causes if hits and not case.course.overcome("serving-watchdog") else ()):
+        title = "workers of the serving engine do not answer, and do not say why"
+        yield Candidate(cause, 0.32 - 0.02 * at, title, hits, ranks_of(hits))
+
+
 _BY_SIGNAL = {
     -7: ("sys.shm", 0.6, "a bus error: /dev/shm ran full under it, usually"),
     -9: ("sys.host-oom", 0.48, "SIGKILL: the memory limit, usually"),
