@@ -104,7 +104,8 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
+    why = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    votes = sorted(why, key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
     return [
         Candidate(
             cause,

@@ -89,6 +89,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "env.bad-nccl-var": ("env-echo", "env-set", "bad-nccl-value"),
     "app.collective-mismatch": (
         "fingerprint-mismatch",
+        "desync-started",
         "desync-lagging",
         "size-mismatch",
         "watchdog-timeout",

@@ -422,7 +422,11 @@ def engine_waits(case: Case) -> Iterable[Candidate]:
     The engine's watchdog does not know which. The workers' stacks, NCCL's own lines and the kernel's log would tell.
     """
     hits = case.hits("serving-watchdog")
-    causes = ("app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")  # the watchdog itself speaks for a straggler
+    causes = (
+        "app.collective-mismatch",
+        "sw.nccl-bug",
+        "gpu.fell-off-bus",
+    )  # the watchdog itself speaks for a straggler
     for at, cause in enumerate(causes if hits and not case.course.overcome("serving-watchdog") else ()):
         title = "workers of the serving engine do not answer, and do not say why"
         yield Candidate(cause, 0.32 - 0.02 * at, title, hits, ranks_of(hits))

@@ -58,6 +58,7 @@ says(
     why="DDP compared the parameters of all ranks.",
     where=lambda groups, line: "inconsistent 0 params" not in line and groups.get("mine") != "0",
 )
+_STARTED = re.compile(r"\[\d[\d, ]*\] started [A-Za-z_]\w*\s*$")
 says(
     "desync-never-joined",
     "ranks {ranks} are the lagging ranks that caused this timeout. They never joined any collectives",
@@ -72,6 +73,12 @@ says(
     "finished collective #{last:int}, but didn't join collective #{next:int}",
     "joined but didn't finish collective #{next:int}",
     why="The desync report: who is behind, and at which collective.",
+)
+says(
+    "desync-started",
+    "[{ranks}] started {operation}",
+    why="The desync report's snapshot: in which operation these ranks stand.",
+    where=lambda groups, line: _STARTED.search(line) is not None,
 )
 says(
     "ddp-unused",
