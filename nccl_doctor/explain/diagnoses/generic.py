@@ -362,6 +362,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     if case.exceptions.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
+    hits += case.hits("torchrun-rank", "torchrun-failed")  # whom the launcher's table names first
     own = codes - _KILLED
     ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}

@@ -360,11 +360,14 @@ says(
     "No such option",
     "Missing argument",
     "unrecognized arguments",
+    "Unrecognized options: {option}",
     cause="unrelated",
     strength=0.8,
     title="the command line is wrong",
     why="The program's own argument parser refused its arguments.",
-    where=lambda groups, line: "usage: {" not in line and ("rror" in line or line.strip().startswith("usage:")),
+    where=lambda groups, line: (
+        "usage: {" not in line and ("rror" in line or "Unrecognized" in line or line.strip().startswith("usage:"))
+    ),
 )
 says(
     "tests-failed",

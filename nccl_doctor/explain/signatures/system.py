@@ -147,6 +147,11 @@ says(
     why="137 is 128 and SIGKILL's 9. A kubelet that stops a pod, a launcher that cleans up and a person send it, too; \"OOMKilled\" in the pod's state, or the kernel's log, would tell.",
 )
 says(
+    "large-allocation",
+    "tcmalloc: large alloc {bytes:int} bytes",
+    why="The allocator tells of an allocation of a gigabyte or more.",
+)
+says(
     "sigkill",
     "exitcode  : -9",
     "exitcode: -9",

@@ -197,3 +197,41 @@ def test_different_operations_under_one_number_are_a_mismatch() -> None:
     assert any("[3] started BROADCAST" in item.text for item in told.causes[0].evidence)
     other_number = explain_text(_SNAPSHOT + "\t   #11 started ranks:\n\t     [3] started BROADCAST\n")
     assert all(cause.confidence < 0.8 for cause in other_number.causes if cause.id == "app.collective-mismatch")
+
+
+_TABLE = (
+    "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n"
+    "  host      : h1\n  rank      : 5 (local_rank: 1)\n  exitcode  : {code} (pid: 40)\n  error_file: <N/A>\n"
+)
+
+
+def test_what_the_launchers_table_says_of_a_silent_rank_is_quoted() -> None:
+    told = explain_text(_TABLE.replace("{code}", "1"))
+    assert told.causes[0].ranks == (5,)
+    assert any("rank      : 5" in item.text for item in told.causes[0].evidence)
+
+
+def test_options_that_a_program_does_not_know_are_its_own_affair() -> None:
+    told = explain_text("│ Unrecognized options: --trainer.stepps │\n" + _TABLE.replace("{code}", "2"))
+    assert (told.verdict, _first(told)) == (Verdict.NOT_DISTRIBUTED, "unrelated")
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "cause"),
+    [
+        (
+            "n1:7:7 [0] NCCL INFO NET/Plugin: /lib/libc.so.6: version `GLIBC_2.38' not found (required by /opt/libnccl-net.so)",
+            "n1:7:7 [0] net.cc:625 NCCL WARN Error: network gIB not found.",
+            "net.plugin",
+        ),
+        (
+            "tcmalloc: large alloc 3221225472 bytes == 0x55d0a000",
+            "/run.sh: line 4:    31 Killed    python3 t.py",
+            "sys.host-oom",
+        ),
+    ],
+)
+def test_the_reason_that_a_library_gave_is_quoted(line: str, before: str, cause: str) -> None:
+    told = explain_text(f"{line}\n{before}\n")
+    assert _first(told) == cause
+    assert any(line in item.text for item in told.causes[0].evidence)
