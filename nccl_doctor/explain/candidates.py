@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.lines import place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
@@ -77,14 +78,11 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 
 
-_GAVE_UP = ("serving-watchdog", "watchdog-timeout", "watchdog-down", "heartbeat", "monitored-barrier", "deepep-timeout")
-
-
 def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends after a time-out: a watchdog's SIGKILL, of which the shell tells, or the trap
     by which a kernel of DeepEP ends when it has waited in vain."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
-        before = case.hits(*_GAVE_UP)
+        before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
         before = case.hits("deepep-timeout")
     else:

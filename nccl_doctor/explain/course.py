@@ -29,6 +29,15 @@ LINES_AFTER = 3  # one rank's step may be printed just after another rank's last
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
 _FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
+GAVE_UP = (  # waiting in vain
+    "serving-watchdog",
+    "watchdog-timeout",
+    "watchdog-down",
+    "heartbeat",
+    "monitored-barrier",
+    "socket-timeout",
+    "deepep-timeout",
+)
 _WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
 _BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
@@ -114,9 +123,10 @@ class Course:
 
     @functools.cached_property
     def interrupted_hang(self) -> list[Hit]:
-        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, or for long."""
+        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, for long, or after a
+        time-out."""
         if any(self._worked_before(hit) for hit in self._interrupted):
-            return [hit for hit in self._interrupted if self._silence(hit)]
+            return [hit for hit in self._interrupted if self._silence(hit) or self._timed_out_before(hit)]
         waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
         inside = any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
         return self._interrupted if self._began or inside else []
@@ -124,6 +134,10 @@ class Course:
     def _worked_before(self, hit: Hit) -> bool:
         """Whether work was done before this line, as far as the order is known: what a later run does says nothing of this one."""
         return any(not later(work, hit) for work in self._case.hits(*_WORK))
+
+    def _timed_out_before(self, hit: Hit) -> bool:
+        """Whether somebody gave up waiting before this line, and the work did not go on."""
+        return any(later(hit, last) and not self.outlived(last) for name in GAVE_UP for last in self._case.lasts(name))
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""

@@ -48,6 +48,12 @@ def test_who_interrupts_a_hang_is_not_its_cause(proof: str, cause: str) -> None:
 def test_an_interrupt_of_work_is_explained_by_what_stopped_the_work_only() -> None:
     assert _first(explain_text(_SET_UP + _STEPS + _XID + _SIGINT)) == "gpu.fell-off-bus"
     assert _first(explain_text(_SET_UP + _STEPS + _SIGINT)) == "launch.killed"
+    waited = (
+        "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, "
+        "OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600080 milliseconds before timing out.\n"
+    )
+    assert explain_text(_SET_UP + _STEPS + waited + _SIGINT).verdict is Verdict.UNDECIDED
+    assert _first(explain_text(_SET_UP + waited + _STEPS + _SIGINT)) == "launch.killed"
     peers = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.1.1.2]:4000\n"
     assert _first(explain_text(_SET_UP + _STEPS + _SIGINT + peers)) == "launch.killed"
 
