@@ -7,14 +7,17 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.lines import place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
 
 PLAUSIBLE = 0.6  # from here on a candidate convinces
 _BESIDE = 0.58  # what the job does not use, as far as its lines say
 _BY_HAND = 0.3  # Ctrl-C in a job that hangs
+_AFTERWARDS = 0.2  # how a program ends that had given up before
 _EXTRA = 0.012  # each further signature that agrees
 _LIKELIEST = (0.36, 0.32, 0.29, 0.26)
 _FURTHER = (0.24, 0.22, 0.2)
@@ -49,6 +52,8 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 strength = min(strength, _BESIDE)
             if all(case.course.ended_a_hang(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
+            if all(_ended_by_others(case, hit) for hit in hits):
+                strength = min(strength, _AFTERWARDS)
             yield Candidate(
                 signature.cause,
                 strength,
@@ -73,6 +78,18 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 
 
+def _ended_by_others(case: Case, hit: Hit) -> bool:
+    """Whether this is only how a program ends after a time-out: a watchdog's SIGKILL, of which the shell tells, or the trap
+    by which a kernel of DeepEP ends when it has waited in vain."""
+    if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
+        before = case.hits(*GAVE_UP)
+    elif "unspecified launch failure" in hit.text:
+        before = case.hits("deepep-timeout")
+    else:
+        return False
+    return bool(before) and case.after(hit, before[0]) is True
+
+
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
 
 
@@ -85,7 +102,8 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = sorted(topics.vote(case).items(), key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
+    why = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    votes = sorted(why, key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
     return [
         Candidate(
             cause,

@@ -7,7 +7,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.lines import later, place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SERVES
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
+_TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
 _ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
-_SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
+SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
 _COLLECTIVE = re.compile(
     r"distributed_c10d|init_process_group|all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|rendezvous|all_?to_?all|"
     r"ncclComm|store_based|synchronize"
@@ -28,6 +29,18 @@ LINES_AFTER = 3  # one rank's step may be printed just after another rank's last
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
 _FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
+GAVE_UP = (  # waiting in vain
+    "serving-watchdog",
+    "watchdog-timeout",
+    "watchdog-down",
+    "heartbeat",
+    "monitored-barrier",
+    "socket-timeout",
+    "deepep-timeout",
+)
+_WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+# Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
+_BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (
@@ -80,35 +93,51 @@ class Course:
     @functools.cached_property
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
-        # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-        began = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
         case = self._case
-        if self._worked or not case.has(*began):
+        if case.has(*_WORK) or not self._began:
             return False
         return not case.has("nccl-init-complete") or bool(self._interrupted)
 
-    @functools.cached_property
-    def _worked(self) -> bool:
-        return self._case.has("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+    @property
+    def _began(self) -> bool:
+        """Whether NCCL began to initialise."""
+        return self._case.has(*_BEGINNINGS)
 
     @functools.cached_property
     def _interrupted(self) -> list[Hit]:
         """Where somebody pressed Ctrl-C, or sent the same signal."""
-        told = [hit for hit in self._case.hits("signal-exception", "cancelled") if _SIGINT.search(hit.text)]
+        told = [hit for hit in self._case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
         return told + [hit for hit in self._case.tail if "^C" in hit.text and _CTRL_C.search(hit.text)]
 
     def ended_a_hang(self, hit: Hit) -> bool:
-        """Whether this line is somebody's Ctrl-C in a job that stood still: the hang has a cause, the interrupt is none."""
-        return _SIGINT.search(hit.text) is not None and bool(self.interrupted_hang)
+        """Whether this line is how a job ended that stood still, by Ctrl-C or a time limit: the hang has a cause of its own."""
+        if SIGINT.search(hit.text):
+            return bool(self.interrupted_hang)
+        return self._out_of_time and (_STOPPED.search(hit.text) or _TIME_LIMIT.search(hit.text)) is not None
+
+    @functools.cached_property
+    def _out_of_time(self) -> bool:
+        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end."""
+        limits = (hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text))
+        return self.unfinished and not self._case.has("nccl-init-complete") and any(limits)
 
     @functools.cached_property
     def interrupted_hang(self) -> list[Hit]:
-        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, or for long."""
-        if self._worked:
-            return [hit for hit in self._interrupted if self._silence(hit)]
+        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, for long, or after a
+        time-out."""
+        if any(self._worked_before(hit) for hit in self._interrupted):
+            return [hit for hit in self._interrupted if self._silence(hit) or self._timed_out_before(hit)]
         waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
         inside = any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
-        return self._interrupted if self.unfinished or inside else []
+        return self._interrupted if self._began or inside else []
+
+    def _worked_before(self, hit: Hit) -> bool:
+        """Whether work was done before this line, as far as the order is known: what a later run does says nothing of this one."""
+        return any(not later(work, hit) for work in self._case.hits(*_WORK))
+
+    def _timed_out_before(self, hit: Hit) -> bool:
+        """Whether somebody gave up waiting before this line, and the work did not go on."""
+        return any(later(hit, last) and not self.outlived(last) for name in GAVE_UP for last in self._case.lasts(name))
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""

@@ -30,6 +30,7 @@ _WRAPPED = re.compile(
     r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
     r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
+_TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
 
 class Exceptions:
@@ -45,10 +46,14 @@ class Exceptions:
         for item in self._case.summary.tracebacks:
             if not item.type or LAUNCHER.search(item.type) or self.is_known(item):
                 continue
-            if _WRAPPED.search(item.message[:400]) or self._only_logged(item):
+            if _WRAPPED.search(item.message[:400]) or self._only_logged(item) or self._waited_for_worker(item):
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._case.ranked(item.hit)))
         return kept
+
+    def _waited_for_worker(self, item: Traceback) -> bool:
+        """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""
+        return not item.message and _TIMEOUT.search(item.type) is not None and self._case.has("serving-watchdog")
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""

@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.explain.candidates import PLAUSIBLE, collect
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
+from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES, SIGINT
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
@@ -192,7 +192,11 @@ def _place(item: Candidate) -> tuple[str, int]:
 def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str, float]) -> bool:
     if before[cause.id] < PLAUSIBLE or effect.final:
         return False
-    if effect.id == "launch.killed" and cause.id in _WATCHED and _by_hand(effect):
+    if (
+        effect.id == "launch.killed"
+        and _by_hand(effect)
+        and (cause.id in _WATCHED or _why_interrupted(case, cause, effect))
+    ):
         return True
     if {cause.id, effect.id} == {"launch.killed", "sys.node-failure"}:
         killed = cause if cause.id == "launch.killed" else effect
@@ -222,13 +226,39 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
 
 # What makes a job slow or hang: somebody who watches it stops it, and looks for the reason afterwards.
 _WATCHED = frozenset(("gpu.thermal-power", "gpu.ecc", "gpu.nvlink", "gpu.p2p", "ib.port-down", "net.slow"))
-_HAND = re.compile(r"Force Terminated|CANCELLED AT|scancel|KeyboardInterrupt")
+_HAND = re.compile(rf"Force Terminated|CANCELLED AT|scancel|{SIGINT.pattern}")
+# What an interrupt itself does to a job.
+_OF_INTERRUPT = frozenset(
+    (
+        "app.rank-exception",
+        "app.dataloader-worker",
+        "unrelated",
+        "net.peer-lost",
+        "net.master-unreachable",
+        "launch.rdzv",
+        "sys.host-oom",
+        "sw.nccl-bug",
+    )
+)
 _TAKEN_AWAY = re.compile(r"preempt|\bspot\b|maintenance|scale.?down", re.IGNORECASE)
 
 
 def _by_hand(item: Candidate) -> bool:
     """Whether somebody stopped the job by hand: no limit and no preemption is named."""
-    return all(_HAND.search(hit.text) and "DUE TO" not in hit.text for hit in item.hits)
+    told = [
+        hit for hit in item.hits if hit.signature != "exception"
+    ]  # the lines of an exception's traceback say no more
+    return bool(told) and all(_HAND.search(hit.text) and "DUE TO" not in hit.text for hit in told)
+
+
+def _why_interrupted(case: Case, cause: Candidate, effect: Candidate) -> bool:
+    """Whether Ctrl-C ended the job because of this cause: it does not come of an interrupt, and the work did not outlive it."""
+    if not all(SIGINT.search(hit.text) for hit in effect.hits if hit.signature != "exception"):
+        return False
+    if cause.cured:
+        return True
+    came_after = cause.id in LATE and case.after(_first(cause), _first(effect)) is True
+    return cause.id not in _OF_INTERRUPT and not came_after and not _survived(case, cause)
 
 
 def _first(item: Candidate) -> Hit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import later, ranks_of, speakers
+from nccl_doctor.explain.lines import in_order, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import Work
 
@@ -213,6 +214,20 @@ def desync_report(case: Case) -> Iterable[Candidate]:
             hits.append(hit)
     if ranks:
         yield from _why_behind(case, ranks, [*hits, *case.hits("desync-lagging")[:4]])
+
+
+@diagnosis
+def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
+    """The snapshot in torch's desync report has ranks in different operations under one number: they called different ones."""
+    rows = case.hits("desync-started")
+    beside = [pair for pair in itertools.pairwise(rows) if later(pair[1], pair[0]) and pair[1].line == pair[0].line + 1]
+    hits = in_order(itertools.chain(*beside))
+    calls = dict.fromkeys(hit.groups["operation"].strip() for hit in hits)
+    if len(calls) > 1:
+        few = min(hits, key=lambda hit: hit.groups["ranks"].count(","))
+        ranks = {int(number) for number in few.groups["ranks"].split(",")}
+        title = f"the ranks stand in different operations ({', '.join(calls)}) under one number"
+        yield Candidate("app.collective-mismatch", 0.88, title, hits, ranks)
 
 
 @diagnosis

@@ -362,6 +362,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     if case.exceptions.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
+    hits += case.hits("torchrun-rank", "torchrun-failed")  # whom the launcher's table names first
     own = codes - _KILLED
     ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
@@ -413,6 +414,23 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
     causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
     for at, cause in enumerate(causes if hits else ()):
         yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
+
+
+@diagnosis
+def engine_waits(case: Case) -> Iterable[Candidate]:
+    """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
+
+    The engine's watchdog does not know which. The workers' stacks, NCCL's own lines and the kernel's log would tell.
+    """
+    hits = case.hits("serving-watchdog")
+    causes = (
+        "app.collective-mismatch",
+        "sw.nccl-bug",
+        "gpu.fell-off-bus",
+    )  # the watchdog itself speaks for a straggler
+    for at, cause in enumerate(causes if hits and not case.course.overcome("serving-watchdog") else ()):
+        title = "workers of the serving engine do not answer, and do not say why"
+        yield Candidate(cause, 0.32 - 0.02 * at, title, hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {

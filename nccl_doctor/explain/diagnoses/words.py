@@ -53,7 +53,7 @@ def slower(case: Case, ranks: set[int]) -> list[Hit]:
 
 
 _BUSY = re.compile(
-    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
+    r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build(?!er)|\bgrouping|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
     r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
@@ -109,6 +109,7 @@ def still_at_work(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
     """What ranks that were waited for said of their work after the others had given up: they were alive, but late."""
     said = [case.summary.last_of_rank[rank] for rank in sorted(ranks) if rank in case.summary.last_of_rank]
     said += [hit for hit in case.tail if hit.rank in ranks or (names_rank(hit.text, ranks) and _BUSY.search(hit.text))]
+    said += [hit for hit in case.tail if not ranks and _WORK_BAR.search(hit.text)]
     return [
         hit
         for hit in in_order(said)

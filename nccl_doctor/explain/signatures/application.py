@@ -58,6 +58,7 @@ says(
     why="DDP compared the parameters of all ranks.",
     where=lambda groups, line: "inconsistent 0 params" not in line and groups.get("mine") != "0",
 )
+_STARTED = re.compile(r"\[\d[\d, ]*\] started [A-Za-z_]\w*\s*$")
 says(
     "desync-never-joined",
     "ranks {ranks} are the lagging ranks that caused this timeout. They never joined any collectives",
@@ -72,6 +73,12 @@ says(
     "finished collective #{last:int}, but didn't join collective #{next:int}",
     "joined but didn't finish collective #{next:int}",
     why="The desync report: who is behind, and at which collective.",
+)
+says(
+    "desync-started",
+    "[{ranks}] started {operation}",
+    why="The desync report's snapshot: in which operation these ranks stand.",
+    where=lambda groups, line: _STARTED.search(line) is not None,
 )
 says(
     "ddp-unused",
@@ -353,11 +360,14 @@ says(
     "No such option",
     "Missing argument",
     "unrecognized arguments",
+    "Unrecognized options: {option}",
     cause="unrelated",
     strength=0.8,
     title="the command line is wrong",
     why="The program's own argument parser refused its arguments.",
-    where=lambda groups, line: "usage: {" not in line and ("rror" in line or line.strip().startswith("usage:")),
+    where=lambda groups, line: (
+        "usage: {" not in line and ("rror" in line or "Unrecognized" in line or line.strip().startswith("usage:"))
+    ),
 )
 says(
     "tests-failed",

@@ -507,6 +507,8 @@ says(
     "thermal violation",
     "Thermal violation",
     "throttle reason",
+    "event_reasons: {reason}_slowdown",
+    "throttle_reasons: {reason}_slowdown",
     cause="gpu.thermal-power",
     strength=0.9,
     title="GPUs are throttled by heat or power",

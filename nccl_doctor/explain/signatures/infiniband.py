@@ -569,6 +569,11 @@ says(
     where=lambda groups, line: "WARN" in line or "rror" in line,
 )
 says(
+    "plugin-misfit",
+    "NET/Plugin: {reason} (required by {library})",
+    why="The loader's reason not to load a network plugin.",
+)
+says(
     "plugin-missing",
     "libfabric.so.1: cannot open shared object file",
     "Failed to initialize any NET plugin",

@@ -52,13 +52,13 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
-_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b")
+_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b")  # a job step is Slurm's
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
-    if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step at all
+    if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step of the work
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     told = _FRAME.search(line) or _BEFORE_WORK.search(line)

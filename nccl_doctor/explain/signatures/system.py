@@ -147,6 +147,11 @@ says(
     why="137 is 128 and SIGKILL's 9. A kubelet that stops a pod, a launcher that cleans up and a person send it, too; \"OOMKilled\" in the pod's state, or the kernel's log, would tell.",
 )
 says(
+    "large-allocation",
+    "tcmalloc: large alloc {bytes:int} bytes",
+    why="The allocator tells of an allocation of a gigabyte or more.",
+)
+says(
     "sigkill",
     "exitcode  : -9",
     "exitcode: -9",
@@ -170,6 +175,7 @@ says(
     where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
 )
 
+SHELL_KILLED = re.compile(r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$")
 says(
     "shell-killed",
     "Killed",
@@ -177,9 +183,7 @@ says(
     strength=0.28,
     title="the shell says that the process was killed (SIGKILL): the memory limit, or somebody",
     why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
-    where=lambda groups, line: bool(
-        re.search(r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$", line)
-    ),
+    where=lambda groups, line: bool(SHELL_KILLED.search(line)),
     wake=("Killed",),
 )
 

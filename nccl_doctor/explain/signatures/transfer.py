@@ -107,6 +107,17 @@ says(
     why="NVSHMEM gave up after all its transports had refused; their own lines, just before, say why.",
 )
 
+says(
+    "nvshmem-does-without",
+    "is not enumerated as an mlx5 device. Skipping",
+    "cannot allocate buffer on the specified memory type. Skipping",
+    "GDRCopy library not found. disabling GDRCopy",
+    "falling back to not using GDRCopy",
+    "ibv_dealloc_pd failed",
+    role=Role.HARMLESS,
+    why="NVSHMEM passes over a device, does without GDRCopy, or leaves the rest of its clean-up to the kernel. It matters where it then finds no device at all, or is slow.",
+)
+
 # --- key-value caches that move between the hosts of a serving engine
 says(
     "kv-peer-lost",

@@ -1,0 +1,243 @@
+"""How a job ended is not why it failed: interrupts, limits, traps and kills that only follow, and those that are the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.explain.model import Explanation, Verdict
+from tests.unit.explained import explain_text
+
+
+def _first(explanation: Explanation) -> str:
+    return explanation.causes[0].id if explanation.causes else ""
+
+
+_SET_UP = (
+    "NCCL version 2.22.3+cuda12.5\n"
+    "box:70:90 [0] NCCL INFO Using network Socket\n"
+    "box:70:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n"
+    "box:70:90 [0] NCCL INFO comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x7 - Init COMPLETE\n"
+    "box:71:91 [1] NCCL INFO comm 0xb rank 1 nranks 2 cudaDev 1 nvmlDev 1 busId 2000 commId 0x7 - Init COMPLETE\n"
+)
+_STEPS = "".join(f"step {n} loss 2.{n} 310 ms/step\n" for n in range(100, 140))
+_SIGINT = (
+    "^CW0501 10:20:30.400000 60 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGINT death signal, "
+    "shutting down workers\n"
+    "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "/src/net.py", line 9, in main\n'
+    "[rank1]:     model(batch)\n"
+    "[rank1]: KeyboardInterrupt\n"
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 60 got signal: 2\n"
+)
+_IOMMU = "[  77.100000] nvidia 0000:21:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0014 address=0xe0000000 flags=0x0020]\n"
+_XID = "[ 8100.2] NVRM: Xid (PCI:0000:21:00): 79, pid=70, GPU has fallen off the bus.\n"
+_WITHOUT_P2P = (
+    "$ NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=2 net.py\nepoch 0 loss 1.5\nepoch 1 loss 1.2\nepoch 2 loss 1.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("proof", "cause"),
+    [(_IOMMU + _WITHOUT_P2P, "gpu.p2p"), (_WITHOUT_P2P, "gpu.p2p"), (_IOMMU, "gpu.p2p"), (_XID, "gpu.fell-off-bus")],
+)
+def test_who_interrupts_a_hang_is_not_its_cause(proof: str, cause: str) -> None:
+    told = explain_text(_SET_UP + _SIGINT + proof)
+    assert (told.verdict, _first(told)) == (Verdict.CAUSE_FOUND, cause)
+
+
+def test_an_interrupt_of_work_is_explained_by_what_stopped_the_work_only() -> None:
+    assert _first(explain_text(_SET_UP + _STEPS + _XID + _SIGINT)) == "gpu.fell-off-bus"
+    assert _first(explain_text(_SET_UP + _STEPS + _SIGINT)) == "launch.killed"
+    waited = (
+        "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, "
+        "OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600080 milliseconds before timing out.\n"
+    )
+    assert explain_text(_SET_UP + _STEPS + waited + _SIGINT).verdict is Verdict.UNDECIDED
+    assert _first(explain_text(_SET_UP + waited + _STEPS + _SIGINT)) == "launch.killed"
+    peers = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.1.1.2]:4000\n"
+    assert _first(explain_text(_SET_UP + _STEPS + _SIGINT + peers)) == "launch.killed"
+
+
+_LIMIT = "slurmstepd: error: *** STEP 40.0 ON n1 CANCELLED AT 2026-04-03T02:01:00 DUE TO TIME LIMIT ***\n"
+_ABORTED = (
+    "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: error: n2: task 1: Terminated\n"
+)
+_SIGTERM = (
+    "W0403 02:01:01.400000 60 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGTERM death signal, "
+    "shutting down workers\n"
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 60 got signal: 15\n"
+)
+_STARTS = "".join(
+    f"n{rank}:70:9{rank} [0] NCCL INFO Bootstrap : Using eth0:10.1.1.{rank}<0>\n"
+    f"n{rank}:70:9{rank} [0] NCCL INFO comm 0x{rank}a rank {rank} nranks 2 cudaDev 0 busId 1000 commId 0x7 - Init START\n"
+    for rank in range(2)
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [_LIMIT, _LIMIT + _ABORTED, _LIMIT + _SIGTERM, "TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n"],
+)
+def test_a_time_limit_ends_a_start_that_hangs_and_is_the_cause_where_work_was_done(end: str) -> None:
+    hung = explain_text(_STARTS + end)
+    assert hung.verdict is Verdict.UNDECIDED
+    assert [cause.id for cause in hung.causes][:2] == ["net.firewall", "net.wrong-interface"]
+    worked = explain_text(_STARTS + _STARTS.replace("START", "COMPLETE") + _STEPS + end)
+    assert (worked.verdict, _first(worked)) == (Verdict.CAUSE_FOUND, "launch.killed")
+
+
+def test_sigterm_without_a_limit_says_who_ended_the_job() -> None:
+    assert _first(explain_text(_STARTS + _SIGTERM)) == "launch.killed"
+
+
+_SERVES = "[2026-04-03 02:00:00 TP0] Decode batch. #running-req: 4, #token: 900, gen throughput (token/s): 800.10\n"
+_WATCHDOG = "".join(f"[2026-04-03 02:06:0{n} TP{n}] Watchdog timeout (self.watchdog_timeout=300)\n" for n in range(4))
+_CHILD = "[2026-04-03 02:06:09] Received sigquit from a child process. It usually means the child failed.\n"
+_SHELL = "/run.sh: line 4:    31 Killed                  python3 -m sglang.launch_server --tp 4\n"
+
+
+@pytest.mark.parametrize("end", [_SHELL, "Killed\n", _CHILD, _CHILD + _SHELL])
+def test_a_kill_after_the_engines_watchdog_is_its_consequence(end: str) -> None:
+    told = explain_text(_SERVES * 3 + _WATCHDOG + end)
+    assert told.verdict is Verdict.UNDECIDED
+    assert _first(told) == "app.straggler-timeout"
+    assert {"sw.nccl-bug", "gpu.fell-off-bus"} <= {cause.id for cause in told.causes}
+
+
+def test_a_kill_of_its_own_is_still_the_memory_limits() -> None:
+    assert _first(explain_text(_SERVES * 3 + _SHELL)) == "sys.host-oom"
+    kernel = "[ 99.1] Memory cgroup out of memory: Killed process 31 (python3) total-vm:900kB, anon-rss:800kB\n"
+    assert _first(explain_text(_SERVES * 3 + _WATCHDOG + kernel + _SHELL)) == "sys.host-oom"
+    assert _first(explain_text(_SERVES * 3 + _SHELL + _WATCHDOG)) == "sys.host-oom"
+
+
+_BLOCKED = (
+    "(EngineCore pid=9) INFO 04-03 02:0{n}:05 [shm_broadcast.py:466] "
+    "No available shared memory broadcast block found in 60 seconds.\n"
+)
+_ENGINE = "(EngineCore pid=9) ERROR 04-03 02:09:05 [core.py:700] "
+
+
+@pytest.mark.parametrize("link", ["TimeoutError", "queue.Empty", "asyncio.exceptions.TimeoutError"])
+def test_an_engine_whose_workers_hang_does_not_tell_the_cause(link: str) -> None:
+    log = "".join(_BLOCKED.replace("{n}", str(n)) for n in range(4)) + "".join(
+        f"{_ENGINE}{line}\n"
+        for line in (
+            "EngineCore encountered a fatal error.",
+            "Traceback (most recent call last):",
+            '  File "/vllm/v1/executor/multiproc_executor.py", line 300, in get_response',
+            "    status, result = queue.dequeue(",
+            link,
+            "The above exception was the direct cause of the following exception:",
+            "Traceback (most recent call last):",
+            '  File "/vllm/v1/executor/multiproc_executor.py", line 310, in collective_rpc',
+            "    result = get_response(w)",
+            "TimeoutError: RPC call to execute_model timed out.",
+        )
+    )
+    told = explain_text(log)
+    assert told.verdict is Verdict.UNDECIDED
+    assert "unrelated" not in {cause.id for cause in told.causes}
+
+
+def test_an_engine_whose_worker_raises_tells_it() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        + '  File "/srv/model.py", line 3, in forward\n    raise KeyError(name)\n'
+    )
+    told = explain_text(_BLOCKED.replace("{n}", "1") + log + "KeyError: 'lm_head'\n")
+    assert told.verdict is not Verdict.UNDECIDED
+    assert _first(told) in ("unrelated", "app.rank-exception")
+
+
+_EXPERTS = (
+    "DeepEP dispatch NVL receiver timeout, channel: 3, RDMA: 0, nvl: 1, src RDMA: 1, src nvl: 2, start: 0, end: 0\n"
+)
+_TRAP = "[rank2]: torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+
+
+def test_deepeps_trap_follows_its_timeout() -> None:
+    cpu = "[rank6]: RuntimeError: DeepEP error: timeout (combine CPU)\n"
+    for log in (_EXPERTS + _TRAP, _EXPERTS * 3 + cpu + _TRAP):
+        told = explain_text(log)
+        assert told.verdict is Verdict.UNDECIDED
+        assert _first(told) == "app.straggler-timeout"
+    illegal = "[rank2]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    for log in (_TRAP, _TRAP + _EXPERTS, _EXPERTS + illegal):
+        assert _first(explain_text(log)) == "gpu.illegal-access"
+
+
+_NOTICES = (
+    "WARN: device rxe0 is not enumerated as an mlx5 device. Skipping...\n"
+    "WARN: device mlx5_9 cannot allocate buffer on the specified memory type. Skipping...\n"
+    "/nvshmem/transport_gdr_common.cpp 26 GDRCopy library not found. disabling GDRCopy.\n"
+)
+_TESTED = (
+    "[testing] Running with BF16, with top-k (async=False, previous=False) ... passed\n"
+    "[tuning] Best dispatch (BF16): SMs 24, NVL chunk 20, RDMA chunk 16: 44.00 GB/s (RDMA), 143.00 GB/s (NVL)\n"
+)
+_CLEAN_UP = "/nvshmem/ibgda.cpp:4100: ibv_dealloc_pd failed\n"
+
+
+def test_nvshmems_notices_are_harmless_where_the_tests_pass() -> None:
+    assert explain_text(_NOTICES + _TESTED + _CLEAN_UP + "rc=0\n").verdict is Verdict.HEALTHY
+    assert explain_text(_NOTICES + _TESTED + "rc=0\n").verdict is Verdict.HEALTHY
+    assert explain_text(_NOTICES + _TESTED + _EXPERTS + "rc=1\n").verdict is not Verdict.HEALTHY
+    none = _NOTICES + "no active IB device that supports GPU-initiated communication is found\n"
+    assert _first(explain_text(none)) == "ib.device-not-found"
+
+
+_SNAPSHOT = (
+    "[rank0]:[E ProcessGroupNCCL.cpp:577] [Rank 0]\n"
+    "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "\t   - [3] joined but didn't finish collective #12 (count from 1)\n"
+    "\t - Snapshot of ranks' latest states:\n"
+    "\t   #12 started ranks:\n"
+    "\t     [0, 1, 2] started ALLREDUCE\n"
+)
+
+
+def test_different_operations_under_one_number_are_a_mismatch() -> None:
+    told = explain_text(_SNAPSHOT + "\t     [3] started BROADCAST\n")
+    assert (_first(told), told.causes[0].ranks) == ("app.collective-mismatch", (3,))
+    assert any("[3] started BROADCAST" in item.text for item in told.causes[0].evidence)
+    other_number = explain_text(_SNAPSHOT + "\t   #11 started ranks:\n\t     [3] started BROADCAST\n")
+    assert all(cause.confidence < 0.8 for cause in other_number.causes if cause.id == "app.collective-mismatch")
+
+
+_TABLE = (
+    "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n"
+    "  host      : h1\n  rank      : 5 (local_rank: 1)\n  exitcode  : {code} (pid: 40)\n  error_file: <N/A>\n"
+)
+
+
+def test_what_the_launchers_table_says_of_a_silent_rank_is_quoted() -> None:
+    told = explain_text(_TABLE.replace("{code}", "1"))
+    assert told.causes[0].ranks == (5,)
+    assert any("rank      : 5" in item.text for item in told.causes[0].evidence)
+
+
+def test_options_that_a_program_does_not_know_are_its_own_affair() -> None:
+    told = explain_text("│ Unrecognized options: --trainer.stepps │\n" + _TABLE.replace("{code}", "2"))
+    assert (told.verdict, _first(told)) == (Verdict.NOT_DISTRIBUTED, "unrelated")
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "cause"),
+    [
+        (
+            "n1:7:7 [0] NCCL INFO NET/Plugin: /lib/libc.so.6: version `GLIBC_2.38' not found (required by /opt/libnccl-net.so)",
+            "n1:7:7 [0] net.cc:625 NCCL WARN Error: network gIB not found.",
+            "net.plugin",
+        ),
+        (
+            "tcmalloc: large alloc 3221225472 bytes == 0x55d0a000",
+            "/run.sh: line 4:    31 Killed    python3 t.py",
+            "sys.host-oom",
+        ),
+    ],
+)
+def test_the_reason_that_a_library_gave_is_quoted(line: str, before: str, cause: str) -> None:
+    told = explain_text(f"{line}\n{before}\n")
+    assert _first(told) == cause
+    assert any(line in item.text for item in told.causes[0].evidence)
