@@ -95,10 +95,10 @@ def _last_step(case: Case, unit: str, hit: Hit) -> float:
 
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
-    r"\b(tps|mfu|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
+    r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
 )
 _TIME_OF_STEP = re.compile(
-    r"(?:\bstep[_ ]?time\W{0,3}|(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)", re.IGNORECASE
+    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)", re.IGNORECASE
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(m?s)\b")
 
@@ -256,6 +256,19 @@ def peermem(case: Case) -> Iterable[Candidate]:
             "GPUDirect RDMA is disabled: all traffic goes through host memory",
             [*hits, *rows[-2:], *complaint[:2]],
         )
+
+
+@diagnosis
+def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
+    """NCCL uses GPUDirect RDMA on some hosts of the job and finds it disabled on others, which slow all of it down."""
+    used, lacking = hosts_of(case.hits("channel-gdr")), case.hits("gdr-disabled")
+    odd = (hosts_of(lacking) & hosts_of(case.hits("channel-net"))) - used
+    if used and odd:
+        proof = [hit for hit in lacking if hit.host in odd]
+        complaint = complaints(case)
+        title = "GPUDirect RDMA is disabled on a host, and used on the others"
+        strength = 0.7 if complaint else 0.56
+        yield Candidate("ib.gdr", strength, title, [*proof, *case.hits("channel-gdr")[:1], *complaint[:2]], hosts=odd)
 
 
 _TOO_FAR = re.compile(r"distance \d+ > \d+")

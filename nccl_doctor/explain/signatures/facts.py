@@ -467,6 +467,7 @@ EARLIER_RUN = (
     "previous run",
     "previously",
     "same config",
+    "reference run",
     "used to be",
     "used to take",
 )
@@ -496,6 +497,7 @@ says(
     "under the threshold",
     "minimum bandwidth",
     "min_busbw",
+    "busbw {measured:num} < {least:num}",
     "MIN_BW",
     "[FAILED]",
     "degraded",
@@ -503,7 +505,9 @@ says(
     sampled=True,
     why="A program or a person says that the bandwidth is too low.",
     where=lambda groups, line: (
-        any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW")) and not _MAY_BE.search(line)
+        any(word in line for word in ("GB/s", "Gb/s", "busbw", "andwidth", "slow", "BW"))
+        and not _MAY_BE.search(line)
+        and float(groups.get("measured", 0)) < float(groups.get("least", 1))
     ),
 )
 
