@@ -26,6 +26,11 @@ def peermem(topology: TopologyFact) -> str | None:
     return next((name for name in PEERMEM if topology.modules.get(name)), None)
 
 
+def modules_told(topology: TopologyFact) -> bool:
+    """Whether it is known of each of these modules if it is loaded."""
+    return all(name in topology.modules for name in PEERMEM)
+
+
 def dmabuf_possible(topology: TopologyFact, gpu: GpuFact | None) -> bool | None:
     """Whether DMA-BUF can stand in for it: Linux 5.12 or later and the open kernel modules; None if untold.
 
@@ -56,6 +61,8 @@ def sentences(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
         possible = dmabuf_possible(topology, gpu)
         if module:
             told.append(("GPUDirect", f"{module} is loaded"))
+        elif not modules_told(topology):
+            told.append(("GPUDirect", "not known: kernel modules were not collected"))
         elif possible:
             told.append(("GPUDirect", "no peer-memory module; DMA-BUF is possible (open kernel modules)"))
         elif possible is None:

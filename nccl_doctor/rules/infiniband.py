@@ -17,7 +17,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
+from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.interface_view import nccl_version
 from nccl_doctor.rules.rails import Rail, rails
 from nccl_doctor.rules.thresholds import value
@@ -681,6 +681,8 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     topology = host.need(TopologyFact)
     if peermem(topology) or any("GeForce" in (device.name or "") for device in gpu.gpus):
         return  # consumer cards cannot do GPUDirect RDMA at all: nothing to load
+    if not modules_told(topology):
+        raise MissingFact("nvidia_peermem", "kernel modules were not collected")
     possible = dmabuf_possible(topology, gpu)
     if possible:
         return

@@ -13,7 +13,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.gpu_fleet import quoted
-from nccl_doctor.rules.gpudirect import dmabuf_possible, peermem
+from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband import NO_DEVICE
 from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
 
@@ -156,12 +156,16 @@ def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
     found = {host: ports for host, ports in _rails(fleet).items() if ports}
     topology = fleet.every(TopologyFact)
     gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
+    asked = [host for host in found if host in topology and host in gpus]
+    for host in asked:
+        if not modules_told(topology[host]):
+            fleet.lack("nvidia_peermem", "kernel modules were not collected", host)
     told = {
         host: peermem(topology[host]) or _DMABUF[dmabuf_possible(topology[host], gpus[host])]
-        for host in found
-        if host in topology and host in gpus
+        for host in asked
+        if modules_told(topology[host])
     }
-    if not told:
+    if not asked:
         raise SkipRule("no host with GPUs and RDMA")
     drift = row("GPUDirect RDMA through", told)
     without = [host for host in drift.odd if told[host] in ("none", "DMA-BUF")]

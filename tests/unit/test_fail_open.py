@@ -103,8 +103,6 @@ ALWAYS_SENT = {
     ("system: gpu_processes.processes", "system.gpu_holders"),
     ("topology: iommu", "topology.iommu"),
     ("topology: iommu.types", "topology.iommu"),
-    ("topology: modules", "infiniband_fleet.same_gpudirect"),
-    ("topology: modules.nvidia_peermem", "infiniband_fleet.same_gpudirect"),
 }
 NEEDS = ("gpus=8", "ib-ports=8", "shm=1G", "disk=1G", "memory=1G", "cpus=4", "same=torch+numpy")
 

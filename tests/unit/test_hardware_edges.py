@@ -352,18 +352,21 @@ def test_locked_memory(soft: int | None, wanted: bool, healthy: Facts) -> None:
     assert set(seen) == ({"ib.memlock"} if wanted else set())
 
 
+ABSENT = {"nvidia_peermem": False, "nv_peer_mem": False}
+
+
 @pytest.mark.parametrize(
     ("modules", "flavor", "kernel", "wanted"),
     [
         ({"nvidia_peermem": True}, "proprietary", "5.4.0", ""),
         ({"nv_peer_mem": True}, "proprietary", "5.4.0", ""),
-        ({}, "open", "5.12.0", ""),
-        ({}, "open", "5.11.9", "ib.gdr.off"),
-        ({}, "proprietary", "6.8.0", "ib.gdr.off"),
-        ({}, None, "6.8.0", "ib.gdr.unknown"),
-        ({}, "open", "?", "ib.gdr.unknown"),
-        ({}, "open", "4.18.0-553.el8_10.x86_64", "ib.gdr.unknown"),  # with a later kernel's RDMA core
-        ({}, "proprietary", "4.18.0-553.el8_10.x86_64", "ib.gdr.off"),
+        (ABSENT, "open", "5.12.0", ""),
+        (ABSENT, "open", "5.11.9", "ib.gdr.off"),
+        (ABSENT, "proprietary", "6.8.0", "ib.gdr.off"),
+        (ABSENT, None, "6.8.0", "ib.gdr.unknown"),
+        (ABSENT, "open", "?", "ib.gdr.unknown"),
+        (ABSENT, "open", "4.18.0-553.el8_10.x86_64", "ib.gdr.unknown"),  # with a later kernel's RDMA core
+        (ABSENT, "proprietary", "4.18.0-553.el8_10.x86_64", "ib.gdr.off"),
     ],
 )
 def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wanted: str, healthy: Facts) -> None:
@@ -371,6 +374,13 @@ def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wa
     assert set(found(facts)) == ({wanted} if wanted else set())
     consumer = every_gpu(facts, name="NVIDIA GeForce RTX 4090", nvlinks=[])
     assert not [id for id in found(consumer) if id.startswith("ib.gdr")]
+
+
+def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
+    untold = report(of_host(of_host(healthy, module_flavor="proprietary"), "topology", modules={}))
+    assert not untold.findings and any(gap.what == "nvidia_peermem" for gap in untold.unknown)
+    one = report(healthy, healthy, of_host(healthy, "topology", modules={}))
+    assert not one.findings and any(gap.what == "nvidia_peermem" and gap.hosts == ("gpu03",) for gap in one.unknown)
 
 
 @pytest.mark.parametrize("name", ["ibv_devinfo"])
@@ -635,7 +645,7 @@ def test_rails_where_no_port_is_active(healthy: Facts) -> None:
 
 def test_gpudirect_that_one_host_lacks(healthy: Facts) -> None:
     """Without any way it is a fault; with another way, worth a look."""
-    no_module = of_host(healthy, "topology", modules={})
+    no_module = of_host(healthy, "topology", modules=ABSENT)
     assert found(healthy, healthy, no_module)["ib.gdr.differs"].severity is Severity.WARN
     closed = of_host(no_module, module_flavor="proprietary")
     item = found(healthy, healthy, closed)["ib.gdr.differs"]
