@@ -6,6 +6,7 @@ before units (``11.3 samples/s``) or below a table's heading.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import statistics
@@ -14,10 +15,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
-ENOUGH = 40  # rows: of more, every second, third, ... one tells as well whether there are two levels
+ENOUGH = 24  # rows: of more, every second, third, ... one tells as well whether there are two levels
 SLOWER = 4 / 3  # times: a third more time for a step
 FAR_SLOWER = 1.6  # where the lines between are not known, which may say why
 SIGNATURE = "pace-left"  # of the hits that are made of it
+_OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
@@ -95,8 +97,7 @@ def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> lis
     else:
         unit = " ms" if "time (ms)" in text else ""
         names = [_name(text, found) + unit for found in _NUMBER.finditer(text)]
-    told = any(_is_rate(name) or _WHOLE.search(name) or _is_part(name) for name in names)
-    return names if told and not SERVES.search(text) else []
+    return names if any(any(_kinds(name)) for name in names) and not SERVES.search(text) else []
 
 
 def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
@@ -120,12 +121,15 @@ def _name(text: str, number: re.Match[str]) -> str:
     return f"{before} {behind}".strip() if not _RATE.search(behind) else behind
 
 
+@functools.lru_cache(4096)  # the ranks of a job have their rows' names in common
+def _kinds(name: str) -> tuple[bool, bool, bool]:
+    """Whether it names a rate, the time of a whole step, or that of a part of it."""
+    rate = bool(_RATE.search(name)) and not _PER_STEP.search(name)
+    return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and _TIME.search(name))
+
+
 def _is_rate(name: str) -> bool:
-    return bool(_RATE.search(name)) and not _PER_STEP.search(name)
-
-
-def _is_part(name: str) -> bool:
-    return bool(_PART.search(name) and _TIME.search(name))
+    return _kinds(name)[0]
 
 
 def _of_rows(
@@ -133,19 +137,26 @@ def _of_rows(
 ) -> Iterator[Shift]:
     values = [_NUMBER.findall(_text(raw)) for _, raw in rows]
     rows = [row for row, found in zip(rows, values, strict=True) if len(found) == len(names)]
-    table = [[_value(cell) for cell in found] for found in values if len(found) == len(names)]
-    if len(table) < 2 * LEAST:
+    values = [found for found in values if len(found) == len(names)]
+    if len(values) < 2 * LEAST:
         return
-    columns = [(name, [row[at] for row in table]) for at, name in enumerate(names)]
-    paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns if _is_rate(name)]
-    paces += [(name, cells) for name, cells in columns if not _is_rate(name) and _WHOLE.search(name)]
-    parts = [(name, cells) for name, cells in columns if _is_part(name)]
+
+    def columns(kind: int) -> list[tuple[str, list[float]]]:
+        wanted = [at for at, name in enumerate(names) if _kinds(name)[kind]]
+        return [(names[at], [_value(found[at]) for found in values]) for at in wanted]
+
+    paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns(_OF_RATE)]
+    paces += columns(_OF_STEP)
+    parts = columns(_OF_PART)
     if len(parts) > 1:
         together = [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)]
         paces.append(("the sum of a step's parts", together))
     for name, cells in paces:
         at = _level_left(cells, slower)
-        if at is None or _more_to_do(columns, at, rows, lines):
+        if at is None:
+            continue
+        others = [(told, [_value(found[place]) for found in values]) for place, told in enumerate(names)]
+        if _more_to_do(others, at, rows, lines):
             continue
         before, after = _medians(cells, at)
         if _is_rate(name):
@@ -203,7 +214,7 @@ def _more_to_do(
     """Whether the rows, or the lines around the first slow one, say that a step's work changed."""
     for name, cells in columns:
         old, new = _medians(cells, at)
-        is_load = _LOAD.search(name) and not (_is_rate(name) or _WHOLE.search(name))
+        is_load = _LOAD.search(name) and not any(_kinds(name)[:_OF_PART])
         if is_load and abs(new - old) > _MORE * abs(old) and not _counts_up(cells):
             return True
     first, last = rows[max(0, at - 2)][0], rows[at][0]
