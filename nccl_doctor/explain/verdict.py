@@ -105,7 +105,7 @@ def good_end(case: Case) -> list[Hit]:
         return ([last] if last is not None else []) + case.hits(name)[:4]
 
     names = (*_GOOD, "status-good") if _only_status(case) else _GOOD
-    proof = [hit for name in names for hit in told(name)] or _only_exits(case)
+    proof = [hit for name in names for hit in told(name)]
     if not proof:
         return []
     # What looks bad and is not is quoted as well: one line of each kind.
@@ -114,16 +114,6 @@ def good_end(case: Case) -> list[Hit]:
     tails = case.summary.tails.values()
     ending = [hit for last in (slice(-3, None), slice(None, -3)) for hits in tails for hit in hits[last]]
     return quotes.unique([*proof, *told("not-destroyed"), *harmless, *ending])[:_GOOD_EVIDENCE]
-
-
-def _only_exits(case: Case) -> list[Hit]:
-    """The lines, where all there is says that programs left process groups to their exit: none hangs, and none complains."""
-    exits = case.signatures["not-destroyed"]
-    return (
-        case.tail
-        if case.summary.lines <= LAST_LINES and all(exits.match(hit.text) is not None for hit in case.tail)
-        else []
-    )
 
 
 def _only_status(case: Case) -> bool:

@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons, untold
+from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons
 from nccl_doctor.rules.thresholds import value
 
 _RESET = "drain the host, then reset this GPU (before Ampere: with all that it has NVLinks to)"
@@ -66,10 +66,7 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     need_fields(gpus, "ECC counters", "ecc_mode", "ecc_uncorrected_volatile", "ecc_corrected_volatile")
     need_fields(gpus, "row-remap state", "remap_pending", "remap_failure", "retired_pages_pending")
-    if any(
-        untold(gpu, "sram_threshold_exceeded") not in ("", "not permitted") for gpu in gpus
-    ):  # reading it needs root
-        need_fields(gpus, "SRAM errors", "sram_threshold_exceeded")
+    need_fields(gpus, "SRAM errors", "sram_threshold_exceeded")
 
 
 def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:

@@ -26,21 +26,17 @@ Emit = Callable[[Dict[str, Any]], None]
 _PACKAGE = __package__ or "nccl_doctor.agent.collective"
 _MODULES = (
     "",
-    *(
-        [
-            ".board",
-            ".channel",
-            ".errors",
-            ".gemm",
-            ".operations",
-            ".pairs",
-            ".patterns",
-            ".ranks",
-            ".sockets",
-            ".worker",
-            ".world",
-        ]
-    ),
+    ".board",
+    ".channel",
+    ".errors",
+    ".gemm",
+    ".operations",
+    ".pairs",
+    ".patterns",
+    ".ranks",
+    ".sockets",
+    ".worker",
+    ".world",
 )
 
 # Runs in the rank's Python: import the sources that come on the first line of stdin, then do the job.

@@ -113,7 +113,6 @@ KNOWN = {
     *((name, "traceback-only-in-elastic-table") for name in ("unknown", "mail", "indented")),
     *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
-    ("a service's log", "only-exits-without-destroy"),  # its lines are no longer all there is
     ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
 }
 

@@ -205,6 +205,12 @@ def test_an_empty_log_is_not_healthy() -> None:
     assert explain_text("hello\nworld\n").verdict is Verdict.UNDECIDED
 
 
+def test_programs_that_only_exit_are_not_proved_healthy() -> None:
+    said = "ProcessGroupNCCL.cpp:1476] Warning: WARNING: destroy_process_group() was not called before program exit"
+    got = explain_text("\n".join(f"[rank{rank}]:[W204 10:11:12.000000000 {said}" for rank in range(2)))
+    assert got.verdict is Verdict.UNDECIDED
+
+
 def test_harmless_lines_come_with_their_condition() -> None:
     got = explain_text("NET/Plugin: Could not find: libnccl-net.so.\nstep 1 loss 2\nTraining finished\n")
     assert got.verdict is Verdict.HEALTHY
