@@ -26,6 +26,7 @@ def describe(worker: "Worker") -> Dict[str, Any]:
         "device_id": "",
         "nccl": "",
         "world": worker.me.world,
+        "backend": worker.plan["backend"],
     }
     if device.type == "cuda":
         record["device_name"] = torch.cuda.get_device_name(device)
@@ -44,6 +45,9 @@ def problem(records: List[Dict[str, Any]], expected: int, same_gpu: bool) -> str
     odd = [record["rank"] for record in records if record["world"] != size]
     if odd:
         return "ranks %s believe in another world size" % odd
+    odd = [record["rank"] for record in records if record["backend"] != records[0]["backend"]]
+    if odd:  # inside another launcher each rank chooses by what its host has
+        return "ranks %s chose another backend than rank 0, %s: name one with --backend" % (odd, records[0]["backend"])
     processes: Dict[Tuple[str, int], int] = {}
     devices: Dict[Tuple[str, str], int] = {}
     for record in records:
