@@ -16,6 +16,7 @@ import msgspec
 from nccl_doctor.bench.model import Measurement
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.statistics import percent
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts import files
 from nccl_doctor.report.bench_console import microseconds
@@ -84,7 +85,7 @@ def _html_table(run: Outcome) -> Iterator[str]:
             if (item.collective, item.mode) == (name, mode):
                 cells = (
                     format_size(item.size), microseconds(item.time_us), rate(item.algbw_gbs), rate(item.busbw_gbs),
-                    microseconds(item.spread.p99_us), f"{item.spread.cv * 100:.0f} %",
+                    microseconds(item.spread.p99_us), percent(item.spread.cv),
                     "-" if item.wrong is None else str(item.wrong),
                 )  # fmt: skip
                 yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>"

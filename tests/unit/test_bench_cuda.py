@@ -214,12 +214,13 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(
 def test_two_ranks_that_were_shown_the_same_gpu_are_refused() -> None:
     record = {"boot": "b", "host": "h", "world": 2, "device_id": "GPU-1", "backend": "nccl"}
     records = [{**record, "rank": rank, "pid": rank} for rank in range(2)]
-    assert world.problem(records, 0, False) == "ranks 0 and 1 both use GPU GPU-1 on h"
-    assert world.problem(records, 2, True) == ""
-    assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, False) == ""
-    assert world.problem(records, 3, True) == "3 ranks were asked for, the launcher made 2"
+    assert world.problem(records, 0, 0, False) == "ranks 0 and 1 both use GPU GPU-1 on h"
+    assert world.problem(records, 2, 0, True) == ""
+    assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, 2, False) == ""
+    assert world.problem(records, 3, 0, True) == "3 ranks were asked for, the launcher made 2"
+    assert world.problem(records, 0, 4, True) == "4 ranks a host were asked for, and there are others on h"
     records[1]["backend"] = "gloo"  # its host has no GPU
-    assert world.problem(records, 2, True).startswith("ranks [1] chose another backend than rank 0, nccl")
+    assert world.problem(records, 2, 0, True).startswith("ranks [1] chose another backend than rank 0, nccl")
 
 
 def test_collectives_of_gloo_stay_on_the_cpu_and_gemm_alone_takes_the_gpu(worker: Callable[..., Worker]) -> None:

@@ -21,8 +21,10 @@ from nccl_doctor.bench.outcome import BaselineError, Outcome, conclude, encode, 
 from nccl_doctor.bench.path import Path, path_findings
 from nccl_doctor.bench.run import CannotRun, HcaPort, Prepared, Share, Torch, World, place
 from nccl_doctor.bench.statistics import Spread
-from nccl_doctor.bench.verdict import Ground, Verdict, verdicts
-from nccl_doctor.facts.collectives import Collectives, RankEnd, Where
+from nccl_doctor.bench.statistics import spread as spread_of
+from nccl_doctor.bench.verdict import Ground, Verdict, verdict_findings, verdicts
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
@@ -174,6 +176,8 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     slow = judge(measured(300.0))
     assert slow.kind == "slow" and "37 % below" in slow.text
     assert judge(measured(300.0, cv=0.4)).kind == "cannot-judge"
+    once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
+    assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text
     assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
     without_nvlink = {"a": host(gpus=8, torch=CUDA)}
     assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
@@ -383,6 +387,26 @@ def test_different_torch_versions_are_said() -> None:
     assert text == "different torch on the hosts: 2.13.0+cpu on a; 2.8.0+cu128 on b, c"
 
 
+def test_who_answers_no_connection_is_named_and_not_those_who_ask() -> None:
+    ends = {
+        host: Collectives(
+            host, world=3, ranks=(
+                RankEnd(rank, where=Where("process-group"), exit=70, error=RankError("stuck", dialling=dialled)),
+            ),
+        )
+        for rank, (host, dialled) in enumerate(
+            {"a": (), "b": (), "c": ("10.0.0.1:4242", "172.17.0.1:1"), "d": ("10.0.0.1:4243",)}.items()
+        )
+    }  # fmt: skip
+    prepared = {
+        name: host(name, addresses={f"10.0.0.{number}": "eth0", "172.17.0.1": "docker0"})
+        for number, name in enumerate(ends, 1)
+    }
+    found = outcome(facts=ends, prepared=prepared, baseline=None)
+    (stuck,) = found.findings
+    assert (stuck.id, stuck.hosts) == ("collectives.stuck.process-group", ("a",))
+
+
 def test_exit_codes() -> None:
     from nccl_doctor.cli.bench import exit_code
     from nccl_doctor.findings.exit_codes import ExitCode
@@ -393,7 +417,11 @@ def test_exit_codes() -> None:
 
     assert code("never", "slow", "cannot-judge") is ExitCode.HEALTHY
     assert code("slow", "good", "good") is ExitCode.HEALTHY
-    assert code("slow", "good", "slow", "cannot-judge") is ExitCode.FINDINGS
+    slow = verdict_findings([Verdict("allreduce", "slow", "1 GB/s")], ("a", "b"))
+    assert code("slow", "good", "slow", "cannot-judge", findings=slow) is ExitCode.FINDINGS
+    pair = finding("collectives.slow-pair", Severity.WARN, "slow", Evidence("1 MB/s"), hosts=("a", "b"))
+    assert code("slow", "good", findings=(pair,)) is ExitCode.FINDINGS  # whatever the collective reached
+    assert code("never", "good", findings=(pair,)) is ExitCode.HEALTHY
     assert code("slow", "good", "cannot-judge") is ExitCode.INCOMPLETE
     assert code("never", "wrong") is ExitCode.FINDINGS
     assert code("never", "cannot-judge", results=Results(8)) is ExitCode.NOTHING_CHECKED

@@ -381,6 +381,15 @@ def test_no_silent_world_of_one(env: dict[str, str], words: str) -> None:
     assert done.returncode == 2 and words in done.stderr and not done.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--ranks-per-host", "3"), "3 ranks a host were asked for"), (("--master-port", "29501"), "is for mpirun")],
+)
+def test_what_the_launcher_decides_is_not_asked_for_in_vain(options: tuple[str, str], words: str) -> None:
+    done = mpirun(2, "allreduce", "--sizes", "4K", "--iters", "3", *options)
+    assert done.returncode and words in done.stdout + done.stderr
+
+
 def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:
     """No file can be written: under torchrun's variables NCCL's log then goes to stderr, and the run goes on."""
     code = (

@@ -43,6 +43,7 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "gemm": 0,  # edge of the square matrices; 0: none
     "seed": 20,
     "expect_world": 0,  # 0: whatever the launcher says
+    "expect_per_host": 0,  # ranks on each host
     "same_gpu": False,  # several ranks on one GPU were asked for
     "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }
@@ -195,7 +196,8 @@ class Worker:
             text = "%d of %d ranks never reached the store: %s" % (len(gone), self.me.world, gone[:64])
             raise PlannedError("ranks-missing", text, gone) from error
         if not self.me.rank:
-            problem = world.problem(records, int(self.plan["expect_world"]), bool(self.plan["same_gpu"]))
+            expected = int(self.plan["expect_world"]), int(self.plan["expect_per_host"])
+            problem = world.problem(records, *expected, same_gpu=bool(self.plan["same_gpu"]))
             self.board.publish("world/verdict", problem)
             self.progress.tell("world", ranks=records, world=self.me.world, launcher=self.identity.launcher)
         problem = self.board.read("world/verdict")
