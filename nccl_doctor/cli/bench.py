@@ -146,6 +146,8 @@ def bench(
     _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
+    if plot is not None and not wanted:
+        _hosts.stop("--plot draws bandwidth over size, and gemm has neither")
     if gpus_per_host and ranks_per_host:
         _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     if gpus_per_host and backend == "gloo":

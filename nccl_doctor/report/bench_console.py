@@ -25,7 +25,7 @@ from nccl_doctor.report.safe_text import visible
 
 _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "wrong": ("✗ WRONG", "bold red"),
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
-_MODE = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
+MODES = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
 _BAR = 10
 POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
@@ -54,7 +54,7 @@ def table(
     rows, changed = list(measurements), {(c.collective, c.mode, c.size): c for c in changes}
     top = ceiling.gbs if ceiling else max((item.busbw_gbs for item in rows), default=0.0)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    share = ("of pair rate" if ceiling.measured else "of ceiling") if ceiling else "of best"
+    share = f"of {ceiling.name if ceiling else 'best'}"
     names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
     dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
     dropped |= {share} if width < (100 if changed else 80) else set()
@@ -133,7 +133,7 @@ def render(outcome: Outcome, console: Console, *, verbose: bool = False, saved: 
         _gemm(outcome, console)
     entries(outcome.findings, console, verbose)
     console.print()
-    for line in _verdicts(outcome):
+    for line in verdict_lines(outcome):
         console.print(line)
     notes = [*outcome.notes]
     if not outcome.complete:
@@ -147,7 +147,7 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
     skips = [item for item in outcome.results.skips if item.collective == name]
     modes = list(dict.fromkeys([item.mode for item in own] + [item.mode for item in skips if item.mode]))
     for mode in modes or [""]:
-        title = f"{name}, {outcome.plan.dtype}" + (f", {_MODE.get(mode, mode)}" if mode else "")
+        title = f"{name}, {outcome.plan.dtype}" + (f", {MODES.get(mode, mode)}" if mode else "")
         console.print(Text(title, "bold"))
         rows = [item for item in own if item.mode == mode]
         left_out = [item for item in skips if item.mode in (mode, "")]
@@ -237,7 +237,8 @@ def _flops(tflops: float) -> str:
     return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
 
 
-def _verdicts(outcome: Outcome) -> Iterator[Text]:
+def verdict_lines(outcome: Outcome) -> Iterator[Text]:
+    """The judgement, a line for each: what broke the run, then what can be said of the collectives."""
     broken = next((item for item in outcome.findings if item.severity is Severity.FAIL), None)
     if broken is not None and not any(item.kind == "wrong" for item in outcome.verdicts):
         mark = "✗ FAULTY" if outcome.complete else "✗ FAILED"

@@ -15,6 +15,7 @@ import pytest
 from nccl_doctor.agent.collective.ranks import Identity
 from nccl_doctor.bench import expected, fleet, in_job
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
+from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Results, Skip, measurement
 from nccl_doctor.bench.nccl_log import NcclPath
 from nccl_doctor.bench.outcome import BaselineError, Outcome, conclude, encode, misfit, read
@@ -25,6 +26,7 @@ from nccl_doctor.bench.statistics import spread as spread_of
 from nccl_doctor.bench.verdict import Ground, Verdict, verdict_findings, verdicts
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.report import bench_plot
 from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
@@ -370,7 +372,25 @@ def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
         (caption, re.findall(r"<tr><td>(\w+)", body))
         for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page, re.S)
     ]
-    assert tables == [("allreduce (in)", ["1M", "1G"]), ("allreduce (copy)", ["1G"]), ("alltoall (out)", ["1M"])]
+    assert tables == [("in place", ["1M", "1G"]), ("copy + in place", ["1G"]), ("out of place", ["1M"])]
+    assert re.findall(r"<h2>(\w+)</h2><svg", page) == ["allreduce", "alltoall"]
+    assert "CANNOT JUDGE  allreduce" in page or "GOOD  allreduce" in page
+    assert "✗ WRONG  alltoall: 2 wrong elements" in page
+
+
+def test_every_line_of_a_plot_is_in_its_legend_which_covers_no_point() -> None:
+    sizes = [1 << power for power in range(10, 31)]
+    many = [measured(40.0, size, name, mode) for name in COLLECTIVES for mode in ("in", "out") for size in sizes]
+    runs = [("this run", outcome(results=results(*many))), ("baseline", outcome(results=results(*many)))]
+    tree = ElementTree.fromstring(svg(runs))
+    panels = [group for group in tree if group.tag.endswith("}g")]
+    assert len(panels) == 2 * len(COLLECTIVES)
+    for panel in panels:
+        texts = [item for item in panel if item.tag.endswith("}text")]
+        legend = [item for item in texts if (item.text or "").endswith(("this run", "baseline"))]
+        assert len(legend) == 4 and all(float(item.attrib["y"]) < bench_plot.TOP for item in legend)
+        lines = [item for item in panel if item.tag.endswith("}polyline") and item.attrib["stroke-width"] == "2"]
+        assert len({item.attrib["stroke"] for item in lines}) == 4
 
 
 def test_secrets_of_the_environment_are_not_saved() -> None:

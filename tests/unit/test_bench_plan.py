@@ -151,6 +151,8 @@ def test_gemm_is_not_left_out_in_silence(form: str) -> None:
     cli._load_commands()
     told = CliRunner().invoke(cli.app, ["bench", "allreduce,gemm", "--format", form])
     assert told.exit_code == ExitCode.USAGE and f"--format {form} has no words for gemm" in told.output
+    told = CliRunner().invoke(cli.app, ["bench", "gemm", "--plot", "out.svg"])
+    assert told.exit_code == ExitCode.USAGE and "gemm has neither" in told.output
 
 
 def test_a_product_that_is_no_number_is_wrong() -> None:

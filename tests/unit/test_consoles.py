@@ -253,13 +253,13 @@ def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_
     found = outcome(results=results())
     good = verdict.Verdict("reduce", "good", "fast")
     judged = msgspec.structs.replace(found, verdicts=(*same, good), findings=())
-    assert [line.plain for line in bench_console._verdicts(judged)] == [
+    assert [line.plain for line in bench_console.verdict_lines(judged)] == [
         "? CANNOT JUDGE  gather: gather GB/s; scatter: scatter GB/s; nobody knows",
         "✓ GOOD  reduce: fast",
     ]
     died = finding("collectives.rank-died", Severity.FAIL, "rank 1 on b was killed", Evidence("exit -9"), hosts=("b",))
     broken = msgspec.structs.replace(judged, complete=False, findings=(died,))
-    assert next(bench_console._verdicts(broken)).plain == "✗ FAILED  rank 1 on b was killed"
+    assert next(bench_console.verdict_lines(broken)).plain == "✗ FAILED  rank 1 on b was killed"
     binds = Ceiling(1.0, "what a <-> b moved", True)
     shares = [verdict.Verdict(n, "good", "9 GB/s, 90 % of 10 GB/s (what a <-> b moved); fine") for n in ("x", "y")]
     assert list(verdict.together(shares, binds)) == [
