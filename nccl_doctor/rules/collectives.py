@@ -127,7 +127,7 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         for host in fleet.hosts
         if Collectives.PROBE in host.facts.probes
     }
-    found = list(failures(facts, lost_hosts(probes), _owners(fleet)))
+    found = list(failures(facts, lost_hosts(probes), _addresses(fleet)))
     yield from found
     if not found and (absent := _absent(ranks_of(facts))):
         why = f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
@@ -203,23 +203,32 @@ def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
     return sorted(found, key=lambda item: item.end.rank)
 
 
-def _owners(fleet: Fleet) -> dict[str, str]:
-    """Address -> the host that has it; not those that several have (docker0)."""
-    owners: dict[str, set[str]] = {}
+def _addresses(fleet: Fleet) -> dict[str, list[str]]:
+    found = {}
     for host in fleet.hosts:
         names = host.want(Names)
-        for address in (host.facts.reach.address, *(names.addresses if names else ())):
-            owners.setdefault(address, set()).add(host.name)
+        found[host.name] = [host.facts.reach.address, *(names.addresses if names else ())]
+    return found
+
+
+def _owners(addresses: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Address -> the host that has it; not those that several have (docker0)."""
+    owners: dict[str, set[str]] = {}
+    for host, its in addresses.items():
+        for address in its:
+            owners.setdefault(address, set()).add(host)
     return {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
 
 
 def failures(
-    facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None, owners: Mapping[str, str] | None = None
+    facts: Mapping[str, Collectives],
+    lost: Mapping[str, str] | None = None,
+    addresses: Mapping[str, Iterable[str]] | None = None,
 ) -> Iterator[Finding]:
     """Why a run did not end well: the root only; nothing if every rank finished.
 
-    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``owners`` tells whose an
-    address is.
+    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``addresses`` are those of
+    each host.
     """
     ranks = ranks_of(facts)
     if lost:
@@ -230,7 +239,7 @@ def failures(
         return
 
     def unanswered(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
-        return _unanswered(ranks, bad, owners or {})
+        return _unanswered(ranks, bad, _owners(addresses or {}))
 
     own = (_setup, _died, _stopped, _wrong_first, _own_error)
     for judge in own if _absent(ranks) else (*own, unanswered, _stuck):
@@ -300,7 +309,9 @@ def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[E
             said = rank.text.splitlines()[0][:200] if rank.text else f"was in {rank.end.where.words}"
             groups.setdefault(said, []).append(rank)
     return [
-        members[0].evidence(f"{said} (rank{'s' if len(members) > 1 else ''} {_numbers(members)})", "other ranks")
+        members[0].evidence(said, "other ranks")
+        if len(members) == 1
+        else Evidence(f"{said} (ranks {_numbers(members)})", source="other ranks")
         for said, members in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
     ]
 
