@@ -87,7 +87,7 @@ ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"throttle_reasons": 0x20}, {"gpu.thermal-power.sw-thermal": "fail"}),
     ({"throttle_reasons": 0x40}, {"gpu.thermal-power.hw-thermal": "fail"}),
     ({"throttle_reasons": 0x80}, {"gpu.thermal-power.power-brake": "fail"}),
-    ({"throttle_reasons": 0x08}, {"gpu.thermal-power.hw-slowdown": "fail"}),
+    ({"throttle_reasons": 0x08}, {"gpu.thermal-power.hw-slowdown": "warn"}),
     ({"throttle_reasons": 0x48}, {"gpu.thermal-power.hw-thermal": "fail"}),
     ({"temperature_c": 90}, {"gpu.thermal-power.hot": "warn"}),  # slowdown at 93
     ({"temperature_c": 89}, {}),
