@@ -41,7 +41,7 @@ ELSEWHERE = {
     ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_pcie.pcie",
-    ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband.ports_up",
+    ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband_ports.ports_up",
     ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "software.drift"): "software.nccl_library",
