@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.engine import Host, MissingFact, host_rule
+from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, superchip
 
 _WAITING = ("not-started", "in-progress")
@@ -133,3 +133,36 @@ def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[
             fixes=[Fix("install the fabric manager of exactly the driver's version", "", host.name)],
             confidence=0.9,
         )
+
+
+@host_rule("topology", "gpu.imex.no-channel")
+def imex(host: Host, plan: Plan) -> Iterator[Finding]:
+    """On a multi-node NVLink machine (GB200, GB300 NVL) this host has an IMEX channel.
+
+    Without one, CUDA cannot export memory to other nodes: error 800 in NCCL's MNNVL start-up.
+    """
+    fact = answered(host)
+    joined = [gpu for gpu in fact.gpus if gpu.fabric and gpu.fabric.cluster.strip("0")]
+    if not joined or not any((gpu.compute_capability or "").startswith("10.") for gpu in joined):
+        raise SkipRule("no multi-node NVLink on this host")
+    if fact.imex_channels:
+        return
+    assert joined[0].fabric is not None
+    yield finding(
+        "gpu.imex.no-channel",
+        Severity.WARN,
+        "multi-node NVLink without an IMEX channel on this host",
+        [
+            Evidence(f"fabric cluster {joined[0].fabric.cluster}", f"NVML, GPU {joined[0].index}", host=host.name),
+            Evidence("no channel in /dev/nvidia-caps-imex-channels", "/dev", host=host.name),
+        ],
+        hosts=(host.name,),
+        confidence=0.8,
+        fixes=[
+            Fix(
+                "start the IMEX service and create channel 0",
+                "sudo systemctl status nvidia-imex; nvidia-imex-ctl -N",
+                host.name,
+            )
+        ],
+    )

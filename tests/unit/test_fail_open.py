@@ -91,7 +91,7 @@ NOTHING = {
     ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
     ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
     ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
-    ("topology: iommu.types.*", "topology.iommu"): "a device in no group is translated by nothing",
+    ("topology: iommu.types.*", "gpu_p2p.iommu"): "a device in no group is translated by nothing",
 }
 # Fields that stand for "none" where they are not there, and that every agent sends: shown by asking the real probes.
 ALWAYS_SENT = {
@@ -101,8 +101,8 @@ ALWAYS_SENT = {
     ("interfaces: addresses.*.up", "interface_links.loopback_down"),
     ("system: cgroup.oom_kills", "system.memory"),
     ("system: gpu_processes.processes", "system.gpu_holders"),
-    ("topology: iommu", "topology.iommu"),
-    ("topology: iommu.types", "topology.iommu"),
+    ("topology: iommu", "gpu_p2p.iommu"),
+    ("topology: iommu.types", "gpu_p2p.iommu"),
 }
 NEEDS = ("gpus=8", "ib-ports=8", "shm=1G", "disk=1G", "memory=1G", "cpus=4", "same=torch+numpy")
 

@@ -457,6 +457,10 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     assert set(found(bad)) == {"gpu.p2p.acs", "gpu.p2p.iommu"}
     assert found(of_host(bad, "topology", hypervisor="kvm")) == {}
     assert found(of_host(healthy, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
+    ports = [{"bus_id": bus, "control": "0x001d"} for bus in ("0000:10:01.0", Machine.bridge(0), Machine.bridge(1))]
+    item = found(of_host(healthy, "topology", acs={"outcome": "ok", "redirecting": ports}))["gpu.p2p.acs"]
+    assert "on 2 ports" in item.title  # the first is a root port: what passes it goes through the CPU anyway
+    assert f"for port in {Machine.bridge(0)} {Machine.bridge(1)}; do" in item.fixes[1].command
     closed = report(of_host(healthy, "topology", acs={"outcome": "not-permitted", "redirecting": []}))
     assert any("ACS" in gap.what for gap in closed.unknown)
 
