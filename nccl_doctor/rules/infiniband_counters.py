@@ -8,7 +8,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import card, own_rails, place, port_fixes, sysfs, with_devices
+from nccl_doctor.rules.infiniband_view import cable_fixes, card, own_rails, place, sysfs, with_devices
 from nccl_doctor.rules.rails import Rail
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -66,7 +66,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             f"rail {rail.label} goes down and up right now",
             [sysfs(host, rail, now, "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
-            fixes=port_fixes(host, rail)[-2:],
+            fixes=cable_fixes(host, rail),
             explains=("ib.errors", "ib.port-down", "ib.rate"),
         )
     elif total / _days(fact) >= value("ib.link-downed.total"):
@@ -77,7 +77,7 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             f"the link of rail {rail.label} went down {total} times{up}",
             [sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"), card(host, rail)],
             places=[place(host, rail)],
-            fixes=port_fixes(host, rail)[-2:],
+            fixes=cable_fixes(host, rail),
             confidence=0.8,
         )
 
@@ -101,7 +101,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             f"errors on rail {rail.label} are rising right now",
             [*rising, card(host, rail)],
             places=[place(host, rail)],
-            fixes=port_fixes(host, rail)[-2:],
+            fixes=cable_fixes(host, rail),
         )
         return
     days = _days(fact)

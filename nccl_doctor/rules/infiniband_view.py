@@ -7,7 +7,7 @@ from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Fix, Place
 from nccl_doctor.rules.engine import Host, SkipRule
-from nccl_doctor.rules.rails import Rail, rails
+from nccl_doctor.rules.rails import MELLANOX, Rail, rails
 
 NO_DEVICE = "no RDMA device on this host"
 
@@ -50,8 +50,22 @@ def place(host: Host, rail: Rail) -> Place:
     return Place(host=host.name, nic=rail.label)
 
 
+def own_view(host: Host, rail: Rail) -> Fix:
+    """How to see what a port says of its own link: mlxlink knows NVIDIA's cards alone."""
+    name, number = rail.device.name, rail.port.port
+    if rail.device.pci_vendor == MELLANOX or name.startswith("mlx"):
+        command = f"ibstat {name} {number}; sudo mlxlink -d {name} -m -c"
+    else:
+        netdevs = "".join(f"; sudo ethtool {interface.name}" for interface in rail.device.netdevs[:1])
+        command = f"rdma -d link show {name}/{number}{netdevs}"
+    return Fix("see the port's own view: speed, lanes, cable, errors", command, host.name)
+
+
 def far_end(host: Host, rail: Rail) -> list[Fix]:
-    """How to find the switch port at the other end of a rail's cable."""
+    """How to find the switch port at the other end of a rail's cable: while there is a link, the fabric knows it."""
+    physical = (rail.port.phys_state or "").replace(" ", "")
+    if rail.efa or not (rail.port.active or "LinkUp" in physical):
+        return []
     if not rail.roce:
         command = f"sudo iblinkinfo --switches-only | grep {host.name}"
     elif rail.device.netdevs:
@@ -61,20 +75,14 @@ def far_end(host: Host, rail: Rail) -> list[Fix]:
     return [Fix("find the switch port at the other end of its cable", command, host.name)]
 
 
-def port_fixes(host: Host, rail: Rail) -> list[Fix]:
-    """What to do about a port whose link is down, flaps or errs."""
-    name = rail.device.name
-    fixes = [
-        Fix("see the port's own view", f"ibstat {name} {rail.port.port}; sudo mlxlink -d {name} -c", host.name),
+def cable_fixes(host: Host, rail: Rail) -> list[Fix]:
+    """What to do about a link that is down, flaps or errs."""
+    words = "|".join(word for word in (rail.device.name, rail.device.bus_id) if word)
+    return [
+        *far_end(host, rail),
         Fix(
             "check cable, transceiver and the switch port at the other end; look for what took it down",
-            f"sudo dmesg -T | grep -iE '{name}|mlx5' | tail -20",
+            f"sudo dmesg -T | grep -iE '{words}' | tail -20",
             host.name,
         ),
     ]
-    fixes[1:1] = far_end(host, rail)
-    if rail.roce and rail.device.netdevs:
-        fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {rail.device.netdevs[0].name} up", host.name))
-    if "INIT" in (rail.port.state or ""):
-        fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo", host.name))
-    return fixes

@@ -92,3 +92,103 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert found(cards(healthy, *quarter, quarter[0], virtual=True)) == {}
     item = found(cards(healthy, *quarter, {**volta, "nvlinks": lost}, virtual=True))["gpu.nvlink.link-down"]
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
+
+
+def with_storage(facts: Facts, *ports: dict[str, Any], board: str = "MT_0000000834") -> Facts:
+    """The machine with further ports of the rails' chip on another board, two to a card, as in a DGX H100."""
+    changed = copy.deepcopy(facts)
+    devices = changed["infiniband"]["data"]["devices"]
+    for number, port in enumerate(ports):
+        extra = copy.deepcopy(devices[0])
+        bus = f"0000:{0x90 + number // 2:02x}:00.{number % 2}"
+        extra.update(name=f"mlx5_{8 + number}", board_id=board, bus_id=bus, path=["pci0000:90", bus])
+        extra["ports"][0].update(port)
+        devices.append(extra)
+    return changed
+
+
+STORAGE = {"rate": "200 Gb/sec (4X HDR)"}
+UNPLUGGED = {"state": "1: DOWN", "phys_state": "3: Disabled", "rate": "10 Gb/sec (4X SDR)"}
+
+
+@pytest.mark.parametrize(
+    ("ports", "wanted", "words_of_it"),
+    [
+        ([STORAGE] * 4, {"ib.rate.degraded": "warn"}, "4 of 12 RDMA ports run at 200 Gb/s"),
+        ([UNPLUGGED] * 4, {"ib.port-down": "warn"}, "4 ports of another board than the rails' are down"),
+        ([STORAGE, UNPLUGGED] * 2, {"ib.rate.degraded": "warn", "ib.port-down": "warn"}, "2 of 10 RDMA ports"),
+        ([{}] * 4, {}, ""),  # as fast as the rails
+        ([STORAGE], {"ib.rate.degraded": "fail"}, "rail mlx5_8:1 runs at 200 Gb/s"),  # one alone: a replaced card
+        ([UNPLUGGED], {"ib.port-down.disabled": "fail"}, "rail mlx5_8:1 is switched off"),
+    ],
+)
+def test_storage_cards_with_the_chip_of_the_rails(
+    ports: list[dict[str, Any]], wanted: dict[str, str], words_of_it: str, healthy: Facts
+) -> None:
+    seen = found(with_storage(healthy, *ports))
+    assert grades(seen) == wanted
+    assert not words_of_it or any(words_of_it in item.title for item in seen.values())
+    for item in seen.values():
+        if item.severity.value == "warn":
+            assert f"'={','.join(f'mlx5_{n}:1' for n in range(8))}'" in item.fixes[0].command
+            assert {place.nic for place in item.places} <= {f"mlx5_{n}:1" for n in range(8, 12)}
+
+
+def test_storage_that_the_job_names_is_a_rail(healthy: Facts) -> None:
+    seen = report(with_storage(healthy, STORAGE, UNPLUGGED), env={"NCCL_IB_HCA": "mlx5"})
+    assert {item.severity.value for item in seen.findings} == {"fail"}
+
+
+def test_where_most_rails_are_slower_nobody_knows_who_is_odd(healthy: Facts) -> None:
+    slow = copy.deepcopy(healthy)
+    for device in slow["infiniband"]["data"]["devices"][3:]:
+        device["ports"][0].update(STORAGE)
+    item = found(slow)["ib.rate.degraded"]
+    assert (item.severity.value, len(item.places)) == ("warn", 5)
+    slow["infiniband"]["data"]["devices"][3]["ports"][0].update(rate="400 Gb/sec (4X NDR)")
+    assert found(slow)["ib.rate.degraded"].severity.value == "fail"  # half of them: those that are slower
+
+
+@pytest.mark.parametrize(
+    ("counters", "state", "physical", "severity"),
+    [
+        ({"port_rcv_packets": 0, "link_downed": 0}, "1: DOWN", "2: Polling", "warn"),  # a card without a cable
+        ({"port_rcv_packets": 0, "link_downed": 1}, "1: DOWN", "2: Polling", "fail"),
+        ({"port_rcv_packets": 7, "link_downed": 0}, "1: DOWN", "2: Polling", "fail"),
+        ({"link_downed": 0}, "1: DOWN", "2: Polling", "fail"),  # it does not tell
+        ({"port_rcv_packets": 0, "link_downed": 0}, "2: INIT", "5: LinkUp", "fail"),  # no subnet manager
+    ],
+)
+def test_a_network_that_never_had_a_link_may_be_unused(
+    counters: dict[str, int], state: str, physical: str, severity: str, healthy: Facts
+) -> None:
+    dead = copy.deepcopy(healthy)
+    for device in dead["infiniband"]["data"]["devices"]:
+        device["ports"][0].update(counters=counters, counters_before=counters, state=state, phys_state=physical)
+    item = {one.id: one for one in report(dead).findings}["ib.port-down.all"]
+    assert item.severity.value == severity
+    assert ("nor has had a link since boot" in item.title) is (severity == "warn")
+    beside = found(dead, healthy, healthy)  # others have one: then it is this host's fault
+    assert beside["ib.rails-differ"].severity.value == "fail" and beside["ib.rails-differ"].hosts == ("gpu01",)
+
+
+def test_advice_fits_card_and_link(healthy: Facts, healthy_roce: Facts) -> None:
+    """A link that is down has no neighbour to ask for; mlxlink knows NVIDIA's cards alone."""
+
+    def commands(facts: Facts, **values: Any) -> str:
+        changed = copy.deepcopy(facts)
+        changed["infiniband"]["data"]["devices"][3]["ports"][0].update(values)
+        (item,) = found(changed).values()
+        return "; ".join(fix.command for fix in item.fixes)
+
+    down = commands(healthy, state="1: DOWN", phys_state="2: Polling")
+    assert "mlxlink -d mlx5_3" in down and "iblinkinfo" not in down
+    assert "dmesg -T | grep -iE 'mlx5_3|0000:4c:00.0'" in down
+    assert "iblinkinfo" in commands(healthy, rate="200 Gb/sec (2X NDR)")
+    assert "iblinkinfo" in commands(healthy, state="2: INIT")
+    thor = copy.deepcopy(healthy_roce)
+    for number, device in enumerate(thor["infiniband"]["data"]["devices"]):
+        device.update(name=f"bnxt_re{number}", hca_type="BCM57608", pci_vendor="0x14e4")
+    slow = commands(thor, rate="200 Gb/sec (2X NDR)")
+    assert "rdma -d link show bnxt_re3/1; sudo ethtool ens3np0" in slow and "mlxlink" not in slow
+    assert "lldpcli show neighbors ports ens3np0" in slow

@@ -96,7 +96,6 @@ def _netdev(interface: str) -> Dict[str, Any]:
         "name": interface,
         "operstate": first_line(base + "/operstate"),
         "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "carrier_changes": whole_number(first_line(base + "/carrier_changes")),
         "master": master,
     }
 
@@ -141,7 +140,7 @@ def _counters(name: str) -> Dict[str, Dict[str, int]]:
         for folder in ("counters", "hw_counters"):
             for counter in listed("%s/%s" % (base, folder)):
                 value = whole_number(first_line("%s/%s/%s" % (base, folder, counter)))
-                if value is not None:
+                if value is not None and value >= 0:
                     values[counter] = value
         found[number] = values
     return found
