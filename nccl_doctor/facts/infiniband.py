@@ -114,6 +114,7 @@ class PciNic(msgspec.Struct, frozen=True, omit_defaults=True):
     vendor: str | None = None
     device: str | None = None
     driver: str | None = None
+    kind: str | None = msgspec.field(default=None, name="class")  # PCI class: 0x0207.. InfiniBand, 0x0200.. Ethernet
 
 
 class Memlock(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,8 +29,9 @@ _COUNTED = {**_ERRORS, **_DISCARDS}
 def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     """No rail's link flaps, and its error counters stand still.
 
-    Counters are read twice: what rises between the readings is happening now. Totals are judged per day of uptime; they
-    are never reset by themselves, so a bad day long ago is a warning, not a fault.
+    Packets that a port discards were sent faster than the network took them (or while it was down): a warning. Counters
+    are read twice: what rises between the readings is happening now. Totals are judged per day of uptime; they are never
+    reset by themselves, so a bad day long ago is a warning, not a fault.
     """
     fact = with_devices(host)
     ports = host.once(own_rails, plan)
@@ -38,10 +39,12 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("EFA has no port counters")
     if not any(rail.port.counters for rail in ports):
         raise MissingFact("port counters", "the device has none in sysfs")
+    judged = {name for rail in ports for name in rail.port.counters} & {"link_downed", *_COUNTED}
+    if not judged:
+        raise SkipRule("the driver counts no link errors")  # as Broadcom's: what it has stands in hw_counters
     for rail in ports:
         yield from _flapping(host, rail, fact)
         yield from _errors(host, rail, fact)
-    judged = {name for rail in ports for name in rail.port.counters} & {"link_downed", *_COUNTED}
     for rail in (rail for rail in ports if not rail.efa):
         if lacking := judged - (rail.port.counters.keys() & rail.port.counters_before.keys()):
             raise MissingFact("port counters", f"{rail.label}: {', '.join(sorted(lacking))} not readable")
@@ -85,33 +88,34 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
 def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     port = rail.port
     interval = port.counters_interval_s or 1.0
-    rising = []
-    limit = value("ib.errors.rate")
-    told = {name: words for name, words in _COUNTED.items() if port.counters.get(name)}
-    if not told:
-        return  # not one error since boot
-    for name, words in told.items():
-        rise = _rise(port, name)
-        if rise / interval >= limit:
-            rising.append(sysfs(host, rail, f"{words}: +{rise} in {interval:.1f} s", f"counters/{name}"))
-    if rising:
+    rises = {name: rise for name in _COUNTED if (rise := _rise(port, name)) / interval >= value("ib.errors.rate")}
+    if rises:
+        lost = rises.keys() <= _DISCARDS.keys()
         yield finding(
             "ib.errors.rising",
-            Severity.FAIL,
-            f"errors on rail {rail.label} are rising right now",
-            [*rising, card(host, rail)],
+            Severity.WARN if lost else Severity.FAIL,
+            f"rail {rail.label} discards packets right now"
+            if lost
+            else f"errors on rail {rail.label} are rising right now",
+            [
+                *(
+                    sysfs(host, rail, f"{_COUNTED[name]}: +{rise} in {interval:.1f} s", f"counters/{name}")
+                    for name, rise in rises.items()
+                ),
+                card(host, rail),
+            ],
             places=[place(host, rail)],
             fixes=cable_fixes(host, rail),
         )
         return
     days = _days(fact)
-    # a bit error rate of 1e-12 gives this many errors a day at the port's rate
+    # A bit error rate of 1e-12 gives this many errors a day at the port's rate
     allowed = max(value("ib.errors.total"), value("ib.ber") * (port.gbps or 100.0) * 1e9 * 86400)
-    high = [(n, w, port.counters.get(n, 0)) for n, w in _ERRORS.items() if port.counters.get(n, 0) / days >= allowed]
-    high += [
-        (n, w, port.counters.get(n, 0))
-        for n, w in _DISCARDS.items()
-        if port.counters.get(n, 0) / days >= value("ib.discards.total")
+    limits = {**dict.fromkeys(_ERRORS, allowed), **dict.fromkeys(_DISCARDS, value("ib.discards.total"))}
+    high = [
+        (name, count)
+        for name, limit in limits.items()
+        if (count := port.counters.get(name, 0)) and count / days >= limit
     ]
     if high:
         up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
@@ -120,7 +124,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             Severity.WARN,
             f"rail {rail.label} has had many errors{up}",
             [
-                *(sysfs(host, rail, f"{words}: {count}{up}", f"counters/{name}") for name, words, count in high),
+                *(sysfs(host, rail, f"{_COUNTED[name]}: {count}{up}", f"counters/{name}") for name, count in high),
                 card(host, rail),
             ],
             places=[place(host, rail)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
@@ -14,42 +15,31 @@ from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 
+ETHERNET_CLASS = "0x0200"  # of PCI devices; InfiniBand cards have 0x0207
+
 
 @host_rule(
     "infiniband", "ib.device-not-found.uverbs", "ib.device-not-found.no-driver", "ib.device-not-found.hca-filter"
 )
 def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
-    """RDMA cards have their driver and their device files (also in the container), and NCCL_IB_HCA matches some."""
+    """RDMA cards have their driver and their device files (also in the container), and NCCL_IB_HCA matches some.
+
+    Ethernet NICs that could do RDMA and have no RDMA driver are information: most networks need none. A container that
+    was given some of the host's devices lacks the others' files: a warning.
+    """
     fact = host.need(InfinibandFact)
     if not fact.devices:
-        capable = [nic for nic in fact.pci_rdma if nic.driver]
-        if not capable:
-            raise SkipRule(NO_DEVICE)
-        yield finding(
-            "ib.device-not-found.no-driver",
-            Severity.WARN,
-            f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
-            [
-                Evidence(f"{nic.bus_id} {nic.vendor}:{nic.device} driver {nic.driver}", "/sys/bus/pci", host=host.name)
-                for nic in capable[:4]
-            ],
-            hosts=(host.name,),
-            confidence=0.7,
-            fixes=[
-                Fix(
-                    "load it, if this host has an RDMA network",
-                    "sudo modprobe -a mlx5_ib ib_uverbs && ls /sys/class/infiniband",
-                    host.name,
-                )
-            ],
-        )
+        yield _no_driver(host, fact)
         return
     absent = [name for name in fact.uverbs_expected if name not in fact.uverbs]
     if absent:
+        gpu = host.want(GpuFact)
+        given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.container is not None
         yield finding(
             "ib.device-not-found.uverbs",
-            Severity.FAIL,
-            f"{len(absent)} of {len(fact.uverbs_expected)} verbs device files are missing",
+            Severity.WARN if given else Severity.FAIL,
+            f"{len(absent)} of {len(fact.uverbs_expected)} verbs device files are missing"
+            + (": this container was not given them" if given else ""),
             [Evidence(f"no /dev/infiniband/{name}", "/dev/infiniband", host=host.name) for name in absent[:3]],
             hosts=(host.name,),
             fixes=[
@@ -76,6 +66,35 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
             env=[EnvAdvice("NCCL_IB_HCA", "", "it matches no device of this host", "any", unset=True)],
             explains=("collectives",),
         )
+
+
+def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
+    """RDMA-capable NICs without an RDMA device; ``SkipRule`` where there is none, or they are given to virtual machines."""
+    wanted = [nic for nic in fact.pci_rdma if not (nic.kind or "").startswith(ETHERNET_CLASS)]
+    capable = [nic for nic in fact.pci_rdma if nic.driver != "vfio-pci" and (nic.driver or nic in wanted)]
+    if not capable:
+        raise SkipRule(NO_DEVICE)
+    module = (capable[0].driver or "mlx5_core").replace("_core", "_ib")
+    return finding(
+        "ib.device-not-found.no-driver",
+        Severity.WARN if any(nic in wanted for nic in capable) else Severity.INFO,
+        f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
+        [
+            Evidence(
+                f"{nic.bus_id} {nic.vendor}:{nic.device} driver {nic.driver or 'none'}", "/sys/bus/pci", host=host.name
+            )
+            for nic in capable[:4]
+        ],
+        hosts=(host.name,),
+        confidence=0.7,
+        fixes=[
+            Fix(
+                "load it, if this host has an RDMA network",
+                f"sudo modprobe -a {module} ib_uverbs && ls /sys/class/infiniband",
+                host.name,
+            )
+        ],
+    )
 
 
 @host_rule("infiniband", "ib.memlock")
@@ -124,6 +143,8 @@ def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("ibv_devinfo is not installed")
     if tool.outcome not in ("ok", "failed"):
         raise MissingFact("ibv_devinfo", tool.detail or tool.outcome)
+    if set(fact.uverbs_expected) - set(fact.uverbs):
+        raise SkipRule("device files are missing: that is told by itself")
     active = {rail.device.name for rail in host.once(own_rails, plan) if rail.port.active}
     try:
         opened = {device.name for device in parse_ibv_devinfo(tool.text).devices}

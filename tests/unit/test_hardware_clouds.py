@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleets import run
 
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.rules.judge import Report
@@ -192,3 +193,52 @@ def test_advice_fits_card_and_link(healthy: Facts, healthy_roce: Facts) -> None:
     slow = commands(thor, rate="200 Gb/sec (2X NDR)")
     assert "rdma -d link show bnxt_re3/1; sudo ethtool ens3np0" in slow and "mlxlink" not in slow
     assert "lldpcli show neighbors ports ens3np0" in slow
+
+
+def rdma(facts: Facts, **values: Any) -> Facts:
+    changed = copy.deepcopy(facts)
+    changed["infiniband"]["data"].update(values)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("nic", "wanted"),
+    [
+        ({"class": "0x020000", "driver": "mlx5_core"}, {"ib.device-not-found.no-driver": "info"}),  # Ethernet
+        ({"class": "0x020700", "driver": "mlx5_core"}, {"ib.device-not-found.no-driver": "warn"}),  # InfiniBand
+        ({"class": "0x020700", "driver": None}, {"ib.device-not-found.no-driver": "warn"}),
+        ({"class": "0x020000", "driver": None}, {}),
+        ({"class": "0x020700", "driver": "vfio-pci"}, {}),  # a virtual machine's
+        ({"driver": "mlx4_core"}, {"ib.device-not-found.no-driver": "warn"}),  # an older bundle
+    ],
+)
+def test_nics_without_an_rdma_device(nic: dict[str, Any], wanted: dict[str, str], healthy: Facts) -> None:
+    told = {"bus_id": "0000:71:00.0", "vendor": "0x15b3", "device": "0x101f", **nic}
+    seen = found(rdma(healthy, devices=[], uverbs=[], uverbs_expected=[], pci_rdma=[told]))
+    assert grades(seen) == wanted
+    for item in seen.values():
+        assert f"modprobe -a {'mlx4' if nic['driver'] == 'mlx4_core' else 'mlx5'}_ib" in item.fixes[0].command
+
+
+def test_a_pod_with_one_nic_of_eight(healthy: Facts) -> None:
+    """sysfs shows all of the host's devices; /dev has what the pod was given, and ibv_devinfo opens no more."""
+    one = rdma(healthy, uverbs=["uverbs0"], witnesses={"ibv_devinfo": {"outcome": "ok", "text": "hca_id:\tmlx5_0\n"}})
+    assert grades(found(one)) == {"ib.device-not-found.uverbs": "fail"}  # on a host
+    one["gpu"]["data"]["container"] = "/proc/1/cgroup"
+    assert grades(found(one)) == {"ib.device-not-found.uverbs": "warn"}
+    assert grades(found(rdma(one, uverbs=[]))) == {"ib.device-not-found.uverbs": "fail"}  # it was given none
+
+
+def test_a_driver_that_counts_no_link_errors_has_not_passed(healthy_roce: Facts) -> None:
+    """Broadcom's: what it counts stands in hw_counters under other names."""
+    thor = copy.deepcopy(healthy_roce)
+    for device in thor["infiniband"]["data"]["devices"]:
+        device["ports"][0].update(counters={"rx_pkts": 5}, counters_before={"rx_pkts": 4})
+    result = run("infiniband_counters.counters", {"gpu01": {"infiniband": thor["infiniband"]["data"]}})
+    assert result.skipped == {"gpu01": "the driver counts no link errors"} and not result.passed
+
+
+def test_multi_node_nvlink_is_unknown_where_nvml_did_not_answer(healthy: Facts) -> None:
+    silent = {**healthy["gpu"]["data"], "nvml": {"outcome": "timed-out", "detail": "nvmlInit hangs"}, "gpus": []}
+    result = run("gpu_fabric.imex", {"gpu01": {"gpu": silent}})
+    assert not result.skipped and [gap.what for gap in result.unknown] == ["NVML"]

@@ -234,7 +234,12 @@ PER_DAY = 34_560  # bit errors of 1e-12 at 400 Gb/s
         ({"symbol_error": 0}, {"symbol_error": 10}, {"ib.errors.rising": "fail"}),
         ({"symbol_error": 50}, {"symbol_error": 3}, {}),  # somebody reset it
         ({}, {"symbol_error": 500}, {}),  # not there at the first reading
-        ({"port_xmit_discards": 0}, {"port_xmit_discards": 10}, {"ib.errors.rising": "fail"}),
+        ({"port_xmit_discards": 0}, {"port_xmit_discards": 10}, {"ib.errors.rising": "warn"}),
+        (
+            {"port_xmit_discards": 0, "symbol_error": 0},
+            {"port_xmit_discards": 10, "symbol_error": 10},
+            {"ib.errors.rising": "fail"},
+        ),
         ({"port_xmit_wait": 0}, {"port_xmit_wait": 10_000}, {}),  # congestion is no fault of this port
         ({"link_downed": 7}, {"link_downed": 8}, {"ib.link-flapping": "fail"}),
         ({"link_downed": 9}, {"link_downed": 9}, {}),
