@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from facts_builder import NAMES, Builder
+from facts_builder import NAMES, Builder, address
 
 from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
@@ -319,6 +319,36 @@ def test_mtu_mismatch_names_the_odd_one() -> None:
     assert found.id == "net.mtu.mismatch" and found.hosts == ("gpu04",)
 
 
+def test_paths_over_another_interface_are_no_mismatch() -> None:
+    """gpu04's data network of 9000 B is down: it and its peers talk over the management network of 1500 B."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            mtu = 1500 if "gpu04" in (host, path["peer"]) else 9000
+            path.update(interface_mtu=mtu, largest_passed=mtu)
+    assert not judge(builder.bundle()).findings
+
+
+def test_what_is_lowered_is_the_interface_that_the_packets_go_through() -> None:
+    """Of two interfaces with connections the one whose paths lose large packets, to the size that passes on all."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            path["address"] = f"10.9.0.{path['peer'][-1]}"
+            lowest = 1400 if "gpu04" in (host, path["peer"]) else 1450
+            if "gpu02" in (host, path["peer"]):
+                path.update(outcome="black-hole", largest_passed=lowest, smallest_lost=lowest + 1)
+        data = [link for link in builder.probes[host]["links"]["links"] if link["purpose"] == "ephemeral"]
+        data = [{**link, "address": f"10.9.0.{link['peer'][-1]}", "source": f"10.9.0.{host[-1]}"} for link in data]
+        builder.probes[host]["links"]["links"] += [{**link, "purpose": "chosen-interface"} for link in data]
+        own = {"name": "ens5", "address": f"10.9.0.{host[-1]}", "family": "inet", "prefix": 24}
+        other = {"name": "eth0", "address": address(host), "family": "inet", "prefix": 24}
+        builder.probes[host]["interfaces"] = {"addresses": [other, own], "devices": []}
+    found = next(item for item in judge(builder.bundle()).findings if item.id == "net.mtu.black-hole")
+    assert found.hosts == ("gpu02",)
+    assert found.fixes[0].command == "sudo ip link set dev ens5 mtu 1400"
+
+
 def test_loss_into_one_host() -> None:
     builder = Builder()
     for host in NAMES:
@@ -328,7 +358,7 @@ def test_loss_into_one_host() -> None:
             if host == "gpu03":
                 link["lost_back"] = 6
     found = only(judge(builder.bundle()))
-    assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
+    assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "to gpu03" in found.title
 
 
 def test_a_port_range_that_a_filter_closes_is_the_hosts_whose_filter_it_is() -> None:
@@ -379,7 +409,7 @@ def test_a_count_of_lost_packets_that_the_peer_did_not_tell_is_no_zero() -> None
             link.update(lost_forward=2 if link["messages"] else 0)
         for link in builder.links("gpu02", host):
             link.update(lost_back=None)
-    assert "2.0 % of packets towards gpu02" in only(judge(builder.bundle())).title
+    assert "2.0 % of packets to gpu02" in only(judge(builder.bundle())).title
 
 
 @pytest.mark.parametrize(("lost", "found"), [(0, ["net.connect-delayed"]), (1, [])])

@@ -411,6 +411,34 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     assert run("interfaces.unreachable", hosts).unknown
 
 
+def limited(*outcomes: tuple[str, int]) -> engine.RuleResult:
+    """a's connects to b's data0: outcome and attempts; b answered c late, and all reach b's eth0."""
+    hosts = fleet({name: interfaces(*TWO_NETWORKS[name]) for name in "abc"})
+    for name in "abc":
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != name]
+        hosts[name]["links"] = links(*((peer, f"10.{net}.0.{at}", "ok") for net in (0, 9) for peer, at in others))
+    of_c = hosts["c"]["links"]["links"]
+    of_c[0 if of_c[0]["peer"] == "b" else 1]["attempts"] = 2
+    of_a = [link for link in hosts["a"]["links"]["links"] if link["address"] != "10.9.0.2"]
+    data = {"peer": "b", "address": "10.9.0.2", "purpose": "chosen-interface"}
+    of_a += [{**data, "port": 41000 + n, "outcome": o, "attempts": tries} for n, (o, tries) in enumerate(outcomes)]
+    hosts["a"]["links"] = {"links": of_a}
+    return run("interfaces.unreachable", hosts)
+
+
+def test_a_connect_in_doubt_has_neither_failed_nor_passed() -> None:
+    found = limited(("timed-out", 1))
+    assert not found.findings and "b" not in found.passed
+    assert [(gap.what, gap.hosts) for gap in found.unknown] == [("connects from a", ("b",))]
+    assert only(limited(("timed-out", 9))).id == "net.wrong-interface.unreachable"  # it was tried again, alone
+
+
+def test_an_address_that_answers_on_one_port_is_reached() -> None:
+    """What the other port lacks is the ports stage's finding."""
+    assert not limited(("timed-out", 9), ("ok", 1)).findings
+    assert not limited(("ok", 1), ("timed-out", 9)).findings
+
+
 TWO_NETWORKS = {name: (f"data0/10.9.0.{i}/24", f"eth0/10.0.0.{i}/24") for i, name in enumerate("abcd", 1)}
 
 
