@@ -336,15 +336,26 @@ def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:
     assert not result.findings and result.unknown[0].hosts == ("a",)
 
 
-def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() -> None:
-    sysctls = {**system().sysctls, "net.ipv4.conf.all.rp_filter": "1"}
-    twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
-    strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
-    unread = run("interface_links.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
-    assert not unread.passed and unread.unknown
-    single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", single)) == []
+@pytest.mark.parametrize(
+    ("overall", "own", "said"),
+    [("1", "0", "strict"), ("0", "1", "strict"), ("0", "0", "pass"), ("2", "1", "pass"), ("1", "2", "pass"),
+     ("2", None, "pass"), ("0", None, "unknown"), ("1", None, "unknown"), (None, "0", "unknown")],
+)  # fmt: skip
+def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network(
+    overall: str | None, own: str | None, said: str
+) -> None:
+    values = {"all": overall, "eth0": own, "eth1": own}
+    rest = {name: value for name, value in system().sysctls.items() if "rp_filter" not in name}
+    sysctls = {**rest, **{f"net.ipv4.conf.{name}.rp_filter": value for name, value in values.items() if value}}
+
+    def judged(*addresses: str) -> engine.RuleResult:
+        facts = {"interfaces": interfaces(*addresses), "system": system(sysctls=sysctls)}
+        return run("interface_links.reverse_path_filter", {"a": facts})
+
+    result = judged("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
+    assert ids(result) == ([("net.rp-filter.strict", ("a",))] if said == "strict" else [])
+    assert bool(result.unknown) == (said == "unknown") and bool(result.passed) == (said == "pass")
+    assert judged("eth0/10.0.0.1/24").passed
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
