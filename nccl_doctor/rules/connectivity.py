@@ -9,7 +9,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import alone, untried
 
@@ -357,16 +357,30 @@ def _mbits(rate: float) -> str:
     return f"{rate * 8 / 1e6:.0f} Mbit/s"
 
 
-@host_rule("connectivity", "host.clock-offset")
-def clock_offset(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The host's clock differs by more than a second from this machine's: logs cannot be put in order by time."""
-    clock = host.need(Clock)
-    if abs(clock.offset) - clock.uncertainty > CLOCK_SECONDS:
+@fleet_rule("connectivity", "host.clock-offset")
+def clock_offset(fleet: Fleet) -> Iterator[Finding]:
+    """No host's clock differs by more than a second from the others': logs cannot be put in order by time.
+
+    The clocks of all hosts and of the machine that runs the check are compared: a host is wrong where most agree on
+    another time. Where that machine is the odd one, no host is.
+    """
+    clocks = fleet.every(Clock)
+    # Half of the hosts against the other half: this machine, at 0, decides. Of two clocks nobody knows which is right.
+    offsets = sorted([clock.offset for clock in clocks.values()] + [0.0] * (len(clocks) % 2 == 0))
+    usual = offsets[len(offsets) // 2] if len(offsets) > 1 else 0.0
+    for host, clock in clocks.items():
+        off = clock.offset - usual
+        if abs(off) - clock.uncertainty <= CLOCK_SECONDS:
+            continue
+        agree = f"; most others agree on {usual:+.3f} s" if len(clocks) > 1 else ""
+        proof = f"offset to this machine {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s{agree}"
         yield finding(
             "host.clock-offset",
             Severity.WARN,
-            f"{host.name}'s clock is {abs(clock.offset):.1f} s {'ahead' if clock.offset > 0 else 'behind'}",
-            Evidence(f"offset {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s", source="clock", host=host.name),
-            places=[Place(host=host.name)],
-            fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host.name)],
+            f"{host}'s clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+            + ("" if len(clocks) > 1 else " of this machine's; two clocks do not say which is right"),
+            Evidence(proof, source="clock", host=host),
+            places=[Place(host=host)],
+            confidence=1.0 if len(clocks) > 1 else 0.5,
+            fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host)],
         )

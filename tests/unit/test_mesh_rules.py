@@ -513,3 +513,30 @@ def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None
     builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.0.0.2", port=22)
     builder.probes["gpu03"]["names"]["host_name"] = "gpu03"  # a gate that spreads logins over machines
     assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "wrong"),
+    [
+        ((0, 0, 0, 60), "4"),
+        ((60, 60, 60, 60), ""),  # it is this machine's clock
+        ((60, 60, 60, 0), "4"),
+        ((60, 60, 0, 0), "12"),
+        ((60, 60, 0), "3"),
+        ((-60, -60, 0), "3"),
+        ((-60, 0, 0, 0), "1"),
+        ((60, 0), "1"),
+        ((60, 60), ""),
+        ((60,), "1"),
+        ((-60,), "1"),
+        ((0.9,), ""),
+    ],
+)
+def test_a_clock_is_wrong_where_most_agree_on_another_time(offsets: tuple[float, ...], wrong: str) -> None:
+    builder = Builder(tuple(f"gpu0{number}" for number in range(1, len(offsets) + 1)), ("connectivity",))
+    for host, offset in zip(sorted(builder.probes), offsets, strict=True):
+        builder.probes[host]["clock"]["offset"] = offset
+    found = judge(builder.bundle()).findings
+    assert [item.hosts for item in found] == [(f"gpu0{number}",) for number in wrong]
+    assert all(item.id == "host.clock-offset" and "60.0 s" in item.title for item in found)
+    assert all((item.confidence < 0.6) == (len(offsets) == 1) for item in found)
