@@ -6,6 +6,7 @@ import random
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from facts_builder import NAMES, Builder, address
 
@@ -209,7 +210,39 @@ def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None
     assert found.fixes[0].command == f"sudo sed -i '4s/10.0.0.77/{mine}/' /etc/hosts"
 
 
-@pytest.mark.parametrize("name", ["localhost", "gpu01"])
+@pytest.mark.parametrize("own", [["127.0.1.1"], [], ["10.9.9.9"]])
+@pytest.mark.parametrize("where", ["interfaces", "environment", "plan", "nowhere", "x"])
+def test_where_gloo_is_told_its_interface_the_own_name_is_a_warning(own: list[str], where: str) -> None:
+    builder = Builder()
+    told = {"GLOO_SOCKET_IFNAME": "e" if where == "x" else "eth0"}
+    builder.probes["gpu03"]["names"]["own"] = {"addresses": own, "error": "" if own else "Name or service not known"}
+    if where in ("interfaces", "x"):
+        builder.probes["gpu03"]["interfaces"] = {"addresses": [], "devices": [], "environment": told}
+    if where == "environment":
+        builder.probes["gpu03"]["environment"] = {"variables": told}
+    bundle = builder.bundle()
+    if where == "plan":
+        bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, env=told))
+    found = only(judge(bundle))
+    known = where not in ("nowhere", "x")
+    assert found.severity is (Severity.WARN if known else Severity.FAIL)
+    assert any("GLOO_SOCKET_IFNAME=eth0" in proof.text for proof in found.evidence) == known
+
+
+def test_where_all_hosts_disagree_nobody_is_singled_out() -> None:
+    builder = Builder()
+    builder.probes["gpu04"]["names"]["addresses"].append("10.9.0.4")
+    for host in ("gpu01", "gpu02"):
+        builder.probes[host]["names"]["resolved"]["gpu04"] = {"addresses": ["10.9.0.4"]}
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.hostname-resolution.disagree", ("gpu03",))
+    del builder.probes["gpu02"]["names"]["resolved"]["gpu04"]
+    builder.probes["gpu02"]["names"]["resolved"]["gpu04"] = {"addresses": ["10.9.0.5"]}
+    builder.probes["gpu04"]["names"]["addresses"].append("10.9.0.5")
+    assert only(judge(builder.bundle())).hosts == ("gpu01", "gpu02", "gpu03")
+
+
+@pytest.mark.parametrize("name", ["localhost", "localhost.localdomain", "gpu01"])
 def test_a_host_that_bears_a_name_of_others_is_renamed_not_its_hosts_file_edited(name: str) -> None:
     builder = Builder()
     address = "::1" if name == "localhost" else "10.0.0.1"
