@@ -472,14 +472,14 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
     for culprit in blame(dict.fromkeys(asked, True)):
         calls = [call for pair in culprit.pairs for call in asked[pair]]
         stage = calls[0][0].end.where.stage
-        if culprit.direction == "pair":
+        if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
             title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
         elif culprit.direction == "out":
-            title = f"no connection from {culprit.hosts[0]} is answered"
+            title = f"no connection from {culprit.names} is answered"
         else:
-            title = f"{culprit.hosts[0]} answers no connection"
+            title = f"{culprit.names} answers no connection"
         shown = [rank.evidence(f"connect {place}: no answer (SYN_SENT)", "/proc/net/tcp") for rank, place in calls]
         yield finding(
             STUCK_IDS.get(stage, "collectives.stuck.measure"),
@@ -493,7 +493,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
                     f"nccl-doctor check --stage ports --stage connectivity -H '{fold({rank.host for rank in ranks})}'",
                 )
             ],
-            confidence=0.9 if culprit.direction == "pair" else 0.95,
+            confidence=0.95 if culprit.known_end else 0.9,
         )
 
 
@@ -613,17 +613,18 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
             for a, b in pairs[:6]
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
-        if len(culprit.hosts) == 2:
+        if not culprit.known_end:
             if min(rates.get(pair, rates.get(pair[::-1], 0.0)) for pair in culprit.pairs) >= SLOW_PAIR_SHARE * typical:
                 continue
             yield _slow_pair(
+                culprit.names,
                 culprit.hosts,
                 f"only the exchange between them is slow: {rate(_median(sorted(good)))} for the other pairs (median)",
-                [*quoted, Evidence("both are as fast as others with other hosts", source="exchange of host pairs")],
+                [*quoted, Evidence("each is as fast as others with other hosts", source="exchange of host pairs")],
                 Fix(
-                    "look at what lies between these two alone",
-                    f"traceroute -n {shell_word(culprit.hosts[1])}",
-                    host=culprit.hosts[0],
+                    "look at what lies between them alone",
+                    f"traceroute -n {shell_word(culprit.pairs[0][1])}",
+                    host=culprit.pairs[0][0],
                 ),
             )
             continue
@@ -632,7 +633,7 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
-            f"every exchange with {culprit.hosts[0]} is slow: {best} at best, and {others}",
+            f"every exchange with {culprit.names} is slow: {best} at best, and {others}",
             quoted,
             hosts=culprit.hosts,
             confidence=0.9,
@@ -655,6 +656,7 @@ def _lone_pair(
     else:
         return
     yield _slow_pair(
+        " and ".join(pair),
         pair,
         f"{why}; two hosts cannot tell which of them, or what lies between, is slow",
         [Evidence(f"{pair[0]} <-> {pair[1]}: {rate(gbs)}", source="exchange of host pairs"), proof],
@@ -665,11 +667,11 @@ def _lone_pair(
     )
 
 
-def _slow_pair(hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
+def _slow_pair(names: str, hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
     return finding(
         "collectives.slow-pair",
         Severity.WARN,
-        f"{hosts[0]} and {hosts[1]} exchange slowly: {why}",
+        f"{names} exchange slowly: {why}",
         evidence,
         hosts=sorted(hosts),
         fixes=[fix],

@@ -281,7 +281,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
             by_peer.setdefault(attempt.peer, []).append(attempt)
     told: set[tuple[str, str]] = set()
     for network, culprit in _cut_off(seen, tried, shared, reach):
-        (host,) = culprit.hosts
+        host = culprit.host
         lost = [
             attempt for attempt in tried if not attempt.ok and (attempt.source, attempt.peer) in culprit.pairs
             and _lies_in(attempt.address, network)
@@ -347,7 +347,7 @@ def _cut_off(
             links[pair] = links.get(pair, False) or not attempt.ok
     for network, links in sorted(measured.items()):
         for culprit in blame(links) if not all(links.values()) else ():
-            if culprit.direction in ("out", "both") and other_way.intersection(culprit.pairs):
+            if culprit.host and culprit.direction != "in" and other_way.intersection(culprit.pairs):
                 yield network, culprit
 
 
