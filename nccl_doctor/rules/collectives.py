@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import blame
@@ -110,7 +111,8 @@ class RankOnHost:
 def short_run(fleet: Fleet) -> Iterator[Finding]:
     """A short all-reduce and all-gather over all hosts must give the right answer, in time.
 
-    One rank a host (gloo), or one a GPU (NCCL), with the Python that was named. Each stage of a job's start has its own
+    One rank a host (gloo), or one a GPU (NCCL), with the Python that was named; where that has no torch, with
+    nccl-doctor's own, if it is there, which is said. Each stage of a job's start has its own
     time limit: reaching the store, forming the process group, the first collective, each size. Where it ends without
     success, the rank that did not get as far as the others is named, with its stack and what it printed. Answers are
     compared with what they must be; the slowest pair of hosts is compared with the others, and where two hosts are all
@@ -134,7 +136,7 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         fleet.lack("collectives", why, *facts)
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
-    yield from _measured(facts)
+    yield from _measured(facts, _other_pythons(fleet, facts))
 
 
 def _torchless_machine(fleet: Fleet) -> None:
@@ -175,8 +177,14 @@ def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
     return [_bus_bandwidth(event) for event in _events(facts, "size")]
 
 
-def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
-    """What was measured and over what, for the record."""
+def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
+    """The Pythons that ran the ranks in the place of the examined ones."""
+    examined = {host.name: fact.python.executable for host in fleet.hosts if (fact := host.want(Software))}
+    return sorted({fact.python for name, fact in facts.items() if fact.python != examined.get(name, fact.python)})
+
+
+def _measured(facts: Mapping[str, Collectives], others: Sequence[str]) -> Iterator[Finding]:
+    """What was measured and over what, for the record; with ``others`` than the examined Pythons, if any."""
     evidence = []
     for event in _events(facts, "size"):
         item = _bus_bandwidth(event)
@@ -188,10 +196,11 @@ def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     fact = next(iter(facts.values()))
     used = sorted({item["interface"] or "?" for event in _events(facts, "path") for item in event["connections"]})
     over = f" over {', '.join(used)}" if used else ""
+    by = f"; with {few(others)}, not with the Python that was examined" if others else ""
     yield finding(
         "collectives.measured",
         Severity.INFO,
-        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why})",
+        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why}){by}",
         evidence,
         hosts=sorted(facts),
     )

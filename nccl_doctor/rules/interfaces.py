@@ -474,7 +474,7 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     elif advised.works and any(one.loopback for item in seen.values() if item.gloo for one in item.gloo.addresses):
         outcome = "; NCCL needs nothing set"  # Gloo does: a finding of its own says so
     elif advised.works:
-        outcome = "; nothing needs setting"
+        outcome = ""  # the report says what needs setting, of all findings together
     else:
         outcome = "; no NCCL_SOCKET_IFNAME is known to help: no network has an address of every host that peers reach"
     yield finding(

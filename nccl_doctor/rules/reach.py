@@ -71,7 +71,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ReachOutcome.GARBAGE: (
         "host.unexpected-output",
         "something other than our agent answered over ssh",
-        "a shell profile, a forced command or a captive gateway writes to standard output; silence it",
+        "a shell profile, a forced command or a captive gateway writes to standard output, or reads standard input: mend it",
         "ssh {login} true | head -c 300",
     ),
     ReachOutcome.TRANSPORT_FAILED: (

@@ -99,7 +99,7 @@ def test_a_check() -> None:
         "",
         "  passed       ports, software, topology, infiniband",
         "  environment  no setting is known to help against the network's faults",
-        "  note         NCCL 2.27.3 would use eth0, Gloo eth0; nothing needs setting",
+        "  note         NCCL 2.27.3 would use eth0, Gloo eth0",
         "  not checked  SRAM errors, carriers, limit on address space, limit on file size on gpu[01-03]: not",
         "               collected",
         "  not checked  mount options of /dev/shm, mount options of /tmp on gpu[01-03]: its mount is not",
