@@ -136,6 +136,27 @@ def test_here_documents() -> None:
     assert [item.how for item in found] == [How.CONF, How.EXPORT, How.PYTHON, How.EXPORT]
 
 
+def test_what_a_shell_variable_holds_for_later_is_read() -> None:
+    text = (
+        'OPTIONS="-x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
+        'ENV_JSON=\'{"env_vars": {"NCCL_PROTO": "LL"}}\'\n'
+        'MORE="{\n  \\"env_vars\\": {\n    \\"NCCL_NET\\": \\"${NET}\\",\n  }\n}"\n'
+        'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
+        "PYTHON=$(python3 - <<'PY'\nenv['NCCL_BUFFSIZE'] = '1'\nPY\n)\n"
+        "BROKEN=$(python3 - <<PY\n$lines NCCL_\nPY\n)\n"
+        'NAME="a-b NCCL_DEBUG=INFO"\nexport NCCL_NTHREADS=64\n'
+    )
+    assert pairs(shell.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_DEBUG", "WARN", 2),
+        ("NCCL_PROTO", "LL", 3),
+        ("NCCL_NET", None, 6),
+        ("NCCL_CROSS_NIC", "1", 11),
+        ("NCCL_BUFFSIZE", "1", 17),
+        ("NCCL_NTHREADS", "64", 25),
+    ]
+
+
 @given(st.text(alphabet="NCL_=DEBUG$'\"`\\(){}<>;&|# \n\tabEOF-x", max_size=120))
 def test_any_text_is_read_without_an_error(text: str) -> None:
     for item in shell.read("export NCCL_DEBUG=INFO\n" + text, "f"):
@@ -307,6 +328,24 @@ def test_python() -> None:
     by = {item.name: item for item in found}
     assert by["NCCL_IB_TIMEOUT"].not_text == "int"
     assert not by["NCCL_SHM_DISABLE"].meets(by["NCCL_P2P_DISABLE"])
+
+
+def test_python_command_lines_and_calls_that_set() -> None:
+    text = (
+        'run = ["mpirun", "-x", "NCCL_ALGO=Ring", "-x", f"NCCL_IB_HCA={hcas}", "-v", "NCCL_DEBUG=WARN"]\n'
+        'command = f"mpirun -np {n} -x NCCL_PROTO=LL -x NCCL_NET={net} ./a"\n'
+        'note = "set NCCL_NTHREADS=64 if you like"\n'
+        'V1EnvVar(name="NCCL_BUFFSIZE", value=str(4))\nset_env_var("NCCL_CROSS_NIC", "1")\n'
+        'os.getenv("NCCL_SHM_DISABLE", "1")\n'
+    )
+    assert pairs(python_source.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_IB_HCA", None, 1),
+        ("NCCL_PROTO", "LL", 2),
+        ("NCCL_NET", None, 2),
+        ("NCCL_BUFFSIZE", "4", 4),
+        ("NCCL_CROSS_NIC", "1", 5),
+    ]
 
 
 @pytest.mark.parametrize("text", ["NCCL_DEBUG = (", "NCCL = " + "(" * 3000 + "1" + ")" * 3000, "NCCL_DEBUG\0"])
