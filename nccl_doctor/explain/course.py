@@ -53,6 +53,7 @@ _RETRIES = frozenset(
         "serving-watchdog",
         "grpc-unavailable",
         "horovod-stall",
+        "xla-rendezvous",
         "volume-not-mounted",
         "sandbox-failed",
         "adapters-not-handed-out",

@@ -144,13 +144,14 @@ def says_failure(text: str) -> bool:
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    return [
+    found = [
         hit
         for hit in case.hits("error-line")
         if place(hit) not in quiet
         and not _NOISE.search(hit.text)
         and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
     ]
+    return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")

@@ -20,7 +20,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import in_order, later, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, in_order, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import Work
 
@@ -261,7 +261,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
     gone = gave_up(case, ranks)
     if gone:
-        title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
+        title = f"{who} gave up: {ending(gone[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks)
         return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
@@ -271,12 +271,12 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.uneven-inputs",
             0.72,
-            f"{who} ran out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
+            f"{who} ran out of data while the others still had batches: {ending(done[-1].text, 110)}",
             [*reversed(done), *own[-4:], *hits],
             ranks,
         )
     elif slow := slower(case, ranks):
-        title = f"{who} slower than the others: {slow[0].text.strip()[-110:]}"
+        title = f"{who} slower than the others: {ending(slow[0].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.8, title, [*slow, *hits], ranks)
         return
     elif busy:
@@ -284,7 +284,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.straggler-timeout",
             0.8,
-            f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
+            f"{who} still busy while the others waited: {ending(last.text, 110)}",
             [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
@@ -311,7 +311,7 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     title = f"{_who(ranks)} did not reach the barrier in time"
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
     if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
-        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
+        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {ending(done[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
     later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
@@ -385,6 +385,17 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
 
 
+@diagnosis
+def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
+    """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
+    host cannot reach, or a task that failed there. The log of the driver does not tell which."""
+    hits = case.hits("horovod-start")
+    title = "a host's task never reached horovodrun's service: firewall, an address that cannot be reached, or it failed there"
+    for cause, strength in (("net.firewall", 0.48), ("net.wrong-interface", 0.46), ("net.master-unreachable", 0.42)):
+        if hits:
+            yield Candidate(cause, strength, title, hits, *speakers(hits))
+
+
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
 
 
@@ -409,7 +420,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,
-        f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
+        f"a rank was busy beyond the time-out: {ending(busy[-1].text, 110)}",
         [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
@@ -423,7 +434,7 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
     if first and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
-        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        title = f"a rank had no (more) data while the others waited for it: {ending(hits[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
@@ -501,7 +512,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     first = case.first(*_GAVE_UP_WAITING)
     gone = gave_up(case, None, before=first) if first else []
     if first and gone:
-        title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
+        title = f"a worker gave up before the time-out: {ending(gone[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone))
 
 

@@ -12,7 +12,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.exceptions import LAUNCHER
-from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
@@ -93,13 +93,13 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     for hit in unknown:
         subject = "" if re.search(_OWN_STATE, hit.text, re.IGNORECASE) else topics.subject(hit.groups["message"])
         if subject:
-            title = f"NCCL warns: {hit.groups['message'][:120]}"
+            title = f"NCCL warns: {shortened(hit.groups['message'], 120)}"
             yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), vague=True)
             return
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
                 same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
-                title = f"{phrase}: {hit.groups['message'][:120]}"
+                title = f"{phrase}: {shortened(hit.groups['message'], 120)}"
                 yield Candidate(cause, strength, title, same[:6], *speakers(same), vague=True)
                 return
 
@@ -138,7 +138,7 @@ def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "net.plugin",
             0.5,
-            f"the network plugin {used[0].groups['network']} is in use when it fails: {wrong[0].text.strip()[-110:]}",
+            f"the network plugin {used[0].groups['network']} is in use when it fails: {ending(wrong[0].text, 110)}",
             [*wrong[:8], *used[:2]],
         )
 
@@ -374,7 +374,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     own_words = gave_up(case, ranks)
     said = own_words or gave_up(case, None)
     if said:
-        title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
+        title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
@@ -474,7 +474,7 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
     ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
     if ends and not case.course.recovered:
         for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
-            title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
+            title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"
             yield Candidate(cause, 0.3 - 0.02 * nth, title, ends, ranks_of(ends))
 
 
@@ -496,7 +496,7 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
         return
     hits = case.course.slower_steps
     for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
-        title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
+        title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
 
 

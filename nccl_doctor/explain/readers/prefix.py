@@ -217,6 +217,12 @@ def is_of_a_service(text: str) -> bool:
     return _SERVICE.search(text, 0, 200) is not None
 
 
+def is_glog_error(text: str) -> bool:
+    """Whether a line is an error, or the end of its program, by its level in the format of Google's logging."""
+    found = _GLOG.search(text, 0, 200)
+    return found is not None and found.group("level") in "EF"
+
+
 def parse(text: str) -> Line:
     """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
     return copy.copy(_parsed(text))

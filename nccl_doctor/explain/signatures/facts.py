@@ -272,6 +272,7 @@ says(
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
     "NCCL error: unhandled {text} (run with",
+    "NCCL operation {place} failed: {text}. Last NCCL warning",  # XLA
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -360,6 +361,11 @@ says(
     ),
 )
 says("gloo-connected", "init.cc {}gloo", "Gloo connectFullMesh", "ProcessGroupGloo", why="Gloo takes part.")
+says(
+    "deepspeed-no-launcher",
+    "Not using the DeepSpeed or dist launchers, attempting to detect MPI environment",
+    why="None or not all of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK are set: DeepSpeed asks MPI instead.",
+)
 says(
     "deepspeed-init",
     "Initializing TorchBackend in DeepSpeed with backend",
@@ -571,6 +577,7 @@ says(
     "timed out",
     "imeout",
     "ismatch",
+    "not match",
     "nvalid",
     "nactive",
     "own)",

@@ -111,6 +111,14 @@ says(
     why="libfabric looks for the memory of other makers' devices, too. Of FI_HMEM_CUDA it would matter.",
 )
 says(
+    "no-gdrcopy",
+    "gdrcopy initialization failed! gdrcopy will not be used",
+    "gdr_open failed! gdrcopy will not be used",
+    "GDRCopy is not available",
+    role=H,
+    why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,

@@ -9,6 +9,7 @@ from nccl_doctor.explain.signatures import Guard, says
 
 _BUILT_IN = re.compile(r"IB|Socket")  # what NCCL_NET can name without a plugin
 
+_FAILS = re.compile(r"[Ff]ail|[Ee]rror|[Cc]annot|[Uu]nable|not match|[A-Z]{4,}_[A-Z]+|\b(?:INTERNAL|UNAVAILABLE)\b")
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
@@ -625,6 +626,33 @@ says(
     strength=0.84,
     title="FasTrak (GPUDirect-TCPXO) cannot start on this host",
     why="The plugin asks the receive-datapath manager (RxDM) of its host: not running, not the same pod or release, or too few of its NICs are in the pod.",
+)
+says(
+    "tcpxo-daemon-gpus",
+    "Number of GPUs detected in the PCI tree ({pci:int}) does not match number of CUDA devices ({cuda:int})",
+    cause="net.plugin",
+    strength=0.9,
+    title="GPUDirect-TCPXO's daemon sees {pci} GPUs in the PCI tree and CUDA {cuda}: it stops",
+    why="The receive daemon (RxDM) needs all of the host's PCI devices: without hostNetwork, or with devices left out of the pod, one is missing. The plugin then waits for the daemon.",
+)
+says(
+    "tcpxo-daemon",
+    "fastrak_gpumem_manager{place}] {error}",
+    "tcpgpudmarxd{place}] {error}",
+    "buffer_mgmt_daemon{place}] {error}",
+    cause="net.plugin",
+    strength=0.72,
+    title="the daemon of GPUDirect-TCPX(O) fails: {error}",
+    why="The receive daemon of its host does for the plugin what the NICs need; its own errors stand before what the workers tell.",
+    where=lambda groups, line: _FAILS.search(groups["error"]) is not None,
+)
+says(
+    "tcpxo-waits",
+    "waiting for rxdm",
+    "waiting for RxDM",
+    role=Role.SYMPTOM,
+    fold="the plugin waits for its daemon",
+    why="NCCL's plugin starts only when the receive daemon of its host answers; the daemon's own log says why it does not.",
 )
 says(
     "sharp-error",

@@ -158,6 +158,18 @@ says(
     why="The rendezvous backend is closed, misconfigured, of another version, or cannot be reached.",
 )
 says(
+    "spare-node",
+    "Rendezvous gracefully exited: {reason}",
+    why="An agent was still waiting, as a spare one or for the next round, when the rendezvous was closed: the job had come to its end, or others had closed it.",
+)
+says(
+    "agent-without-result",
+    "AttributeError: 'NoneType' object has no attribute 'is_failed'",
+    role=Role.SYMPTOM,
+    fold="torchrun's agent had no result",
+    why="torchrun asks the result of an agent that left the rendezvous without one: its own slip, and no failure of the job.",
+)
+says(
     "signal-exception",
     "SignalException: Process {pid:int} got signal: {signal:int}",
     "got signal: {signal:int}",

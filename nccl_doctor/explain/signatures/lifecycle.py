@@ -147,6 +147,7 @@ says(
     "DONE",
     " completed after ",
     "All tests completed",
+    "Reporting training SUCCESS",  # SageMaker's training toolkit
     " 0 failures",
     "Application startup complete",
     "Uvicorn running on",

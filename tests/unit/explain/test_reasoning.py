@@ -18,6 +18,7 @@ from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.lines import ending, shortened
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
@@ -351,3 +352,50 @@ def test_the_host_before_a_ranks_own_lines_is_named() -> None:
     told = explain_text("\n".join(lines))
     assert told.causes[0].hosts == ("n7",)
     assert told.sentence.startswith("n7: rank 3 raised ValueError")
+
+
+_LOOKED_UP = (
+    "[W s.cpp:9] [c10d] The IPv6 network addresses of ({name}, 29500) cannot be retrieved (gai error: -2 - Name or service not known).\n"
+    "[W s.cpp:9] [c10d] The IPv4 network addresses of ({name}, 29500) cannot be retrieved (gai error: -2 - Name or service not known).\n"
+    "[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to ({name}, 29500).\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("trainer-head", "the host name trainer-head does not resolve"),
+        ("root@10.0.0.4", "'root@10.0.0.4' is no host name"),
+        ("http://head", "'http://head' is no host name"),
+        ("10.0.0.4:29500", "'10.0.0.4:29500' is no host name"),
+        ("head.example.org.", "the host name head.example.org. does not resolve"),
+    ],
+)
+def test_the_name_that_does_not_resolve_is_named(name: str, told: str) -> None:
+    best = explain_text(_LOOKED_UP.format(name=name)).causes[0]
+    assert best.id == "net.hostname-resolution"
+    assert told in best.title
+    assert "IPv4" in best.evidence[0].text
+
+
+def test_only_ipv6_looked_up_in_vain_proves_less() -> None:
+    """The rest may have been cut away; that some address was tried says that there was one."""
+    lines = _LOOKED_UP.format(name="head").splitlines()
+    assert explain_text(f"{lines[0]}\n{lines[2]}\n").causes[0].id == "net.hostname-resolution"
+    tried = "[W socket.cpp:752] [c10d] The client socket has failed to connect to [10.0.0.9]:29500 (errno: 110 - Connection timed out)."
+    assert explain_text(f"{lines[0]}\n{tried}\n{lines[2]}\n").causes[0].id == "net.master-unreachable"
+
+
+def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
+    got = explain_text(
+        "W0312 18:21:07.705002       1 nic_scan.cc:140] could not read the libfabric version file, not found\n"
+        "E0312 18:21:07.709226       1 nic_main.cc:88] libfabric provider rejected by policy\n"
+    )
+    assert got.causes[0].evidence[0].text.startswith("E0312")
+
+
+def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
+    text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
+    assert ending(text, 110).startswith("… the endpoint")
+    assert ending("2024-05-01 10:00:00 [rank3]: all went wrong", 110) == "all went wrong"
+    assert shortened("one two three", 9) == "one two …"
