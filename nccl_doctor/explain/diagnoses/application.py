@@ -392,12 +392,13 @@ _TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to
 
 def _waited_from_the_start(case: Case) -> set[int]:
     """Ranks that gave up together with the first one, in the same work: they were there, whatever they had done before."""
-    ends = [(item.hit.seconds, item) for item in case.work if item.hit and item.hit.seconds is not None]
-    if not ends:
-        return set()
-    began, first = min(ends, key=lambda end: end[0])
-    work = (first.group, first.sequence)
-    return {item.rank for end, item in ends if (item.group, item.sequence) == work and end - began < _TOGETHER}
+    ends = [(item.hit.seconds or 0.0, item) for item in case.work if item.hit]  # zero: its line has no time
+    began, first = min(ends, key=lambda end: end[0], default=(0.0, None))
+    return {
+        item.rank
+        for end, item in ends
+        if first and (item.group, item.sequence) == (first.group, first.sequence) and end - began < _TOGETHER
+    }
 
 
 @diagnosis
