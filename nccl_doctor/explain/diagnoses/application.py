@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
@@ -466,9 +467,7 @@ _SHARE = 80  # letters behind the rank's number in which its share is told
 @diagnosis
 def uneven_batches(case: Case) -> Iterable[Candidate]:
     """The ranks print different numbers of batches (or samples), and a collective then times out or loses a peer."""
-    if not case.has(
-        "watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"
-    ):
+    if not case.has(*GAVE_UP, "horovod-stall", "gloo-closed", "peer-closed", "size-mismatch"):
         return
     counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):

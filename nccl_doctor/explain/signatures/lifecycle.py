@@ -155,7 +155,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|uccessfully (?:assigned|pulled)|Cleaning up", line) is None
+        re.search(r"Deactivated|uccessfully (?:assigned|pulled|loaded)|Cleaning up", line) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
     ),

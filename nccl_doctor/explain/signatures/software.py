@@ -101,6 +101,14 @@ says(
     strength=0.9,
     title="the CUDA toolkit (or a library) does not fit the CUDA that torch was built with",
     why="An extension is compiled with, or was built for, another CUDA than torch's.",
+    where=lambda groups, line: "this combination" not in line,  # "accepting", "Allowing"
+)
+says(
+    "toolkit-accepted",
+    "but since the APIs are compatible, accepting this combination",
+    "Allowing this combination of CUDA",
+    role=Role.HARMLESS,
+    why="DeepSpeed compiles its extensions with a CUDA of the same major version as torch's, or was told not to look.",
 )
 says(
     "cudnn-mismatch",
