@@ -32,6 +32,7 @@ _MODULES = (
     ".gemm",
     ".group",
     ".measuring",
+    ".memory",
     ".operations",
     ".pairs",
     ".patterns",

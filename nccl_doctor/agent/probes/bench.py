@@ -8,7 +8,7 @@ import sys
 from typing import Any, Dict, List
 
 from nccl_doctor.agent import probing
-from nccl_doctor.agent.collective import launch, sockets
+from nccl_doctor.agent.collective import launch, memory, sockets
 from nccl_doctor.agent.probing import probe, run_command
 
 # Runs in the Python that the ranks will use. It does not import torch: that takes seconds, and may fail or hang.
@@ -60,6 +60,7 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         **_nvlinks(),
         "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max"),
         "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
+        "memory": memory.available_memory(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": sockets.addresses(),
         "name_addresses": _resolve(socket.gethostname()),
