@@ -181,7 +181,10 @@ def prepare(
 ) -> dict[str, ProbeResult]:
     """Ask every host what it offers."""
     # Our own Python as well: this machine's, or the same environment on a shared file system. The answer names it.
-    arguments = {"python": plan.python, "also": [sys.executable], "port": plan.master_port}
+    arguments = {
+        "python": plan.python, "also": [sys.executable], "port": plan.master_port,
+        "visible": plan.env.get("CUDA_VISIBLE_DEVICES"),
+    }  # fmt: skip
     return in_threads(sessions, lambda _, session: session.probe("bench-prepare", arguments, limit_s), limit_s + 5.0)
 
 
