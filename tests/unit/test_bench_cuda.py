@@ -278,8 +278,8 @@ def test_what_a_graph_gives_is_what_is_checked(worker: Callable[..., Worker], mo
     ("has", "called"),
     [
         (("abort", "shutdown"), "abort"),  # torch 2.7 to 2.13
-        (("_abort", "_shutdown"), "_abort"),  # 2.5, 2.6
-        (("_shutdown",), "_shutdown"),  # 2.4
+        (("abort", "_shutdown"), "abort"),  # 2.6
+        (("_shutdown",), "_shutdown"),  # 2.4, 2.5
     ],
 )
 def test_a_communicator_is_aborted_by_the_name_its_torch_has(
