@@ -363,9 +363,13 @@ class _Telling:
 
             sys.stdout.buffer.write(encode(outcome))
         else:
+            from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests
+            from nccl_doctor.report.safe_text import visible
 
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
+            for told in (*(f"{item.id}: {visible(item.title)}" for item in outcome.findings), *verdict_lines(outcome)):
+                typer.echo(f"nccl-doctor: {told}", err=True)  # these formats have no words for it
 
 
 def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:
