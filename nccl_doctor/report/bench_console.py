@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
@@ -179,7 +180,7 @@ def _fit(line: Fit) -> str:
         return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
     return (
         f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "
-        f"half bandwidth at {format_size_about(line.half_size)}"
+        f"half bandwidth at {amount(line.half_size)}"
     )
 
 
@@ -190,16 +191,6 @@ def _plot(
     before = [(item.mode, item.size, item.before_gbs) for item in changes if item.collective == name]
     drawn = plot(lines_of(now, before), ceiling.gbs if ceiling else 0.0, min(width, WIDTH) - 2)
     return [Text("  " + line, "dim") for line in drawn]
-
-
-def format_size_about(size: int) -> str:
-    """A size rounded to two digits, in binary units."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
 
 
 def _by_reason(skips: Iterable[Skip]) -> dict[str, str]:
