@@ -11,7 +11,6 @@ from rich.text import Text
 
 from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
-from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
@@ -123,8 +122,10 @@ def render(outcome: Outcome, console: Console, *, verbose: bool = False, saved: 
         console.print(Text(f"{torch}; path: {visible(outcome.path.words)}") + mark)
     else:
         console.print(Text(torch))
+    told = {item.collective for item in outcome.results.measurements}
+    told |= {item.collective for item in outcome.results.skips}
     for name in outcome.plan.collectives:
-        if name in COLLECTIVES:
+        if name in told:  # of the others the verdict says it
             console.print()
             _collective(outcome, name, console)
             for line in _plot(outcome.results, name, outcome.changes, outcome.ceiling, console.width):
@@ -155,8 +156,6 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
         if rows:
             console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
-        elif not left_out:
-            console.print(Text("  nothing was measured", "yellow"))
         for reason, sizes in _by_reason(left_out).items():
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:

@@ -294,7 +294,9 @@ def curves(runs: Sequence[tuple[str, Outcome]]) -> list[Curves]:
 
 
 def _curves(label: str, run: Outcome) -> Curves:
-    ceiling = f"; {run.ceiling.name} {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
+    ceiling = (
+        f"; {run.ceiling.name} {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
+    )
     told = f"{moment(run.created)}, {run.world.size} ranks, {run.world.backend}, {run.path.words}{ceiling}"
     changes = tuple(
         (item.collective, format_size(item.size), rate(item.now_gbs), rate(item.before_gbs), item.words)
