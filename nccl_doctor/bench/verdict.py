@@ -244,13 +244,13 @@ def _binds(ceiling: Ceiling) -> str:
 def together(verdicts: Iterable[Verdict], ceiling: Ceiling | None) -> Iterator[tuple[Kind, str]]:
     """What the verdicts say; what is said of several collectives in the same words is said once, behind them, and the
     link that binds them with the first."""
-    groups: dict[tuple[Kind, str], list[str]] = {}
+    groups: dict[tuple[Kind, str], dict[str, list[str]]] = {}
     for item in verdicts:
         said, _, why = item.text.partition("; ")
-        each = groups.setdefault((item.kind, why), [])
-        each.append(f"{item.collective}: {said.replace(_binds(ceiling), '') if each and ceiling else said}")
+        each = groups.setdefault((item.kind, why), {})
+        each.setdefault(said.replace(_binds(ceiling), "") if each and ceiling else said, []).append(item.collective)
     for (kind, why), each in groups.items():
-        yield kind, "; ".join([*each, why] if why else each)
+        yield kind, "; ".join([*(f"{', '.join(names)}: {said}" for said, names in each.items()), *filter(None, [why])])
 
 
 def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[Finding, ...]:

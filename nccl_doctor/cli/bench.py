@@ -49,7 +49,9 @@ def bench(
     slurm: _hosts.Slurm = False,
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="A:B[:xN|:+N]", help="Sizes in bytes; K, M, G, T are 1024-based; doubling by default."),
+        typer.Option(
+            metavar="A:B[:xN|:+N]", help=f"Sizes in bytes; K, M, G, T are 1024-based; A:B doubles [default: {SIZES}]."
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
@@ -237,7 +239,10 @@ def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: b
     if not local:
         _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
     if elsewhere:
-        _hosts.stop(f"{', '.join(elsewhere)}: that is for {identity.launcher} to say, which has already started this")
+        _hosts.stop(
+            f"{', '.join(elsewhere)}: that is for {identity.launcher} to say, which has already started this "
+            "(MASTER_ADDR and MASTER_PORT in its environment are where the ranks meet)"
+        )
     telling.plain = True
     try:
         in_job.run(identity, plan, min_busbw, telling.before, _command(), telling.tell)
@@ -363,9 +368,13 @@ class _Telling:
 
             sys.stdout.buffer.write(encode(outcome))
         else:
+            from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests
+            from nccl_doctor.report.safe_text import visible
 
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
+            for told in (*(f"{item.id}: {visible(item.title)}" for item in outcome.findings), *verdict_lines(outcome)):
+                typer.echo(f"nccl-doctor: {told}", err=True)  # these formats have no words for it
 
 
 def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
-from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
@@ -122,8 +122,10 @@ def render(outcome: Outcome, console: Console, *, verbose: bool = False, saved: 
         console.print(Text(f"{torch}; path: {visible(outcome.path.words)}") + mark)
     else:
         console.print(Text(torch))
+    told = {item.collective for item in outcome.results.measurements}
+    told |= {item.collective for item in outcome.results.skips}
     for name in outcome.plan.collectives:
-        if name in COLLECTIVES:
+        if name in told:  # of the others the verdict says it
             console.print()
             _collective(outcome, name, console)
             for line in _plot(outcome.results, name, outcome.changes, outcome.ceiling, console.width):
@@ -154,8 +156,6 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
         if rows:
             console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
-        elif not left_out:
-            console.print(Text("  nothing was measured", "yellow"))
         for reason, sizes in _by_reason(left_out).items():
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:
@@ -179,7 +179,7 @@ def _fit(line: Fit) -> str:
         return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
     return (
         f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "
-        f"half bandwidth at {format_size_about(line.half_size)}"
+        f"half bandwidth at {amount(line.half_size)}"
     )
 
 
@@ -190,16 +190,6 @@ def _plot(
     before = [(item.mode, item.size, item.before_gbs) for item in changes if item.collective == name]
     drawn = plot(lines_of(now, before), ceiling.gbs if ceiling else 0.0, min(width, WIDTH) - 2)
     return [Text("  " + line, "dim") for line in drawn]
-
-
-def format_size_about(size: int) -> str:
-    """A size rounded to two digits, in binary units."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
 
 
 def _by_reason(skips: Iterable[Skip]) -> dict[str, str]:

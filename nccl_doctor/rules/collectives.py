@@ -57,7 +57,9 @@ _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
 # What the first rank that is ended does to the connections of the others.
 _ECHOES = ("net.peer-lost", "net.firewall")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
-_CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved|^[ ^~]+$")  # carets of a traceback
+_CHATTER = re.compile(
+    r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}"
+)  # and the code of a traceback
 
 
 class RankOnHost:

@@ -111,6 +111,8 @@ def test_a_hostfiles_slots_are_ranks_unless_the_options_say_otherwise() -> None:
 def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
     with pytest.raises(CannotRun, match="has 2 GPU"):
         place({"a": host(gpus=2, torch=CUDA)}, msgspec.structs.replace(PLAN, ranks_per_host=4))
+    with pytest.raises(CannotRun, match=r"1000 ranks need 125 GiB or more, .* and 16 GiB are free on a"):
+        place({"a": host(memory=16 << 30)}, msgspec.structs.replace(PLAN, ranks_per_host=1000))
     with pytest.raises(CannotRun, match="29500 is already in use on a"):
         place({"a": host(port_free=False)}, PLAN)
 

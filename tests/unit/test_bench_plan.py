@@ -10,9 +10,11 @@ import shlex
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_bench_judge import outcome
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
@@ -21,6 +23,7 @@ from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_si
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
 from nccl_doctor.bench.verdict import change_words
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence, Severity, finding
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,17 @@ def test_ranks_on_gpus_are_never_ranks_on_cpus() -> None:
     assert told.exit_code == ExitCode.NOTHING_CHECKED and "nccl was asked for: no GPU on" in told.output
     told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--backend", "gloo"])
     assert told.exit_code == ExitCode.USAGE and "--ranks-per-host" in told.output
+
+
+def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from nccl_doctor.cli.bench import _Telling
+
+    found = finding("collectives.rank-died", Severity.FAIL, "rank 1 on b was killed", Evidence("exit -9"), hosts=("b",))
+    _Telling("csv", None, None, "never").tell(msgspec.structs.replace(outcome(), findings=(found,), verdicts=()))
+    told = capsys.readouterr()
+    assert told.out.startswith("collective,mode") and told.err.splitlines() == [
+        "nccl-doctor: collectives.rank-died: rank 1 on b was killed", "nccl-doctor: ✗ FAULTY  rank 1 on b was killed",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["csv", "nccl-tests"])

@@ -145,6 +145,16 @@ def test_the_check_counts_a_wrong_element(name: str) -> None:
             assert checker.wrong(buffers, count) == 1
 
 
+def test_matrices_beyond_the_memory_are_refused_and_calls_beyond_the_time_skipped() -> None:
+    fact, _ = run(2, gemm=200_000)
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.failed"
+    assert re.search(r"matrices of 200000 x 200000: rank 0 on \S+: needs 596 GiB, and", found.title)
+    fact, results = run(2, collectives=["allreduce"], sizes=[4, 4 << 20], iters=1000, budget_s=0.2, warmup=10)
+    assert all(end.finished for end in fact.ranks)
+    assert [item.size for item in results.measurements] == [4] and "twice the time budget" in results.skips[0].reason
+
+
 def test_more_than_memory_is_skipped_with_the_reason(everything: tuple[Collectives, Results]) -> None:
     _, results = everything
     large = {(item.collective, item.mode): item.reason for item in results.skips if item.size == 1 << 46}

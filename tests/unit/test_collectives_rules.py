@@ -207,10 +207,12 @@ def test_a_pair_that_a_busy_machine_slowed_is_no_finding() -> None:
 
 
 def test_a_python_that_ends_before_our_first_line_shows_its_last_one() -> None:
-    output = "Traceback\n  line 3\nImportError: cannot import name 'Random'"
+    output = "Traceback\n  File 'random.py', line 3\n    import tempfile\nImportError: cannot import name 'Random'"
     (found,) = failures(world(end(0, "end", **FINISHED), end(1, "spawn", exit=1, output=output)))
     assert found.id == "collectives.stuck.spawn" and "ended while" in found.title
-    assert "ImportError" in found.evidence[1].text
+    assert [item.text for item in found.evidence[1:3]] == [
+        "ImportError: cannot import name 'Random'", "  File 'random.py', line 3",
+    ]  # fmt: skip
     assert found.fixes[0].host == "h1" and "import tempfile, torch" in found.fixes[0].command
 
 

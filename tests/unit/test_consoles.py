@@ -265,6 +265,11 @@ def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_
     assert list(verdict.together(shares, binds)) == [
         ("good", "x: 9 GB/s, 90 % of 10 GB/s (what a <-> b moved); y: 9 GB/s, 90 % of 10 GB/s; fine")
     ]
+    none = [verdict.Verdict(name, "cannot-judge", "nothing was measured") for name in ("gather", "scatter")]
+    assert list(verdict.together(none, None)) == [("cannot-judge", "gather, scatter: nothing was measured")]
+    empty = screen()
+    bench_console.render(msgspec.structs.replace(found, verdicts=tuple(none)), empty)
+    assert shown(empty).count("nothing was measured") == 1
     line = Fit(alpha_us=0.0, beta_gbs=0.3, error=0.76, half_size=0, points=4)
     assert bench_console._fit(line) == "fit: none: latency + size / bandwidth is 76 % off"
 

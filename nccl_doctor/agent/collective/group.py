@@ -42,23 +42,17 @@ def form(worker: "Worker") -> None:
 
 def leave(worker: "Worker") -> None:
     """Close this rank's connections: others that wait for it in a collective get an error for it."""
-    c10d = worker.dist.distributed_c10d
-    abort_all = getattr(c10d, "_abort_process_group", None)
+    abort_all = getattr(worker.dist.distributed_c10d, "_abort_process_group", None)
     if worker.plan["backend"] == "nccl" and abort_all is not None:
         abort_all()
-        return
-    if worker.plan["backend"] == "nccl":  # torch 2.4 and before; destroying alone would wait for the others
-        abort(worker, c10d._get_default_group())
-    worker.dist.destroy_process_group()
+    else:  # with NCCL, torch 2.5 and before: there, this is an abort; later ones wait for the others
+        worker.dist.destroy_process_group()
 
 
 def abort(worker: "Worker", group: Any) -> None:
-    """End all that NCCL does for a group, whatever it waits for.
-
-    Named ``abort`` since torch 2.7 (pytorch#148798), ``_abort`` before; up to 2.4 ``_shutdown`` does it (#111392).
-    """
+    """End all that NCCL does for a group, whatever it waits for: ``abort``, or ``_shutdown`` of torch 2.5 and before."""
     backend = group._get_backend(worker.device)
-    getattr(backend, next(name for name in ("abort", "_abort", "_shutdown") if hasattr(backend, name)))()
+    getattr(backend, "abort" if hasattr(backend, "abort") else "_shutdown")()
 
 
 def _free_when_ended(worker: "Worker", generation: int, group: Any) -> None:

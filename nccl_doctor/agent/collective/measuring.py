@@ -3,14 +3,13 @@
 import base64
 import contextlib
 import gc
-import socket
 import time
 from array import array
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from . import group, operations, timing
+from . import group, memory, operations, timing
 from .board import SizeEnded, is_set
-from .errors import PlannedError, amount, available_memory, is_lack_of_memory, is_refusal, words_of_lack
+from .errors import PlannedError, is_lack_of_memory, is_refusal, words_of_lack
 from .operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
@@ -95,6 +94,10 @@ class Measuring:
                     checker.prepare(mode, buffers)
                 _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
             iterations, estimate_s = self._warm_up(key, call, label)
+            if iterations * estimate_s > 2 * float(self.plan["budget_s"]):  # only of --iters: nobody is stuck then
+                self._skip(operation, asked, mode, "%d calls of %.3g s take over twice the time budget of %g s" % (
+                    iterations, estimate_s, float(self.plan["budget_s"])))  # fmt: skip
+                return ""
             calls = timing.calls_per_sample(self.device, iterations, estimate_s)
             limit_s = self.worker.limit_s + 3 * iterations * estimate_s
             times = timing.timed(self.worker, call, iterations, label, limit_s, calls)
@@ -114,8 +117,7 @@ class Measuring:
         """Which rank had no memory, where that is what this error comes from; else empty."""
         reason = str(error) if isinstance(error, SizeEnded) else ""
         if is_lack_of_memory(error):
-            host = socket.gethostname()
-            reason = "rank %d on %s: %s" % (self.me.rank, host, words_of_lack(error, "while it ran"))
+            reason = "%s: %s" % (self.worker.label, words_of_lack(error, "while it ran"))
             self.board.publish("ended/%d" % self.worker.generation, reason)
         elif not reason:
             # A connection that broke: it does so after the reason was published.
@@ -144,7 +146,7 @@ class Measuring:
     ) -> Optional[Any]:
         me = self.me
         needed = operations.buffer_bytes(operation, mode, count, self.worker.item_bytes, me.world, me.rank, me.root)
-        trouble = self._too_large(needed)
+        trouble = memory.lack(self.worker, needed)
         buffers = None
         if not trouble:
             try:
@@ -161,29 +163,15 @@ class Measuring:
                 if not is_lack_of_memory(error):
                     raise
                 trouble = words_of_lack(error)
-        host = socket.gethostname()
         verdict = self.board.decide(
             key + "/memory",
-            "rank %d on %s: %s" % (self.me.rank, host, trouble) if trouble else "",
+            "%s: %s" % (self.worker.label, trouble) if trouble else "",
             lambda values: next(filter(None, values), ""),
         )
         if verdict:
             self._skip(operation, asked, mode, verdict)
             return None
         return buffers
-
-    def _too_large(self, needed: int) -> str:
-        if self.device.type == "cuda":
-            self.torch.cuda.empty_cache()  # or the last size's buffers, kept for reuse, would count as taken
-            free = int(self.torch.cuda.mem_get_info(self.device)[0])
-            room, what = free - (256 << 20), "GPU memory"
-        else:
-            ranks = max(1, self.worker.identity.local_world)
-            room = int(available_memory() * 0.8 / ranks)
-            what = "memory (80 %% of what is free, for %d rank%s here)" % (ranks, "" if ranks == 1 else "s")
-        if needed <= room:
-            return ""
-        return "needs %s, and %s of %s is available" % (amount(needed), amount(max(0, room)), what)
 
     def _first_call(
         self, key: str, call: Callable[[], None], checker: Any, buffers: Any, count: int
@@ -216,10 +204,9 @@ class Measuring:
 
     def _warm_up(self, key: str, call: Callable[[], None], label: str) -> Tuple[int, float]:
         """Run warm-up calls, then agree on the number of timed ones from the slowest rank's seconds per call."""
-        self.progress.step(label + ", warm-up", self.worker.limit_s)
-        rounds = max(1, int(self.plan["warmup"]))
         estimates = []
-        for _ in range(rounds):
+        for _ in range(max(1, int(self.plan["warmup"]))):
+            self.progress.step(label + ", warm-up", self.worker.limit_s)
             started = time.perf_counter()
             call()
             self.worker.wait()

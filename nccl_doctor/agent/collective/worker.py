@@ -56,6 +56,7 @@ class Worker:
         self.plan = dict(PLAN_DEFAULTS, **plan)
         self.identity = me
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
+        self.label = "rank %d on %s" % (me.rank, socket.gethostname())
         self.limit_s = float(self.plan["limit_s"])
         self.import_limit_s = float(self.plan["import_limit_s"])
         # Inside another launcher nobody ends a process whose interpreter hangs.
