@@ -155,6 +155,7 @@ class PciGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     link_width_max: str | None = None
     driver: str | None = None
     slot: str | None = None
+    kind: str | None = msgspec.field(default=None, name="class")  # PCI class: 0x0300.. display, 0x0302.. 3D controller
 
 
 class System(msgspec.Struct, frozen=True, omit_defaults=True):

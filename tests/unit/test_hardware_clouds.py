@@ -242,3 +242,88 @@ def test_multi_node_nvlink_is_unknown_where_nvml_did_not_answer(healthy: Facts) 
     silent = {**healthy["gpu"]["data"], "nvml": {"outcome": "timed-out", "detail": "nvmlInit hangs"}, "gpus": []}
     result = run("gpu_fabric.imex", {"gpu01": {"gpu": silent}})
     assert not result.skipped and [gap.what for gap in result.unknown] == ["NVML"]
+
+
+GSP = "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=python, Timeout after 6s of waiting for RPC response from GPU2 GSP!"
+OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+LOADING = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.90.07"
+
+
+def after(facts: Facts, *lines: tuple[float, str], recovery: str | None = None, index: int = 2) -> Facts:
+    """The machine with these lines in its kernel log, each so many seconds ago."""
+    changed = copy.deepcopy(facts)
+    log = changed["kernel_log"]["data"]
+    log["lines"] = [{"at_s": log["uptime_s"] - ago, "text": text} for ago, text in lines]
+    changed["gpu"]["data"]["gpus"][index]["recovery_action"] = recovery
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("lines", "recovery", "wanted", "quote"),
+    [
+        ([(600, GSP)], None, "fail", ""),
+        ([(600, GSP)], "none", "warn", "GPU recovery action: none"),  # it was reset, says the driver itself
+        ([(600, GSP), (300, LOADING)], None, "warn", "loading NVIDIA UNIX Open Kernel Module"),
+        ([(600, LOADING), (300, GSP)], None, "fail", ""),
+        ([(600, OFF)], "none", "fail", ""),  # needs a reboot, and this is the log of this boot
+    ],
+)
+def test_a_gpu_that_was_reset_since(
+    lines: list[tuple[float, str]], recovery: str | None, wanted: str, quote: str, healthy: Facts
+) -> None:
+    (item,) = found(after(healthy, *lines, recovery=recovery)).values()
+    assert item.severity.value == wanted and quote in words(item)
+
+
+def test_an_xid_of_a_gpu_that_the_container_does_not_have(healthy: Facts) -> None:
+    """dmesg is the host's: its other GPUs are somebody else's."""
+    four = after(healthy, (600, OFF.replace("3b", "7b")))
+    data = four["gpu"]["data"]
+    data.update(gpus=data["gpus"][:4], container="/.dockerenv", pairs=[])
+    data["smi"]["gpus"] = data["smi"]["gpus"][:4]
+    four["topology"]["data"]["matrix"] = {"outcome": "not-run", "text": ""}
+    item = found(four)["gpu.fell-off-bus"]
+    assert item.severity.value == "warn" and "this container has 0000:1b:00.0, " in words(item)
+    for changes in (
+        {"container": None},
+        {"container": "pid 1 is sleep"},  # perhaps none
+        {"gpus": [*data["gpus"], {"index": 4, "errors": {"handle": "GPU is lost"}}]},  # which one that was is not told
+    ):
+        other = copy.deepcopy(four)
+        other["gpu"]["data"].update(changes)
+        assert found(other)["gpu.fell-off-bus"].severity.value == "fail"
+
+
+def test_the_worst_of_several_events_decides(healthy: Facts) -> None:
+    """Not the last one: a fatal event of one link is not undone by a harmless one of another."""
+    fatal = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)"
+    harmless = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x00000002 0x00000000)"
+    assert found(after(healthy, (600, harmless)))["gpu.nvlink"].severity.value == "info"
+    assert found(after(healthy, (600, fatal), (300, harmless)))["gpu.nvlink"].severity.value == "fail"
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, {}, Link 12 LTSSM Fault Up"
+    lines = [(600, switch.format("Fatal")), (300, switch.format("Non-fatal"))]
+    assert found(after(healthy, *lines))["gpu.nvlink.nvswitch"].severity.value == "fail"
+
+
+def test_a_display_card_for_the_console(healthy: Facts) -> None:
+    """A card that the NVIDIA driver has not taken: of another model it is no lost GPU, of the same one it is."""
+    card = {"bus_id": "0000:e1:00.0", "device": "0x0ffe", "class": "0x030000", "driver": "nouveau", "slot": "3"}
+    for changes, wanted in (
+        ({}, "warn"),
+        ({"driver": None}, "warn"),
+        ({"driver": "nvidia"}, "fail"),  # the driver took it, and NVML does not have it
+        ({"device": "0x2330"}, "fail"),
+        ({"class": "0x030200"}, "fail"),  # a board for computing
+    ):
+        more = copy.deepcopy(healthy)
+        more["gpu"]["data"]["pci_gpus"].append({**card, **changes})
+        item = found(more)["gpu.not-visible.fewer-than-bus"]
+        assert item.severity.value == wanted and "0000:e1:00.0" in item.title
+
+
+def test_a_closed_gpu_hides_no_lost_one(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.gpus[1]["handle"], machine.gpus[5]["handle"] = "np", "lost"
+    seen = report(machine.facts())
+    assert "gpu.fell-off-bus.lost" in {item.id for item in seen.findings}
+    assert any(gap.what == "GPU 1" for gap in seen.unknown)
