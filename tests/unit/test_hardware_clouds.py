@@ -327,3 +327,25 @@ def test_a_closed_gpu_hides_no_lost_one(tmp_path: Path) -> None:
     seen = report(machine.facts())
     assert "gpu.fell-off-bus.lost" in {item.id for item in seen.findings}
     assert any(gap.what == "GPU 1" for gap in seen.unknown)
+
+
+@pytest.mark.parametrize(("version", "wanted"), [("550.54.15", "warn"), ("535.161.08", "fail"), ("550.90.07", None)])
+def test_a_driver_of_the_same_branch_is_no_fault(version: str, wanted: str | None, healthy: Facts) -> None:
+    other = copy.deepcopy(healthy)
+    other["gpu"]["data"].update(system={**other["gpu"]["data"]["system"], "driver": version}, nvswitches=0)
+    other["gpu"]["data"]["fabric_manager"] = {"running": False}
+    seen = found(healthy, healthy, other)
+    assert {id: item.severity.value for id, item in seen.items() if id == "gpu.driver.differs"} == (
+        {"gpu.driver.differs": wanted} if wanted else {}
+    )
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [("25", "info"), ("100", "fail"), ("", "fail")])
+def test_gpudirect_matters_to_fast_rails(rate: str, wanted: str, healthy_roce: Facts) -> None:
+    """A server with cards and a 25 GbE port: host memory is fast enough."""
+    plain = copy.deepcopy(healthy_roce)
+    plain["gpu"]["data"]["module_flavor"] = "proprietary"
+    plain["topology"]["data"]["modules"] = {"nvidia_peermem": False, "nv_peer_mem": False}
+    for device in plain["infiniband"]["data"]["devices"]:
+        device["ports"][0]["rate"] = f"{rate} Gb/sec (1X EDR)" if rate else None
+    assert found(plain)["ib.gdr.off"].severity.value == wanted
