@@ -302,7 +302,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
             "clique": int(info.cliqueId),
             # two bits each: 0 not supported, 1 yes, 2 no
             "degraded_bandwidth": None if mask is None else (mask & 3) == 1,
+            "route_recovery": None if mask is None else (mask >> 2 & 3) == 1,
             "route_unhealthy": None if mask is None else (mask >> 4 & 3) == 1,
+            "access_timeout": None if mask is None else (mask >> 6 & 3) == 1,
             "mistake": None if mask is None else _FABRIC_MISTAKES.get(mask >> 8 & 15),
         }
         return

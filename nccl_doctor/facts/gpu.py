@@ -34,7 +34,9 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster: str = ""  # 32 hex digits; all zero on one node
     clique: int = 0
     degraded_bandwidth: bool | None = None
+    route_recovery: bool | None = None  # under way
     route_unhealthy: bool | None = None
+    access_timeout: bool | None = None  # its recovery is under way
     mistake: str | None = None  # what is configured wrongly, in words
 
 

@@ -17,7 +17,9 @@ def _unhealthy(fabric: Fabric) -> str:
     """What the fabric's health mask says is wrong, in words; empty where nothing is, or it does not tell."""
     words = (
         "degraded bandwidth" if fabric.degraded_bandwidth else "",
+        "route recovery under way" if fabric.route_recovery else "",
         "unhealthy route" if fabric.route_unhealthy else "",
+        "recovery of an access time-out under way" if fabric.access_timeout else "",
         f"incorrect configuration ({fabric.mistake})" if fabric.mistake else "",
     )
     return ", ".join(word for word in words if word)
