@@ -129,7 +129,9 @@ def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
         yield finding(
             "gpu.driver.smi-differs",
             Severity.WARN,
-            "nvidia-smi does not see the GPUs that NVML sees",
+            "nvidia-smi lists all GPUs and ends with an error"
+            if {gpu.get("bus_id") for gpu in fact.smi.gpus} == {gpu.bus_id for gpu in devices(fact)}
+            else "nvidia-smi does not see the GPUs that NVML sees",
             proofs,
             hosts=(host.name,),
             fixes=[

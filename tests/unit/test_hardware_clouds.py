@@ -349,3 +349,14 @@ def test_gpudirect_matters_to_fast_rails(rate: str, wanted: str, healthy_roce: F
     for device in plain["infiniband"]["data"]["devices"]:
         device["ports"][0]["rate"] = f"{rate} Gb/sec (1X EDR)" if rate else None
     assert found(plain)["ib.gdr.off"].severity.value == wanted
+
+
+def test_nvidia_smi_that_complains_of_a_corrupted_inforom(healthy: Facts) -> None:
+    """Exit status 14: it lists every GPU and warns of one."""
+    warned = copy.deepcopy(healthy)
+    text = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0"
+    warned["gpu"]["data"]["smi"].update(outcome="failed", detail="exit status 14", lines=[text])
+    item = found(warned)["gpu.driver.smi-differs"]
+    assert item.title == "nvidia-smi lists all GPUs and ends with an error" and text in words(item)
+    warned["gpu"]["data"]["smi"]["gpus"].pop()
+    assert found(warned)["gpu.driver.smi-differs"].title == "nvidia-smi does not see the GPUs that NVML sees"
