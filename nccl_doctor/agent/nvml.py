@@ -250,7 +250,13 @@ def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
 
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    memory = asker.ask("memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo", handle)
+    # The second version (R510) does not count what the driver keeps for itself as used: it grows with the memory.
+    names, call = "memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo"
+    memory = asker.ask(names, call, handle, asker.nvml.nvmlMemory_v2)
+    if memory is None:
+        for name in names.split():
+            asker.forget(name)
+        memory = asker.ask(names, call, handle)
     gpu["memory_total_bytes"] = None if memory is None else memory.total
     gpu["memory_used_bytes"] = None if memory is None else memory.used
     bar1 = asker.ask("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", handle)
@@ -262,9 +268,9 @@ def _structures(asker: _Asker, handle: Any) -> None:
         modes = asker.ask("%s %s_pending" % (field, field), call, handle)
         gpu[field] = None if modes is None else bool(modes[0])
         gpu[field + "_pending"] = None if modes is None else bool(modes[1])
-    names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
-    rows = asker.ask(" ".join(names), "nvmlDeviceGetRemappedRows", handle)
-    for position, field in enumerate(names):
+    remaps = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+    rows = asker.ask(" ".join(remaps), "nvmlDeviceGetRemappedRows", handle)
+    for position, field in enumerate(remaps):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
     gpu["sram_threshold_exceeded"] = None
     field = "sram_threshold_exceeded"

@@ -11,7 +11,7 @@
 
 typedef int Return;
 typedef void *Device;
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, TOO_SMALL = 7, LOST = 15 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, TOO_SMALL = 7, NOT_FOUND = 13, LOST = 15 };
 
 typedef struct {
     char busIdLegacy[16];
@@ -19,6 +19,7 @@ typedef struct {
     char busId[32];
 } Pci;
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpuInstance, computeInstance; } Process;
 typedef struct {
@@ -234,6 +235,17 @@ Return nvmlDeviceGetMemoryInfo(Device d, Memory *into) {
     if (bad) return bad;
     if (number(d, "memory_used", &into->used)) into->used = 0;
     into->free = into->total - into->used;
+    return OK;
+}
+/* Newer drivers tell apart what they keep for themselves (memory_reserved), which the first call counts as used. */
+Return nvmlDeviceGetMemoryInfo_v2(Device d, Memory2 *into) {
+    Return bad;
+    if (number(d, "memory_reserved", &into->reserved)) return NOT_FOUND;
+    bad = number(d, "memory_total", &into->total);
+    if (bad) return bad;
+    if (number(d, "memory_used", &into->used)) into->used = 0;
+    into->used -= into->reserved;
+    into->free = into->total - into->used - into->reserved;
     return OK;
 }
 Return nvmlDeviceGetBAR1MemoryInfo(Device d, Memory *into) { into->used = 0; return number(d, "bar1_total", &into->total); }

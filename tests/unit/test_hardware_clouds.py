@@ -360,3 +360,26 @@ def test_nvidia_smi_that_complains_of_a_corrupted_inforom(healthy: Facts) -> Non
     assert item.title == "nvidia-smi lists all GPUs and ends with an error" and text in words(item)
     warned["gpu"]["data"]["smi"]["gpus"].pop()
     assert found(warned)["gpu.driver.smi-differs"].title == "nvidia-smi does not see the GPUs that NVML sees"
+
+
+def test_nvlinks_are_off_under_mig(healthy: Facts) -> None:
+    """A consequence of MIG, not a fault of its own; a link of a GPU without MIG is."""
+    split = copy.deepcopy(healthy)
+    for gpu in split["gpu"]["data"]["gpus"][:4]:
+        gpu.update(mig_mode=True, mig_mode_pending=True)
+        gpu["nvlinks"] = [{**link, "active": False} for link in gpu["nvlinks"]]
+    assert set(found(split)) == {"gpu.mig", "topology.witnesses-differ"}
+    split["gpu"]["data"]["gpus"][6]["nvlinks"][2]["active"] = False
+    item = found(split)["gpu.nvlink.link-down"]
+    assert [place.gpu for place in item.places] == ["6 (0000:7b:00.0)"]
+
+
+def test_memory_that_the_driver_keeps_is_not_in_use(tmp_path: Path) -> None:
+    """On the largest GPUs more than what would look like a leak."""
+    machine = Machine(tmp_path, gpus=1, nics=0)
+    machine.model.update(memory_used=str(3 << 30), nvlinks_down=machines.ALL_LINKS)
+    assert "gpu.busy.memory-without-process" in found(machine.facts())  # a driver that does not tell them apart
+    machine.model["memory_reserved"] = str(2800 << 20)
+    assert "gpu.busy.memory-without-process" not in found(machine.facts())
+    machine.model["memory_total"] = "err:999"
+    assert "memory_used_bytes" in machine.facts()["gpu"]["data"]["gpus"][0]["errors"]
