@@ -207,7 +207,6 @@ NONSENSE = {
     ("software: nccl.*", "environment.variables"): "software.nccl_library",
     ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
-    ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     (
         "interfaces: environment.NCCL_SOCKET_IFNAME",
         "interface_settings.interface_syntax",
