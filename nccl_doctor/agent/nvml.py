@@ -395,5 +395,6 @@ def _pairs(nvml: Any, report: Report, handles: Dict[int, Any]) -> None:
                 pair[name] = None if status is None else _P2P_STATUS.get(status, str(status))
             level = asker.ask("level", "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
             pair["level"] = None if level is None else _LEVELS.get(level, str(level))
+            pair["errors"] = {**dict.fromkeys(asker.into["not_permitted"], "not permitted"), **asker.into["errors"]}
             pairs.append(pair)
     report({"pairs": pairs})

@@ -131,6 +131,7 @@ class GpuPair(msgspec.Struct, frozen=True, omit_defaults=True):
     write: str | None = None
     nvlink: str | None = None
     level: str | None = None
+    errors: dict[str, str] = {}
 
 
 class Witness(msgspec.Struct, frozen=True, omit_defaults=True):

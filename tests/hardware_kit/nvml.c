@@ -378,16 +378,17 @@ Return nvmlDeviceGetNumaNodeId(Device d, int *into) {
     return bad;
 }
 Return nvmlDeviceGetP2PStatus(Device a, Device b, unsigned index, unsigned *into) {
-    unsigned long long value;
-    char key[64];
+    char key[64], text[64];
+    const char *value;
+    Return bad;
     hang("nvmlDeviceGetP2PStatus", a);
     snprintf(key, sizeof key, "p2p_%u_%d", index, index_of(b));
-    if (number(a, key, &value)) {
-        snprintf(key, sizeof key, "p2p_%u", index);
-        if (number(a, key, &value)) value = 0;
-    }
-    *into = (unsigned)value;
-    return OK;
+    value = get(a, key, text, sizeof text);
+    snprintf(key, sizeof key, "p2p_%u", index);
+    if (!value) value = get(a, key, text, sizeof text);
+    bad = value ? failure(value) : OK;
+    if (!bad) *into = value ? (unsigned)strtoul(value, NULL, 0) : 0;
+    return bad;
 }
 Return nvmlDeviceGetTopologyCommonAncestor(Device a, Device b, unsigned *into) {
     unsigned long long value;

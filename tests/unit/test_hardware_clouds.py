@@ -383,3 +383,12 @@ def test_memory_that_the_driver_keeps_is_not_in_use(tmp_path: Path) -> None:
     assert "gpu.busy.memory-without-process" not in found(machine.facts())
     machine.model["memory_total"] = "err:999"
     assert "memory_used_bytes" in machine.facts()["gpu"]["data"]["gpus"][0]["errors"]
+
+
+@pytest.mark.parametrize(("answer", "unknown"), [("ns", False), ("err:999", True), ("np", True)])
+def test_p2p_status_that_failed_is_unknown(answer: str, unknown: bool, tmp_path: Path) -> None:
+    """Where the driver has none (a vGPU), nothing is lacking."""
+    machine = Machine(tmp_path, gpus=2, nics=0)
+    machine.model.update(dict.fromkeys(("p2p_0", "p2p_1", "p2p_2"), answer))
+    seen = report(machine.facts())
+    assert any(gap.what == "P2P status" for gap in seen.unknown) is unknown
