@@ -392,3 +392,10 @@ def test_p2p_status_that_failed_is_unknown(answer: str, unknown: bool, tmp_path:
     machine.model.update(dict.fromkeys(("p2p_0", "p2p_1", "p2p_2"), answer))
     seen = report(machine.facts())
     assert any(gap.what == "P2P status" for gap in seen.unknown) is unknown
+
+
+def test_storage_ports_are_not_compared_between_hosts(healthy: Facts) -> None:
+    """A storage cable that one host lacks makes its rails no slower; the job that names the ports is told."""
+    up, down = with_storage(healthy, STORAGE, STORAGE), with_storage(healthy, UNPLUGGED, UNPLUGGED)
+    assert "ib.rails-differ" not in found(up, up, down)
+    assert found(up, up, down, env={"NCCL_IB_HCA": "mlx5"})["ib.rails-differ"].hosts == ("gpu03",)
