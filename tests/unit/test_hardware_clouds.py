@@ -399,3 +399,19 @@ def test_storage_ports_are_not_compared_between_hosts(healthy: Facts) -> None:
     up, down = with_storage(healthy, STORAGE, STORAGE), with_storage(healthy, UNPLUGGED, UNPLUGGED)
     assert "ib.rails-differ" not in found(up, up, down)
     assert found(up, up, down, env={"NCCL_IB_HCA": "mlx5"})["ib.rails-differ"].hosts == ("gpu03",)
+
+
+def test_the_display_card_of_a_dgx_station_needs_no_nvlink(healthy: Facts) -> None:
+    names = [f"GPU{n}" for n in range(5)]
+    rows = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
+    for a, name in enumerate(names):
+        row = ["X" if a == b else "SYS" if 3 in (a, b) else "NV4" for b in range(5)]
+        rows.append("\t".join([name, *row, "0-127", "N/A"]))
+    a100 = {"name": "NVIDIA A100-SXM4-80GB", "nvlinks": [{"link": n, "active": True} for n in range(12)]}
+    station = cards(healthy, a100, a100, a100, {"name": "NVIDIA DGX Display"}, a100)
+    station["topology"]["data"]["matrix"] = {"outcome": "ok", "text": "\n".join(rows) + "\n"}
+    assert grades(found(station)) == {"gpu.mixed-models": "warn"}
+    station["gpu"]["data"]["gpus"][3]["name"] = "NVIDIA A100-SXM4-80GB"
+    lost = found(station)["gpu.nvlink.lost"]
+    assert [place.gpu for place in lost.places] == ["GPU3"]
+    assert [fix.risky for fix in lost.fixes] == [False, True]  # what looks and what interrupts are two commands
