@@ -415,3 +415,14 @@ def test_the_display_card_of_a_dgx_station_needs_no_nvlink(healthy: Facts) -> No
     lost = found(station)["gpu.nvlink.lost"]
     assert [place.gpu for place in lost.places] == ["GPU3"]
     assert [fix.risky for fix in lost.fixes] == [False, True]  # what looks and what interrupts are two commands
+
+
+def test_where_all_rdma_ports_are_the_front_ends_nothing_is_judged(healthy_roce: Facts) -> None:
+    """A virtual machine whose only RDMA port is its accelerated Ethernet: skipped, neither passed nor unknown."""
+    front = copy.deepcopy(healthy_roce)
+    data = front["infiniband"]["data"]
+    data.update(devices=data["devices"][:1], default_route_devices=["ens0np0"])
+    for rule in ("infiniband_ports.ports_up", "infiniband_ports.equal_rates", "infiniband_counters.counters"):
+        result = run(rule, {"gpu01": {"infiniband": data}})
+        assert result.skipped == {"gpu01": "none of the RDMA ports is a rail"} and not result.unknown
+    assert found(front) == {}
