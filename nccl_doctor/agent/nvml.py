@@ -250,7 +250,13 @@ def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
 
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    memory = asker.ask("memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo", handle)
+    # The second version (R510) does not count what the driver keeps for itself as used: it grows with the memory.
+    names, call = "memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo"
+    memory = asker.ask(names, call, handle, asker.nvml.nvmlMemory_v2)
+    if memory is None:
+        for name in names.split():
+            asker.forget(name)
+        memory = asker.ask(names, call, handle)
     gpu["memory_total_bytes"] = None if memory is None else memory.total
     gpu["memory_used_bytes"] = None if memory is None else memory.used
     bar1 = asker.ask("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", handle)
@@ -262,9 +268,9 @@ def _structures(asker: _Asker, handle: Any) -> None:
         modes = asker.ask("%s %s_pending" % (field, field), call, handle)
         gpu[field] = None if modes is None else bool(modes[0])
         gpu[field + "_pending"] = None if modes is None else bool(modes[1])
-    names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
-    rows = asker.ask(" ".join(names), "nvmlDeviceGetRemappedRows", handle)
-    for position, field in enumerate(names):
+    remaps = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+    rows = asker.ask(" ".join(remaps), "nvmlDeviceGetRemappedRows", handle)
+    for position, field in enumerate(remaps):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
     gpu["sram_threshold_exceeded"] = None
     field = "sram_threshold_exceeded"
@@ -302,7 +308,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
             "clique": int(info.cliqueId),
             # two bits each: 0 not supported, 1 yes, 2 no
             "degraded_bandwidth": None if mask is None else (mask & 3) == 1,
+            "route_recovery": None if mask is None else (mask >> 2 & 3) == 1,
             "route_unhealthy": None if mask is None else (mask >> 4 & 3) == 1,
+            "access_timeout": None if mask is None else (mask >> 6 & 3) == 1,
             "mistake": None if mask is None else _FABRIC_MISTAKES.get(mask >> 8 & 15),
         }
         return
@@ -387,5 +395,6 @@ def _pairs(nvml: Any, report: Report, handles: Dict[int, Any]) -> None:
                 pair[name] = None if status is None else _P2P_STATUS.get(status, str(status))
             level = asker.ask("level", "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
             pair["level"] = None if level is None else _LEVELS.get(level, str(level))
+            pair["errors"] = {**dict.fromkeys(asker.into["not_permitted"], "not permitted"), **asker.into["errors"]}
             pairs.append(pair)
     report({"pairs": pairs})

@@ -17,7 +17,9 @@ def _unhealthy(fabric: Fabric) -> str:
     """What the fabric's health mask says is wrong, in words; empty where nothing is, or it does not tell."""
     words = (
         "degraded bandwidth" if fabric.degraded_bandwidth else "",
+        "route recovery under way" if fabric.route_recovery else "",
         "unhealthy route" if fabric.route_unhealthy else "",
+        "recovery of an access time-out under way" if fabric.access_timeout else "",
         f"incorrect configuration ({fabric.mistake})" if fabric.mistake else "",
     )
     return ", ".join(word for word in words if word)
@@ -34,8 +36,8 @@ def _unhealthy(fabric: Fabric) -> str:
 def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     """On NVSwitch machines, the fabric manager runs, and every GPU is registered with the fabric.
 
-    From Hopper on each GPU tells its state; before, the fabric manager's process is the only witness, and it cannot be
-    seen from a container. Without it CUDA fails with error 802, "system not yet initialized". In racks of superchips
+    From Hopper on each GPU tells its state; before, the fabric manager's process is the only witness: in a container,
+    which does not see it, nothing is known. Without it CUDA fails with error 802, "system not yet initialized". In racks of superchips
     (GB200 NVL72) it runs on the NVLink switches, and the GPUs' word is the only one.
     """
     fact = answered(host)
@@ -63,6 +65,8 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
             places=[place(host, gpu) for gpu, _ in bad],
         )
+    if fact.nvswitches and fact.container and not (registered or waiting or fact.fabric_manager.running):
+        raise MissingFact("fabric manager", f"its process is not seen from a container ({fact.container})")
     need_fields(gpus, "state of the NVLink fabric", "fabric")
     if new := {gpu.fabric.state for gpu in gpus if gpu.fabric} - {"not-supported", "completed", *_WAITING}:
         raise MissingFact("state of the NVLink fabric", f"this release does not know {new.pop()!r}")
@@ -118,8 +122,9 @@ def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[
             confidence=0.9,
             explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
         )
-    # The NVSwitches of HGX B200 are no devices on the PCI bus; in a virtual machine neither they nor the manager are.
-    used = fact.nvswitches or (in_fabric and manager.running)
+    # The NVSwitches of HGX B200 are no devices on the PCI bus; in a virtual machine neither they nor the manager are. The
+    # manager that a container's image brings is not the one that runs.
+    used = (fact.nvswitches and not fact.container) or ((fact.nvswitches or in_fabric) and manager.running)
     if manager.version and fact.system.driver and manager.version != fact.system.driver and used:
         yield finding(
             "gpu.fabric-manager.version-mismatch",

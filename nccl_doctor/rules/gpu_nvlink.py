@@ -27,6 +27,8 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     untold = None
     for gpu in gpus:
+        if gpu.mig_mode:
+            continue  # its NVLinks are off: that MIG is on is told
         model = find(gpu.name)
         if not gpu.nvlinks and model and model.nvlinks:
             untold = untold or gpu

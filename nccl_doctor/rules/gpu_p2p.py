@@ -107,6 +107,8 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
         raise SkipRule("fewer than two GPUs")
     known = [pair for pair in fact.pairs if pair.read is not None]
     if not known:
+        if failed := next((pair for pair in fact.pairs if pair.errors), None):
+            raise MissingFact("P2P status", next(iter(failed.errors.values())))
         raise SkipRule("the driver tells no P2P status")
     linked = {gpu.index for gpu in fact.gpus if gpu.nvlinks and any(link.active for link in gpu.nvlinks)}
     kinds = _kinds(host)

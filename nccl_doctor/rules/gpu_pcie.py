@@ -45,7 +45,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
         topology = host.want(TopologyFact)
         virtual = topology is not None and topology.hypervisor is not None
         count = len({gpu.index for gpu, _ in slots})
-        title = f"slot or BIOS gives {count} of {len(gpus)} GPUs less PCIe than they can use"
+        giver = "the virtual machine" if virtual else "slot or BIOS"
+        title = f"{giver} gives {count} of {len(gpus)} GPUs less PCIe than they can use"
         yield _link(host, "gpu.pcie.slot-limited", Severity.INFO if virtual else Severity.WARN, title, slots)
     need_fields(gpus, "PCIe link state", "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max", "pcie_gen_gpu_max")
     need_fields(gpus, "PCIe replays", "pcie_replays")

@@ -8,7 +8,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import cable_fixes, card, own_rails, place, sysfs, with_devices
+from nccl_doctor.rules.infiniband_view import cable_fixes, card, place, rails_of, sysfs, with_devices
 from nccl_doctor.rules.rails import Rail
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -33,9 +33,8 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     are read twice: what rises between the readings is happening now. Totals are judged per day of uptime; they are never
     reset by themselves, so a bad day long ago is a warning, not a fault.
     """
-    fact = with_devices(host)
-    ports = host.once(own_rails, plan)
-    if ports and all(rail.efa for rail in ports):
+    fact, ports = with_devices(host), rails_of(host, plan)
+    if all(rail.efa for rail in ports):
         raise SkipRule("EFA has no port counters")
     if not any(rail.port.counters for rail in ports):
         raise MissingFact("port counters", "the device has none in sysfs")

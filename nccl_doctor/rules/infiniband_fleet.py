@@ -12,7 +12,7 @@ from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.gpu_fleet import quoted
 from nccl_doctor.rules.infiniband_view import NO_DEVICE
-from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
+from nccl_doctor.rules.rails import Rail, apart, kinds_of_rails, rails
 
 
 def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
@@ -72,7 +72,7 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     """Rails are alike by position: rate, link layer, firmware. The odd hosts are named.
 
     A rail that is slower on one host slows the ring on all hosts; mixed link layers (InfiniBand here, Ethernet there)
-    cannot talk to each other at all.
+    cannot talk to each other at all. Ports of other boards than a host's rails (storage) are not compared.
     """
     found = {host: ports for host, ports in fleet_rails(fleet).items() if ports}
     for host, ports in found.items():
@@ -82,7 +82,11 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
         ):
             if untold:
                 fleet.lack(what, f"{untold[0].label}: not told", host)
-    active = {host: [rail for rail in ports if rail.port.active] for host, ports in found.items()}
+    named = bool(fleet.plan.env.get("NCCL_IB_HCA"))
+    active = {
+        host: [rail for rail in ports if rail.port.active and (named or rail not in apart(ports))]
+        for host, ports in found.items()
+    }
     rates = row(
         "rail rates (Gb/s)", {host: _each([rail.port.gbps for rail in ports]) for host, ports in active.items()}
     )

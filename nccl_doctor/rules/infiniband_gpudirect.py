@@ -14,14 +14,16 @@ from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_r
 from nccl_doctor.rules.gpu_fleet import quoted
 from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband_fleet import fleet_rails
-from nccl_doctor.rules.infiniband_view import own_rails, with_devices
+from nccl_doctor.rules.infiniband_view import own_rails, sysfs, with_devices
+from nccl_doctor.rules.thresholds import value
 
 
 @host_rule("infiniband", "ib.gdr.off", "ib.gdr.unknown")
 def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     """GPUDirect RDMA can work: nvidia_peermem is loaded, or DMA-BUF is possible (Linux 5.12, open kernel modules).
 
-    Without either, NCCL moves all network traffic through host memory: often half the bandwidth and less.
+    Without either, NCCL moves all network traffic through host memory: often half the bandwidth and less. Where no rail
+    is fast enough for that to matter, it is information.
     """
     gpu = host.need(GpuFact)
     if not gpu.has_hardware:
@@ -38,12 +40,14 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     possible = dmabuf_possible(topology, gpu)
     if possible:
         return
+    slow = all(rail.port.gbps is not None and rail.port.gbps < value("ib.gdr.rate") for rail in ports)
     why = {False: "and DMA-BUF is not possible", None: "and whether DMA-BUF works is not known"}[possible]
     yield finding(
         "ib.gdr.off" if possible is False else "ib.gdr.unknown",
-        Severity.FAIL if possible is False else Severity.WARN,
+        Severity.INFO if slow else Severity.FAIL if possible is False else Severity.WARN,
         f"GPUDirect RDMA: nvidia_peermem is not loaded, {why}",
         [
+            sysfs(host, ports[0], ports[0].port.rate or "(rate not told)", "rate"),
             Evidence("no nvidia_peermem, no nv_peer_mem", "/sys/module", host=host.name),
             Evidence(
                 f"kernel {topology.kernel or '(unknown)'}, {gpu.module_flavor or 'unknown'} kernel modules",

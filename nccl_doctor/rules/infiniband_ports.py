@@ -13,9 +13,11 @@ from nccl_doctor.rules.infiniband_view import (
     cable_fixes,
     card,
     far_end,
+    linked_up,
     own_rails,
     own_view,
     place,
+    rails_of,
     sysfs,
     with_devices,
 )
@@ -39,67 +41,75 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     another board than the rails', which may be storage's. Where no port has had a link since boot, the network is
     perhaps not used at all: a warning, too.
     """
-    with_devices(host)
-    ports = host.once(own_rails, plan)
+    ports = rails_of(host, plan)
     down = [rail for rail in ports if not rail.port.active]
-    if ports and len(down) == len(ports):
-        unused = all(rail.port.linked is False and "LinkUp" not in (rail.port.phys_state or "") for rail in down)
-        yield finding(
-            "ib.port-down.all",
-            Severity.WARN if unused or all(rail.roce for rail in down) else Severity.FAIL,
-            f"none of the {len(ports)} RDMA ports is active"
-            + (", nor has had a link since boot" if unused else "")
-            + ": NCCL would use TCP",
-            [_state(host, rail) for rail in down[:4]],
-            places=[place(host, rail) for rail in down],
-            fixes=_port_fixes(host, down[0]),
-            confidence=0.9,
-            explains=("ib.device-not-found", "ib.gid-index", "collectives"),
-        )
+    if len(down) == len(ports):
+        yield _all_down(host, down)
         return
     named = bool(plan.env.get("NCCL_IB_HCA"))
     others = [] if named else apart(ports)
-    storage = [rail for rail in others if not rail.port.active]
+    storage = [rail for rail in others if rail in down]
     spare = [] if named else _spare([rail for rail in ports if rail not in others])
-    for perhaps, words in (
-        (spare, "are down, each beside an active one of its card: spare ports, or a whole rail is missing"),
-        (storage, "of another board than the rails' are down: storage's, or whole rails are missing"),
-    ):
-        if perhaps:
-            yield finding(
-                "ib.port-down",
-                Severity.WARN,
-                f"{len(perhaps)} ports {words}",
-                [_state(host, rail) for rail in perhaps[:4]],
-                places=[place(host, rail) for rail in perhaps],
-                fixes=[
-                    _naming(host, [rail for rail in ports if rail not in spare and rail not in others]),
-                    *_port_fixes(host, perhaps[0]),
-                ],
-                confidence=0.6,
-            )
-    spare += storage
-    for rail in (rail for rail in down if rail not in spare):
-        state, physical = rail.port.state or "", rail.port.phys_state or ""
-        if "INIT" in state and "LinkUp" in physical.replace("Link Up", "LinkUp"):
-            id, words = "ib.port-down.no-subnet-manager", "waits for a subnet manager (INIT)"
-        elif "Disabled" in physical:
-            id, words = "ib.port-down.disabled", "is switched off or unplugged (Disabled)"
-        else:
-            id, words = "ib.port-down", f"is down ({physical.split(':')[-1].strip() or state})"
-        yield finding(
-            id,
-            Severity.FAIL,
-            f"rail {rail.label} {words}; {len(ports) - len(down)} of {len(ports)} rails are active",
-            [
-                sysfs(host, rail, f"state {state}", "state"),
-                sysfs(host, rail, f"phys_state {physical}", "phys_state"),
-                card(host, rail),
-            ],
-            places=[place(host, rail)],
-            fixes=_port_fixes(host, rail),
-            explains=("ib.rate", "ib.rails-differ", "ib.gid-index", "collectives"),
-        )
+    naming = _naming(host, [rail for rail in ports if rail not in spare and rail not in others])
+    if spare:
+        words = "are down, each beside an active one of its card: spare ports, or a whole rail is missing"
+        yield _perhaps_down(host, spare, words, naming)
+    if storage:
+        words = "of another board than the rails' are down: storage's, or whole rails are missing"
+        yield _perhaps_down(host, storage, words, naming)
+    for rail in down:
+        if rail not in spare and rail not in storage:
+            yield _down(host, rail, f"{len(ports) - len(down)} of {len(ports)} rails are active")
+
+
+def _all_down(host: Host, down: list[Rail]) -> Finding:
+    unused = all(rail.port.linked is False and not linked_up(rail) for rail in down)
+    never = ", nor has had a link since boot" if unused else ""
+    return finding(
+        "ib.port-down.all",
+        Severity.WARN if unused or all(rail.roce for rail in down) else Severity.FAIL,
+        f"none of the {len(down)} RDMA ports is active{never}: NCCL would use TCP",
+        [_state(host, rail) for rail in down[:4]],
+        places=[place(host, rail) for rail in down],
+        fixes=_port_fixes(host, down[0]),
+        confidence=0.9,
+        explains=("ib.device-not-found", "ib.gid-index", "collectives"),
+    )
+
+
+def _perhaps_down(host: Host, ports: list[Rail], words: str, naming: Fix) -> Finding:
+    return finding(
+        "ib.port-down",
+        Severity.WARN,
+        f"{len(ports)} ports {words}",
+        [_state(host, rail) for rail in ports[:4]],
+        places=[place(host, rail) for rail in ports],
+        fixes=[naming, *_port_fixes(host, ports[0])],
+        confidence=0.6,
+    )
+
+
+def _down(host: Host, rail: Rail, others: str) -> Finding:
+    state, physical = rail.port.state or "", rail.port.phys_state or ""
+    if "INIT" in state and linked_up(rail):
+        id, words = "ib.port-down.no-subnet-manager", "waits for a subnet manager (INIT)"
+    elif "Disabled" in physical:
+        id, words = "ib.port-down.disabled", "is switched off or unplugged (Disabled)"
+    else:
+        id, words = "ib.port-down", f"is down ({physical.split(':')[-1].strip() or state})"
+    return finding(
+        id,
+        Severity.FAIL,
+        f"rail {rail.label} {words}; {others}",
+        [
+            sysfs(host, rail, f"state {state}", "state"),
+            sysfs(host, rail, f"phys_state {physical}", "phys_state"),
+            card(host, rail),
+        ],
+        places=[place(host, rail)],
+        fixes=_port_fixes(host, rail),
+        explains=("ib.rate", "ib.rails-differ", "ib.gid-index", "collectives"),
+    )
 
 
 def _state(host: Host, rail: Rail) -> Evidence:
@@ -139,8 +149,7 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
     Where the slower ones are the majority, or several ports of another board (storage cards), who is odd is not known: a
     warning.
     """
-    with_devices(host)
-    ports = host.once(own_rails, plan)
+    ports = rails_of(host, plan)
     active = [rail for rail in ports if rail.port.active]
     if not active:
         raise SkipRule("no active rail")

@@ -25,6 +25,20 @@ def own_rails(host: Host, plan: Plan) -> list[Rail]:
     return rails(host.need(InfinibandFact), plan)
 
 
+def rails_of(host: Host, plan: Plan) -> list[Rail]:
+    """The rails of a host that has some; ``SkipRule`` where it has none (its RDMA ports are the front end's)."""
+    with_devices(host)
+    ports = host.once(own_rails, plan)
+    if not ports:
+        raise SkipRule("none of the RDMA ports is a rail")
+    return ports
+
+
+def linked_up(rail: Rail) -> bool:
+    """The cable is in and both ends agree (``LinkUp``), whatever the port's state."""
+    return "LinkUp" in (rail.port.phys_state or "").replace(" ", "")
+
+
 def sysfs(host: Host, rail: Rail, text: str, file: str = "") -> Evidence:
     """A quoted value of a port's sysfs directory, or of the tool that stands in for it."""
     if rail.device.source != SYSFS:
@@ -63,8 +77,7 @@ def own_view(host: Host, rail: Rail) -> Fix:
 
 def far_end(host: Host, rail: Rail) -> list[Fix]:
     """How to find the switch port at the other end of a rail's cable: while there is a link, the fabric knows it."""
-    physical = (rail.port.phys_state or "").replace(" ", "")
-    if rail.efa or not (rail.port.active or "LinkUp" in physical):
+    if rail.efa or not (rail.port.active or linked_up(rail)):
         return []
     if not rail.roce:
         command = f"sudo iblinkinfo --switches-only | grep {host.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import few, fold
@@ -67,10 +68,16 @@ def nvlink_matrix(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every GPU of an NVLink machine reaches the others over NVLink, with the same number of links.
 
     In the matrix a GPU that lost its links shows as a row of NODE and SYS among NV# rows; NCCL then sends its part of
-    every collective over PCIe or through host memory, and the whole job runs at that speed.
+    every collective over PCIe or through host memory, and the whole job runs at that speed. A GPU of another model than
+    most (the display card of a DGX Station) may have none.
     """
     matrix = matrix_of(host)
+    fact = host.want(GpuFact)
+    models = {f"GPU{gpu.index}": gpu.name for gpu in fact.gpus} if fact else {}
+    usual = Counter(models.values()).most_common(1)[0][0] if models else None
     for gpu in lost_nvlink(matrix):
+        if models.get(gpu, usual) != usual:
+            continue
         yield _nvlink_finding(host, matrix, gpu, "gpu.nvlink.lost", f"{gpu} has no NVLink, all other GPUs are linked")
     for gpu, width in fewer_nvlinks(matrix).items():
         title = f"{gpu} has only {width} NVLinks to its peers, fewer than the other GPUs"
@@ -85,12 +92,13 @@ def _nvlink_finding(host: Host, matrix: Matrix, gpu: str, id: str, title: str) -
         _row_quoted(host, matrix, gpu),
         places=[Place(host=host.name, gpu=gpu)],
         fixes=[
+            Fix("look at its links", f"nvidia-smi nvlink -s -i {gpu.removeprefix('GPU')}", host.name),
             Fix(
-                "look at its links; then drain the host and reset all GPUs with the fabric manager running",
-                f"nvidia-smi nvlink -s -i {gpu.removeprefix('GPU')}; sudo nvidia-smi --gpu-reset",
+                "drain the host and reset all GPUs with the fabric manager running",
+                "sudo nvidia-smi --gpu-reset",
                 host.name,
                 True,
-            )
+            ),
         ],
         explains=("topology", "gpu.p2p"),
     )

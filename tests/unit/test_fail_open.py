@@ -59,7 +59,9 @@ NOTHING = {
     ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
     ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
     ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.route_recovery", "gpu_fabric.fabric"): "older drivers have no health mask",
     ("gpu: gpus.*.fabric.route_unhealthy", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.access_timeout", "gpu_fabric.fabric"): "older drivers have no health mask",
     ("gpu: gpus.*.nvlinks.*.crc_data", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
     ("gpu: gpus.*.nvlinks.*.crc_flit", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
     ("gpu: gpus.*.nvlinks.*.recovery", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
@@ -205,7 +207,6 @@ NONSENSE = {
     ("software: nccl.*", "environment.variables"): "software.nccl_library",
     ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
-    ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     (
         "interfaces: environment.NCCL_SOCKET_IFNAME",
         "interface_settings.interface_syntax",

@@ -242,3 +242,187 @@ def test_multi_node_nvlink_is_unknown_where_nvml_did_not_answer(healthy: Facts) 
     silent = {**healthy["gpu"]["data"], "nvml": {"outcome": "timed-out", "detail": "nvmlInit hangs"}, "gpus": []}
     result = run("gpu_fabric.imex", {"gpu01": {"gpu": silent}})
     assert not result.skipped and [gap.what for gap in result.unknown] == ["NVML"]
+
+
+GSP = "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=python, Timeout after 6s of waiting for RPC response from GPU2 GSP!"
+OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+LOADING = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.90.07"
+
+
+def after(facts: Facts, *lines: tuple[float, str], recovery: str | None = None, index: int = 2) -> Facts:
+    """The machine with these lines in its kernel log, each so many seconds ago."""
+    changed = copy.deepcopy(facts)
+    log = changed["kernel_log"]["data"]
+    log["lines"] = [{"at_s": log["uptime_s"] - ago, "text": text} for ago, text in lines]
+    changed["gpu"]["data"]["gpus"][index]["recovery_action"] = recovery
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("lines", "recovery", "wanted", "quote"),
+    [
+        ([(600, GSP)], None, "fail", ""),
+        ([(600, GSP)], "none", "warn", "GPU recovery action: none"),  # it was reset, says the driver itself
+        ([(600, GSP), (300, LOADING)], None, "warn", "loading NVIDIA UNIX Open Kernel Module"),
+        ([(600, LOADING), (300, GSP)], None, "fail", ""),
+        ([(600, OFF)], "none", "fail", ""),  # needs a reboot, and this is the log of this boot
+    ],
+)
+def test_a_gpu_that_was_reset_since(
+    lines: list[tuple[float, str]], recovery: str | None, wanted: str, quote: str, healthy: Facts
+) -> None:
+    (item,) = found(after(healthy, *lines, recovery=recovery)).values()
+    assert item.severity.value == wanted and quote in words(item)
+
+
+def test_an_xid_of_a_gpu_that_the_container_does_not_have(healthy: Facts) -> None:
+    """dmesg is the host's: its other GPUs are somebody else's."""
+    four = after(healthy, (600, OFF.replace("3b", "7b")))
+    data = four["gpu"]["data"]
+    data.update(gpus=data["gpus"][:4], container="/.dockerenv", pairs=[])
+    data["smi"]["gpus"] = data["smi"]["gpus"][:4]
+    four["topology"]["data"]["matrix"] = {"outcome": "not-run", "text": ""}
+    item = found(four)["gpu.fell-off-bus"]
+    assert item.severity.value == "warn" and "this container has 0000:1b:00.0, " in words(item)
+    for changes in (
+        {"container": None},
+        {"container": "pid 1 is sleep"},  # perhaps none
+        {"gpus": [*data["gpus"], {"index": 4, "errors": {"handle": "GPU is lost"}}]},  # which one that was is not told
+    ):
+        other = copy.deepcopy(four)
+        other["gpu"]["data"].update(changes)
+        assert found(other)["gpu.fell-off-bus"].severity.value == "fail"
+
+
+def test_the_worst_of_several_events_decides(healthy: Facts) -> None:
+    """Not the last one: a fatal event of one link is not undone by a harmless one of another."""
+    fatal = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)"
+    harmless = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x00000002 0x00000000)"
+    assert found(after(healthy, (600, harmless)))["gpu.nvlink"].severity.value == "info"
+    assert found(after(healthy, (600, fatal), (300, harmless)))["gpu.nvlink"].severity.value == "fail"
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, {}, Link 12 LTSSM Fault Up"
+    lines = [(600, switch.format("Fatal")), (300, switch.format("Non-fatal"))]
+    assert found(after(healthy, *lines))["gpu.nvlink.nvswitch"].severity.value == "fail"
+
+
+def test_a_display_card_for_the_console(healthy: Facts) -> None:
+    """A card that the NVIDIA driver has not taken: of another model it is no lost GPU, of the same one it is."""
+    card = {"bus_id": "0000:e1:00.0", "device": "0x0ffe", "class": "0x030000", "driver": "nouveau", "slot": "3"}
+    for changes, wanted in (
+        ({}, "warn"),
+        ({"driver": None}, "warn"),
+        ({"driver": "nvidia"}, "fail"),  # the driver took it, and NVML does not have it
+        ({"device": "0x2330"}, "fail"),
+        ({"class": "0x030200"}, "fail"),  # a board for computing
+    ):
+        more = copy.deepcopy(healthy)
+        more["gpu"]["data"]["pci_gpus"].append({**card, **changes})
+        item = found(more)["gpu.not-visible.fewer-than-bus"]
+        assert item.severity.value == wanted and "0000:e1:00.0" in item.title
+
+
+def test_a_closed_gpu_hides_no_lost_one(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.gpus[1]["handle"], machine.gpus[5]["handle"] = "np", "lost"
+    seen = report(machine.facts())
+    assert "gpu.fell-off-bus.lost" in {item.id for item in seen.findings}
+    assert any(gap.what == "GPU 1" for gap in seen.unknown)
+
+
+@pytest.mark.parametrize(("version", "wanted"), [("550.54.15", "warn"), ("535.161.08", "fail"), ("550.90.07", None)])
+def test_a_driver_of_the_same_branch_is_no_fault(version: str, wanted: str | None, healthy: Facts) -> None:
+    other = copy.deepcopy(healthy)
+    other["gpu"]["data"].update(system={**other["gpu"]["data"]["system"], "driver": version}, nvswitches=0)
+    other["gpu"]["data"]["fabric_manager"] = {"running": False}
+    seen = found(healthy, healthy, other)
+    assert {id: item.severity.value for id, item in seen.items() if id == "gpu.driver.differs"} == (
+        {"gpu.driver.differs": wanted} if wanted else {}
+    )
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [("25", "info"), ("100", "fail"), ("", "fail")])
+def test_gpudirect_matters_to_fast_rails(rate: str, wanted: str, healthy_roce: Facts) -> None:
+    """A server with cards and a 25 GbE port: host memory is fast enough."""
+    plain = copy.deepcopy(healthy_roce)
+    plain["gpu"]["data"]["module_flavor"] = "proprietary"
+    plain["topology"]["data"]["modules"] = {"nvidia_peermem": False, "nv_peer_mem": False}
+    for device in plain["infiniband"]["data"]["devices"]:
+        device["ports"][0]["rate"] = f"{rate} Gb/sec (1X EDR)" if rate else None
+    assert found(plain)["ib.gdr.off"].severity.value == wanted
+
+
+def test_nvidia_smi_that_complains_of_a_corrupted_inforom(healthy: Facts) -> None:
+    """Exit status 14: it lists every GPU and warns of one."""
+    warned = copy.deepcopy(healthy)
+    text = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0"
+    warned["gpu"]["data"]["smi"].update(outcome="failed", detail="exit status 14", lines=[text])
+    item = found(warned)["gpu.driver.smi-differs"]
+    assert item.title == "nvidia-smi lists all GPUs and ends with an error" and text in words(item)
+    warned["gpu"]["data"]["smi"]["gpus"].pop()
+    assert found(warned)["gpu.driver.smi-differs"].title == "nvidia-smi does not see the GPUs that NVML sees"
+
+
+def test_nvlinks_are_off_under_mig(healthy: Facts) -> None:
+    """A consequence of MIG, not a fault of its own; a link of a GPU without MIG is."""
+    split = copy.deepcopy(healthy)
+    for gpu in split["gpu"]["data"]["gpus"][:4]:
+        gpu.update(mig_mode=True, mig_mode_pending=True)
+        gpu["nvlinks"] = [{**link, "active": False} for link in gpu["nvlinks"]]
+    assert set(found(split)) == {"gpu.mig", "topology.witnesses-differ"}
+    split["gpu"]["data"]["gpus"][6]["nvlinks"][2]["active"] = False
+    item = found(split)["gpu.nvlink.link-down"]
+    assert [place.gpu for place in item.places] == ["6 (0000:7b:00.0)"]
+
+
+def test_memory_that_the_driver_keeps_is_not_in_use(tmp_path: Path) -> None:
+    """On the largest GPUs more than what would look like a leak."""
+    machine = Machine(tmp_path, gpus=1, nics=0)
+    machine.model.update(memory_used=str(3 << 30), nvlinks_down=machines.ALL_LINKS)
+    assert "gpu.busy.memory-without-process" in found(machine.facts())  # a driver that does not tell them apart
+    machine.model["memory_reserved"] = str(2800 << 20)
+    assert "gpu.busy.memory-without-process" not in found(machine.facts())
+    machine.model["memory_total"] = "err:999"
+    assert "memory_used_bytes" in machine.facts()["gpu"]["data"]["gpus"][0]["errors"]
+
+
+@pytest.mark.parametrize(("answer", "unknown"), [("ns", False), ("err:999", True), ("np", True)])
+def test_p2p_status_that_failed_is_unknown(answer: str, unknown: bool, tmp_path: Path) -> None:
+    """Where the driver has none (a vGPU), nothing is lacking."""
+    machine = Machine(tmp_path, gpus=2, nics=0)
+    machine.model.update(dict.fromkeys(("p2p_0", "p2p_1", "p2p_2"), answer))
+    seen = report(machine.facts())
+    assert any(gap.what == "P2P status" for gap in seen.unknown) is unknown
+
+
+def test_storage_ports_are_not_compared_between_hosts(healthy: Facts) -> None:
+    """A storage cable that one host lacks makes its rails no slower; the job that names the ports is told."""
+    up, down = with_storage(healthy, STORAGE, STORAGE), with_storage(healthy, UNPLUGGED, UNPLUGGED)
+    assert "ib.rails-differ" not in found(up, up, down)
+    assert found(up, up, down, env={"NCCL_IB_HCA": "mlx5"})["ib.rails-differ"].hosts == ("gpu03",)
+
+
+def test_the_display_card_of_a_dgx_station_needs_no_nvlink(healthy: Facts) -> None:
+    names = [f"GPU{n}" for n in range(5)]
+    rows = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
+    for a, name in enumerate(names):
+        row = ["X" if a == b else "SYS" if 3 in (a, b) else "NV4" for b in range(5)]
+        rows.append("\t".join([name, *row, "0-127", "N/A"]))
+    a100 = {"name": "NVIDIA A100-SXM4-80GB", "nvlinks": [{"link": n, "active": True} for n in range(12)]}
+    station = cards(healthy, a100, a100, a100, {"name": "NVIDIA DGX Display"}, a100)
+    station["topology"]["data"]["matrix"] = {"outcome": "ok", "text": "\n".join(rows) + "\n"}
+    assert grades(found(station)) == {"gpu.mixed-models": "warn"}
+    station["gpu"]["data"]["gpus"][3]["name"] = "NVIDIA A100-SXM4-80GB"
+    lost = found(station)["gpu.nvlink.lost"]
+    assert [place.gpu for place in lost.places] == ["GPU3"]
+    assert [fix.risky for fix in lost.fixes] == [False, True]  # what looks and what interrupts are two commands
+
+
+def test_where_all_rdma_ports_are_the_front_ends_nothing_is_judged(healthy_roce: Facts) -> None:
+    """A virtual machine whose only RDMA port is its accelerated Ethernet: skipped, neither passed nor unknown."""
+    front = copy.deepcopy(healthy_roce)
+    data = front["infiniband"]["data"]
+    data.update(devices=data["devices"][:1], default_route_devices=["ens0np0"])
+    for rule in ("infiniband_ports.ports_up", "infiniband_ports.equal_rates", "infiniband_counters.counters"):
+        result = run(rule, {"gpu01": {"infiniband": data}})
+        assert result.skipped == {"gpu01": "none of the RDMA ports is a rail"} and not result.unknown
+    assert found(front) == {}
