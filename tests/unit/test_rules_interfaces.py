@@ -479,6 +479,22 @@ def test_a_host_without_the_others_network_is_the_one_to_blame() -> None:
     assert "its data0 is down or has none" in bare.title and bare.places[0].nic == "data0"
 
 
+def test_a_host_whose_interface_has_another_network_is_told_once() -> None:
+    """b's data0 is up, in 10.8.0.0/24: nobody reaches it there, and it reaches nobody in 10.9.0.0/24."""
+    hosts = {name: interfaces(*both) for name, both in TWO_NETWORKS.items()}
+    hosts["b"] = interfaces("data0/10.8.0.2/24", "eth0/10.0.0.2/24")
+    told = fleet(hosts)
+    for source in "abcd":
+        others = [(peer, at) for at, peer in enumerate("abcd", 1) if peer != source]
+        reached = [(peer, f"10.0.0.{at}", "ok") for peer, at in others]
+        nets = [(peer, at, 8 if peer == "b" else 9) for peer, at in others]
+        data = [(p, f"10.{n}.0.{at}", "timed-out" if "b" in (source, p) else "ok") for p, at, n in nets]
+        told[source]["links"] = links(*reached, *data)
+    found = only(run("interfaces.unreachable", told))
+    assert (found.id, found.hosts) == ("net.wrong-interface.missing", ("b",))
+    assert "b has no address in 10.9.0.0/24, as its data0 has 10.8.0.2/24" in found.title
+
+
 def test_a_host_plugged_into_another_network_is_the_one_to_blame() -> None:
     found = only(without_network("data0/10.9.0.2/24", "eth0/10.0.0.2/24", reached=False))
     assert (found.id, found.hosts) == ("net.wrong-interface.unreachable", ("b",))
