@@ -293,8 +293,8 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     for host, item in seen.items():
         towards = by_peer.get(host, [])
         for address in item.used:
-            if address.address in shared or (host, address.address) in told:
-                continue  # duplicate_addresses names it, or what cut the host off
+            if address.address in shared or (host, address.address) in told or _is_named_by_choice(item, address):
+                continue  # duplicate_addresses names it, what cut the host off, or chosen_interface
             failed = [
                 attempt
                 for attempt in towards
@@ -322,6 +322,12 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
                 env=env(),
                 explains=("collectives",),
             )
+
+
+def _is_named_by_choice(item: View, address: Address) -> bool:
+    """Whether :func:`chosen_interface` fails this address where a peer does not reach it."""
+    found = trap(address, item.facts)
+    return address == item.bootstrap.address and (found.reach == "local" if found else not address.running)
 
 
 def _lies_in(address: str, network: str) -> bool:

@@ -422,6 +422,23 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     assert run("interfaces.unreachable", hosts).unknown
 
 
+@pytest.mark.parametrize(
+    ("first", "id"),
+    [("cni0/10.244.{}.1/24", "local"), ("ens9/10.9.0.{}/24/D", "down"), ("ens9/10.9.0.{}/24", "unreachable")],
+)
+def test_an_interface_that_no_peer_can_use_is_told_by_one_rule(first: str, id: str) -> None:
+    """NCCL before 2.28.3 takes one without a carrier as well."""
+    told = fleet({name: interfaces(first.format(at), f"eth0/10.0.0.{at}/24") for at, name in enumerate("abc", 1)})
+    for source in told:
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != source]
+        ends = [(peer, first.split("/")[1].format(at), "timed-out") for peer, at in others]
+        told[source]["links"] = links(*ends, *((peer, f"10.0.0.{at}", "ok") for peer, at in others))
+    plan = Plan(nccl_version="2.27.3")
+    rules = ("interfaces.chosen_interface", "interfaces.unreachable", "interfaces.subnets")
+    found = [item for rule in rules for item in run(rule, told, plan).findings]
+    assert {item.id for item in found} == {f"net.wrong-interface.{id}"} and len(found) == 3
+
+
 def limited(*outcomes: tuple[str, int]) -> engine.RuleResult:
     """a's connects to b's data0: outcome and attempts; b answered c late, and all reach b's eth0."""
     hosts = fleet({name: interfaces(*TWO_NETWORKS[name]) for name in "abc"})
