@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
+from nccl_doctor.facts.collectives import Collectives, E, Gemm, HostPair, Path, RankEnd, Size, bus_factor
 from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
@@ -50,6 +49,7 @@ SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other
 # A lone pair has only its line rate to be held against. One TCP stream with small buffers reaches a quarter of 10 Gb/s
 # on any host, but not of 100 Gb/s; and no data network is slower than 1 Gb/s, whatever an interface says of itself.
 SLOW_LINE_SHARE, LEAST_LINE_GBPS, MOST_LINE_GBPS = 0.25, 1.0, 10.0
+SHORT_RUN = ("allreduce", "allgather")  # what `check` measures
 QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
@@ -133,9 +133,8 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
     }
     found = list(failures(facts, lost_hosts(probes), _addresses(fleet)))
     yield from found
-    if not found and (absent := _absent(ranks_of(facts))):
-        why = f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
-        fleet.lack("collectives", why, *facts)
+    if not found and (gap := _not_measured(facts)):
+        fleet.lack("collectives", gap, *facts)
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
     yield from _measured(facts, _other_pythons(fleet, facts))
@@ -167,16 +166,38 @@ class BusBandwidth(msgspec.Struct, frozen=True):
     gbs: float
 
 
-def _bus_bandwidth(event: Mapping[str, Any]) -> BusBandwidth:
-    ranks = len(event["rank_means_us"])
-    time_us = sum(event["rank_means_us"]) / ranks
-    gbs = event["size"] / time_us / 1e3 * bus_factor(event["collective"], ranks)
-    return BusBandwidth(event["collective"], event["size"], ranks, time_us, gbs)
-
-
 def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
     """What rank 0 measured, in its order."""
-    return [_bus_bandwidth(event) for event in _events(facts, "size")]
+    return [_bus_bandwidth(size) for size in _told(facts, Size)]
+
+
+def _bus_bandwidth(told: Size) -> BusBandwidth:
+    ranks = len(told.rank_means_us)
+    time_us = sum(told.rank_means_us) / ranks
+    gbs = told.size / time_us / 1e3 * bus_factor(told.collective, ranks)
+    return BusBandwidth(told.collective, told.size, ranks, time_us, gbs)
+
+
+def _not_measured(facts: Mapping[str, Collectives]) -> str:
+    """What is not known of a run in which no rank failed; empty if all of it is."""
+    ranks, sizes = ranks_of(facts), list(_told(facts, Size))
+    world = max(fact.world for fact in facts.values())
+    if not world:
+        return "nobody told how many ranks there are"
+    if absent := _absent(ranks):
+        return (
+            f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
+        )
+    if missing := [name for name in SHORT_RUN if name not in {size.collective for size in sizes}]:
+        return f"no {' and no '.join(missing)} was measured"
+    products = [end for gemm in _told(facts, Gemm) for end in gemm.ranks]
+    if any(size.wrong is None or len(size.wrong) != len(size.rank_means_us) for size in sizes) or any(
+        end.wrong is None for end in products
+    ):
+        return "what came out was not compared on all ranks"
+    if any(len(size.rank_means_us) != world for size in sizes):
+        return "not all ranks took part in each collective"
+    return ""
 
 
 def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
@@ -188,15 +209,15 @@ def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
 def _measured(facts: Mapping[str, Collectives], others: Sequence[str]) -> Iterator[Finding]:
     """What was measured and over what, for the record; with ``others`` than the examined Pythons, if any."""
     evidence = []
-    for event in _events(facts, "size"):
-        item = _bus_bandwidth(event)
+    for told in _told(facts, Size):
+        item = _bus_bandwidth(told)
         text = f"{item.collective} of {item.size} B: {item.time_us:.0f} us, busbw {rate(item.gbs)}"
-        checked = "right on all ranks" if not any(event.get("wrong") or ()) else "WRONG"
+        checked = "not compared" if told.wrong is None else "WRONG" if any(told.wrong) else "right on all ranks"
         evidence.append(Evidence(f"{text}, {checked}", source="measurement"))
     if not evidence:
         return
     fact = next(iter(facts.values()))
-    used = sorted({item["interface"] or "?" for event in _events(facts, "path") for item in event["connections"]})
+    used = sorted({item.interface or "?" for path in _told(facts, Path) for item in path.connections})
     over = f" over {', '.join(used)}" if used else ""
     by = f"; with {few(others)}, not with the Python that was examined" if others else ""
     yield finding(
@@ -553,11 +574,9 @@ def _start_by_hand(rank: RankOnHost) -> tuple[Fix, ...]:
     )
 
 
-def _events(facts: Mapping[str, Collectives], kind: str) -> Iterator[dict[str, Any]]:
+def _told(facts: Mapping[str, Collectives], kind: type[E]) -> Iterator[E]:
     for fact in facts.values():
-        for event in fact.events:
-            if event.get("event") == kind:
-                yield event
+        yield from fact.told(kind)
 
 
 def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
@@ -567,11 +586,9 @@ def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
 
 def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     """Elements that are not what they must be: corrupt data, one finding for all sizes and matrix products."""
-    counts = [
-        (f"{event['collective']} of {event['size']} B", event.get("wrong") or []) for event in _events(facts, "size")
-    ]
-    for event in _events(facts, "gemm"):
-        counts.append((f"gemm of {event['edge']} x {event['edge']}", [record["wrong"] for record in event["ranks"]]))
+    counts = [(f"{told.collective} of {told.size} B", told.wrong or ()) for told in _told(facts, Size)]
+    for gemm in _told(facts, Gemm):
+        counts.append((f"gemm of {gemm.edge} x {gemm.edge}", tuple(end.wrong or 0 for end in gemm.ranks)))
     evidence: list[Evidence] = []
     places: dict[int, Place] = {}
     for what, wrong in counts:
@@ -595,8 +612,8 @@ def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]
     """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
     hosts = {end.rank: host for host, fact in facts.items() for end in fact.ranks}  # 1,000 hosts are 500,000 pairs
     return {
-        (hosts.get(event["first"], ""), hosts.get(event["second"], "")): event["size"] / event["seconds"] / 1e9
-        for event in _events(facts, "link")
+        (hosts.get(pair.first, ""), hosts.get(pair.second, "")): pair.size / pair.seconds / 1e9
+        for pair in _told(facts, HostPair)
     }
 
 
@@ -693,12 +710,11 @@ def _slow_pair(names: str, hosts: tuple[str, ...], why: str, evidence: list[Evid
 def _line_rates(facts: Mapping[str, Collectives]) -> list[tuple[float, str]]:
     """Gb/s that the drivers of the real interfaces in use claim, and which one on which host."""
     return [
-        (interface["speed_mbps"] / 1e3, f"{name} on {host}")
+        (card.speed_mbps / 1e3, f"{name} on {host}")
         for host, fact in facts.items()
-        for event in fact.events
-        if event.get("event") == "path"
-        for name, interface in event["interfaces"].items()
-        if interface["physical"] and interface["speed_mbps"]
+        for path in fact.told(Path)
+        for name, card in path.interfaces.items()
+        if card.physical and card.speed_mbps
     ]
 
 

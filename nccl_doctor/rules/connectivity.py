@@ -145,9 +145,20 @@ def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
 
 
 def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Finding]:
-    """Interfaces at the two ends of a path that differ; towards another peer a host may use another interface."""
+    """Interfaces at the two ends of a path that differ; towards another peer, or back, another one may be used."""
     mtus = {pair: path.interface_mtu for pair, path in paths.items() if 0 < path.interface_mtu < LOOPBACK_MTU}
-    unequal = {pair: mtu for pair, mtu in mtus.items() if mtus.get(pair[::-1], mtu) != mtu}
+    known = ((host.name, links) for host in fleet.hosts if (links := host.want(Links)))
+    sources = {(name, link.address): link.source for name, links in known for link in links.links if link.source}
+
+    def is_way_back(pair: Pair) -> bool:
+        back = paths[pair[::-1]].address
+        return sources.get((pair[0], paths[pair].address), back) == back
+
+    unequal = {
+        pair: mtu
+        for pair, mtu in mtus.items()
+        if mtus.get(back := pair[::-1], mtu) != mtu and is_way_back(pair) and is_way_back(back)
+    }
     if not unequal:
         return
     by_mtu: dict[int, set[str]] = {}

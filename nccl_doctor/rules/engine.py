@@ -12,10 +12,12 @@ import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
+
+Quote = Evidence | tuple[str, str]
 
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
 STAGES = (
@@ -84,14 +86,16 @@ class Host:
         id: str,
         severity: Severity,
         title: str,
-        proof: Evidence | tuple[str, str],
+        proof: Quote | list[Quote],
         *fixes: Fix,
+        env: tuple[EnvAdvice, ...] = (),
         explains: tuple[str, ...] = (),
     ) -> Finding:
-        """A finding about this host alone, with one proof (text and source); a command of its fixes is for this host."""
-        evidence = proof if isinstance(proof, Evidence) else Evidence(*proof, host=self.name)
+        """A finding about this host alone; a quote is a text and its source, and a command of the fixes is for this host."""
+        quotes = proof if isinstance(proof, list) else [proof]
+        evidence = [quote if isinstance(quote, Evidence) else Evidence(*quote, host=self.name) for quote in quotes]
         here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
-        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, explains=explains)
+        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, env=env, explains=explains)
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""

@@ -22,7 +22,7 @@ from nccl_doctor.facts.mesh import Link, Links, Names
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
 from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
 
@@ -137,7 +137,8 @@ def quote(setting: Setting, host: str) -> Evidence:
 def remove(setting: Setting, host: str) -> tuple[Fix, ...]:
     """How to take a setting away where it is set."""
     if setting.line:
-        return (Fix(f"remove line {setting.line}", f"sudo sed -i '{setting.line}s/^/#/' {setting.source}", host),)
+        command = f"sudo sed -i '{setting.line}s/^/#/' {shell_word(setting.source)}"
+        return (Fix(f"remove line {setting.line}", command, host),)
     where = "the command line given to nccl-doctor" if setting.source == "job environment" else "the job's environment"
     return (Fix(f"take it out of {where}", f"unset {setting.name}"),)
 

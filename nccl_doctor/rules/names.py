@@ -213,23 +213,28 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     """A host cannot resolve the name of another.
 
     Where some hosts can and others cannot, the resolvers differ (a stale /etc/hosts, a missing DNS server). Where no
-    host can, the hostfile names are aliases that only this machine's ssh config knows: that breaks nothing as long as
-    MASTER_ADDR is given in another form, so it is a warning.
+    host can, or none knows any other, the hostfile names are aliases that only this machine's ssh config knows: that
+    breaks nothing as long as MASTER_ADDR is given in another form, so it is a warning.
     """
     alone(fleet)
     seen = fleet.every(Names)
     unasked(fleet, seen)
     resolver = Resolver(seen)
+    # A host knows its own name (from its /etc/hosts, as containers do); where none knows another's, they are aliases.
+    names = [name for name in resolver.names() if not _is_address(name)]
+    aliases = all({*resolver.answers(name).get((), ()), name} >= {*seen} for name in names)
     for name in resolver.names():
         without = resolver.answers(name).get((), [])
         if not without or _is_address(name):
             continue
-        everywhere = len(without) == len(seen)
+        everywhere = aliases or len(without) == len(seen)
         told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
         yield finding(
             "net.hostname-resolution.unresolved",
             Severity.WARN if everywhere else Severity.FAIL,
-            f"no host can resolve {name}" if everywhere else told,
+            f"no {'other ' if name in seen and name not in without else ''}host can resolve {name}"
+            if everywhere
+            else told,
             [
                 Evidence(f"{name}: {_error(resolver, host, name)}", source=f"getaddrinfo({name})", host=host)
                 for host in without

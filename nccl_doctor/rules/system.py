@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
@@ -76,20 +74,19 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
 
 
 def _shm_full(host: Host, shm: SharedMemory, proof: tuple[str, str]) -> Finding:
-    found = host.finding(
+    held = [
+        (f"{group['files']} files {prefix}*, {size(group['bytes'])}", "ls /dev/shm")
+        for prefix, group in sorted(shm.leftovers.items())
+    ]
+    return host.finding(
         "sys.shm.full",
         Severity.FAIL,
         f"/dev/shm is full: {size(shm.free_bytes)} free of {size(shm.size_bytes)}",
-        proof,
+        [proof, *held],
         Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head"),
         Fix("remove what a dead job left, once nobody uses it", "rm -f /dev/shm/nccl-* /dev/shm/torch_*", risky=True),
         explains=JOB,
     )
-    held = tuple(
-        Evidence(f"{group['files']} files {prefix}*, {size(group['bytes'])}", "ls /dev/shm", host=host.name)
-        for prefix, group in sorted(shm.leftovers.items())
-    )
-    return msgspec.structs.replace(found, evidence=(*found.evidence, *held))
 
 
 def _more_shm(system: System) -> Fix:
@@ -485,33 +482,23 @@ def gpu_holders(host: Host, plan: Plan) -> Iterator[Finding]:
     stuck = [process for process in foreign if process.state in ("Z", "D", "X")]
     running = [process for process in foreign if process not in stuck]
     if stuck:
-        yield finding(
+        yield host.finding(
             "gpu.busy.stuck-process",
             Severity.FAIL,
             f"{_count(stuck)} that cannot be killed hold{'s' if len(stuck) == 1 else ''} GPUs",
-            tuple(_process(process, host.name) for process in stuck[:5]),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "see where it is stuck",
-                    f"sudo cat /proc/{stuck[0].pid}/stack; sudo dmesg -T | grep -i xid",
-                    host.name,
-                ),
-                Fix("if it does not go away: drain the host and reboot it", "sudo reboot", host.name, True),
-            ),
+            [_process(process) for process in stuck[:5]],
+            Fix("see where it is stuck", f"sudo cat /proc/{stuck[0].pid}/stack; sudo dmesg -T | grep -i xid"),
+            Fix("if it does not go away: drain the host and reboot it", "sudo reboot", risky=True),
         )
     if running:
-        pids = " ".join(str(process.pid) for process in running[:20])
-        yield finding(
+        pids = [str(process.pid) for process in running[:20]]
+        yield host.finding(
             "gpu.busy",
             Severity.WARN,
             f"{_count(running)} already hold{'s' if len(running) == 1 else ''} GPUs here",
-            tuple(_process(process, host.name) for process in running[:5]),
-            hosts=(host.name,),
-            fixes=(
-                Fix("look at them", f"ps -o pid,ppid,user,lstart,stat,args -p {pids.replace(' ', ',')}", host.name),
-                Fix("if it is a leftover of yours", f"kill {pids}", host.name, True),
-            ),
+            [_process(process) for process in running[:5]],
+            Fix("look at them", f"ps -o pid,ppid,user,lstart,stat,args -p {','.join(pids)}"),
+            Fix("if it is a leftover of yours", f"kill {' '.join(pids)}", risky=True),
         )
     if found.not_permitted and not foreign and host.need(System).user != 0:
         raise SkipRule(
@@ -524,14 +511,11 @@ def _count(processes: list[GpuProcess]) -> str:
     return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
-def _process(process: GpuProcess, host: str) -> Evidence:
+def _process(process: GpuProcess) -> tuple[str, str]:
     age = f", started {duration(process.age_s)} ago" if process.age_s is not None else ""
     devices = ", ".join(process.devices[:8])
-    return Evidence(
-        f"pid {process.pid} {process.command} of {process.user}, state {process.state}{age}: {devices}",
-        f"/proc/{process.pid}/fd",
-        host=host,
-    )
+    told = f"pid {process.pid} {process.command} of {process.user}, state {process.state}{age}: {devices}"
+    return told, f"/proc/{process.pid}/fd"
 
 
 @fleet_rule("system", "sys.container")

@@ -287,6 +287,21 @@ def test_an_address_behind_nat_that_leads_to_the_peer_is_no_fault() -> None:
     assert judge(builder.bundle()).verdict == "healthy"
 
 
+@pytest.mark.parametrize("hosts", [("gpu01", "gpu02"), NAMES])
+def test_names_that_only_their_own_host_knows_are_aliases(hosts: tuple[str, ...]) -> None:
+    """Pods, and hosts behind an ssh config: each has its own name in its own /etc/hosts."""
+    builder = Builder(hosts)
+    unknown = {"addresses": [], "error": "Name or service not known"}
+    for host in hosts:
+        builder.probes[host]["names"]["resolved"].update({name: unknown for name in hosts if name != host})
+    found = judge(builder.bundle()).findings
+    assert {item.severity for item in found} == {Severity.WARN} and len(found) == len(hosts)
+    assert all(item.title.startswith("no other host can resolve") for item in found)
+    builder.probes["gpu02"]["names"]["resolved"]["gpu01"] = {"addresses": [address("gpu01")]}
+    severities = {item.severity for item in judge(builder.bundle()).findings}
+    assert severities == {Severity.FAIL}  # the resolvers differ
+
+
 def test_unresolved_on_one_host_fails_and_on_all_warns() -> None:
     builder = Builder()
     builder.probes["gpu04"]["names"]["resolved"]["gpu02"] = {"error": "[Errno -2] Name or service not known"}
@@ -360,6 +375,22 @@ def test_paths_over_another_interface_are_no_mismatch() -> None:
             mtu = 1500 if "gpu04" in (host, path["peer"]) else 9000
             path.update(interface_mtu=mtu, largest_passed=mtu)
     assert not judge(builder.bundle()).findings
+
+
+def test_ways_out_and_back_over_different_interfaces_are_no_mismatch() -> None:
+    """gpu02's data network lets nothing in: its peers come to it over the management network, and it goes out over data."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            mtu, net = (1500, "0") if path["peer"] == "gpu02" else (9000, "9")
+            path.update(interface_mtu=mtu, largest_passed=mtu, address=f"10.{net}.0.{path['peer'][-1]}")
+        data = [link for link in builder.probes[host]["links"]["links"] if link["purpose"] == "ephemeral"]
+        for net in "09":
+            ends = [(f"10.{net}.0.{link['peer'][-1]}", f"10.{net}.0.{host[-1]}", link) for link in data]
+            builder.probes[host]["links"]["links"] += [
+                {**link, "address": to, "source": own, "purpose": "chosen-interface"} for to, own, link in ends
+            ]
+    assert "net.mtu.mismatch" not in [item.id for item in judge(builder.bundle()).findings]
 
 
 def test_what_is_lowered_is_the_interface_that_the_packets_go_through() -> None:

@@ -422,6 +422,23 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     assert run("interfaces.unreachable", hosts).unknown
 
 
+@pytest.mark.parametrize(
+    ("first", "id"),
+    [("cni0/10.244.{}.1/24", "local"), ("ens9/10.9.0.{}/24/D", "down"), ("ens9/10.9.0.{}/24", "unreachable")],
+)
+def test_an_interface_that_no_peer_can_use_is_told_by_one_rule(first: str, id: str) -> None:
+    """NCCL before 2.28.3 takes one without a carrier as well."""
+    told = fleet({name: interfaces(first.format(at), f"eth0/10.0.0.{at}/24") for at, name in enumerate("abc", 1)})
+    for source in told:
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != source]
+        ends = [(peer, first.split("/")[1].format(at), "timed-out") for peer, at in others]
+        told[source]["links"] = links(*ends, *((peer, f"10.0.0.{at}", "ok") for peer, at in others))
+    plan = Plan(nccl_version="2.27.3")
+    rules = ("interfaces.chosen_interface", "interfaces.unreachable", "interfaces.subnets")
+    found = [item for rule in rules for item in run(rule, told, plan).findings]
+    assert {item.id for item in found} == {f"net.wrong-interface.{id}"} and len(found) == 3
+
+
 def limited(*outcomes: tuple[str, int]) -> engine.RuleResult:
     """a's connects to b's data0: outcome and attempts; b answered c late, and all reach b's eth0."""
     hosts = fleet({name: interfaces(*TWO_NETWORKS[name]) for name in "abc"})
@@ -477,6 +494,22 @@ def test_a_host_without_the_others_network_is_the_one_to_blame() -> None:
     assert "b has no interface in 10.9.0.0/24" in found.title and "a, c, d (data0)" in found.title
     bare = only(without_network("eth0/10.0.0.2/24", reached=False, devices=(Device("data0"), Device("eth0"))))
     assert "its data0 is down or has none" in bare.title and bare.places[0].nic == "data0"
+
+
+def test_a_host_whose_interface_has_another_network_is_told_once() -> None:
+    """b's data0 is up, in 10.8.0.0/24: nobody reaches it there, and it reaches nobody in 10.9.0.0/24."""
+    hosts = {name: interfaces(*both) for name, both in TWO_NETWORKS.items()}
+    hosts["b"] = interfaces("data0/10.8.0.2/24", "eth0/10.0.0.2/24")
+    told = fleet(hosts)
+    for source in "abcd":
+        others = [(peer, at) for at, peer in enumerate("abcd", 1) if peer != source]
+        reached = [(peer, f"10.0.0.{at}", "ok") for peer, at in others]
+        nets = [(peer, at, 8 if peer == "b" else 9) for peer, at in others]
+        data = [(p, f"10.{n}.0.{at}", "timed-out" if "b" in (source, p) else "ok") for p, at, n in nets]
+        told[source]["links"] = links(*reached, *data)
+    found = only(run("interfaces.unreachable", told))
+    assert (found.id, found.hosts) == ("net.wrong-interface.missing", ("b",))
+    assert "b has no address in 10.9.0.0/24, as its data0 has 10.8.0.2/24" in found.title
 
 
 def test_a_host_plugged_into_another_network_is_the_one_to_blame() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fleets import GIB, ids, only, run, software, system
 
-from nccl_doctor.facts.model import Outcome, Plan, ProbeResult
+from nccl_doctor.facts.model import HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.system import (
     Cgroup,
     Container,
@@ -20,7 +20,7 @@ from nccl_doctor.facts.system import (
     SharedMemory,
 )
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules import engine, thresholds
+from nccl_doctor.rules import engine, needs, thresholds
 
 RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith(("system.", "network_limits."))]
 MIB = 1 << 20
@@ -108,6 +108,10 @@ def test_who_may_lock_memory_freely_is_not_bound_by_the_limit(container: Contain
     facts = host(limits=limits(memlock=Limit(65536, 65536)), rdma_devices=("mlx5_0",), container=container)
     found = only(run("system.locked_memory", facts))
     assert found.severity is severity
+    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
+    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
+    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
+    assert told.memlock_bytes == (65536 if severity is Severity.FAIL else None)
     assert (f"CapEff {container.capabilities}" in found.evidence[0].text) == (severity is not Severity.FAIL)
 
 
