@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
@@ -117,6 +121,8 @@ _NOT_INSTALLED = (
     "command -v ssh",
 )
 
+_JUMP = re.compile(r"(?:jump host (\S+): )+")  # the last of them is the one that was not passed
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -127,7 +133,7 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
         if facts.reach.outcome is not ReachOutcome.OK:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
-            alike.setdefault((_way(facts.reach)[1], facts.reach.outcome, own), []).append(facts)
+            alike.setdefault((_title(facts.reach), facts.reach.outcome, own), []).append(facts)
     return [_finding(hosts) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
 
 
@@ -143,6 +149,26 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
     return _LOST if lost else _WAYS[reach.outcome]
 
 
+def _jump(reach: Reach) -> str:
+    """The jump host whose trouble this is; empty where it is the host's own."""
+    found = _JUMP.match(reach.detail)
+    return found[1] if found else ""
+
+
+def _title(reach: Reach) -> str:
+    jump = _jump(reach)
+    return _way(reach)[1].replace("the host", f"the jump host {jump}", 1) if jump else _way(reach)[1]
+
+
+def _guilty(facts: HostFacts) -> HostFacts:
+    """Whom the commands ask: the host, or in its place the jump host that was not passed."""
+    user, _, place = _jump(facts.reach).rpartition("@")
+    if not place:
+        return facts
+    name = re.sub(r":[0-9]+$", "", place).strip("[]")
+    return msgspec.structs.replace(facts, name=name, reach=msgspec.structs.replace(facts.reach, user=user))
+
+
 def _told(reach: Reach) -> tuple[str, ...]:
     """What happened, then what was seen; never nothing."""
     seen = tuple(text for text in reach.evidence if text not in reach.detail)
@@ -156,11 +182,11 @@ def _login(facts: HostFacts) -> str:
 
 
 def _finding(hosts: list[HostFacts]) -> Finding:
-    first = hosts[0]
-    id, title, advice, command = _way(first.reach)
+    first = _guilty(hosts[0])
+    id, _, advice, command = _way(first.reach)
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
-        for facts in hosts
+        for facts in (hosts if first is hosts[0] else hosts[:1])  # a jump host's trouble is one for all behind it
         for text in _told(facts.reach)
     ]
     port = first.reach.port
@@ -177,7 +203,7 @@ def _finding(hosts: list[HostFacts]) -> Finding:
     return finding(
         id,
         Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
-        title,
+        _title(hosts[0].reach),
         evidence,
         places=[Place(host=facts.name) for facts in hosts],
         fixes=fixes,
