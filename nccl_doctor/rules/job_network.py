@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
-from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import (
     QUOTED,
     WAITING,
     peer_name,
+    place_of,
+    places,
     quoted,
     ranks_of,
     silence,
 )
 from nccl_doctor.rules.ranks import (
     Link,
+    Rank,
     RunningJob,
     jobs_of,
 )
+
+_YOUNG_S = 30.0  # hosts do not start in one moment
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -80,6 +85,68 @@ def _common_host(links: Sequence[Link], job: RunningJob) -> str:
                 for host in (link.rank.host, peer_name(link))}  # fmt: skip
         common -= fine
     return next(iter(common)) if len(common) == 1 else ""
+
+
+@fleet_rule("job", "hang.store")
+def store(fleet: Fleet) -> Iterator[Finding]:
+    """Whoever starts reaches the store: rank 0 listens on MASTER_PORT, and MASTER_ADDR leads there from every host.
+
+    Where it leads elsewhere (the first host of another job, a node that the scheduler left out, a loopback address),
+    each rank asks there again and again until its time-out, and prints nothing. Only where rank 0 itself serves the
+    store, as without torchrun, and a variable tells the port.
+    """
+    for job in jobs_of(fleet):
+        first = job.ranks.get(0)
+        port = first.process.environment.get("MASTER_PORT", "") if first else ""
+        if first is None or not port or not _ends_at(first, port, "LISTEN"):
+            continue
+        outside = [
+            rank
+            for rank in job.ranks.values()
+            if rank.stays and rank.now.name == "init_process_group" and not _ends_at(rank, port, "ESTABLISHED")
+        ]
+        if outside:
+            yield _outside(job, first, outside)
+
+
+def _ends_at(rank: Rank, port: str, state: str) -> bool:
+    """Whether it has a socket in this state, one end of which is the port."""
+    ends = (
+        (one.local.rpartition(":")[2], one.peer.rpartition(":")[2])
+        for one in rank.process.connections
+        if one.state == state
+    )
+    return any(port in pair for pair in ends)
+
+
+def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
+    """These ranks have no connection to the store; if rank 0 is one of them, nobody has, and the address is wrong."""
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    address, port = (first.process.environment[name] for name in names)
+    hosts = sorted({rank.host for rank in outside})
+    wrong = first in outside
+    who = "no rank reaches" if wrong else f"{ranks_of(outside)} do{'es' * (len(outside) == 1)} not reach"
+    told = f"{names[0]}={address} {names[1]}={port}"
+    fixes = [Fix("whom does the address name there?", f"getent ahosts {shell_word(address)}", hosts[0])]
+    if wrong:
+        fixes.append(Fix(f"give all ranks an address of {first.host}, where rank 0 runs, as {names[0]}"))
+    else:
+        fixes.append(Fix("does that port answer?", f"nccl-doctor check -H {','.join(job.hosts)} --stage ports"))
+    return finding(
+        "hang.store",
+        Severity.FAIL,
+        f"{who} the store at {address}:{port}; rank 0 serves it on {first.host}",
+        [
+            *(Evidence(told, f"/proc/{rank.process.pid}/environ", host=rank.host, rank=rank.number) for rank in outside[:QUOTED]),
+            Evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info", host=first.host, rank=0),
+            place_of(outside[0]),
+        ],
+        confidence=0.9 if min(rank.process.age_s for rank in outside) > _YOUNG_S else 0.6,
+        hosts=hosts,
+        places=places(outside),
+        fixes=fixes,
+        explains=(WAITING, "hang.network.connecting") if wrong else (WAITING,),
+    )  # fmt: skip
 
 
 @fleet_rule("job", "hang.rank-gone.peer-closed")

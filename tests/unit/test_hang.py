@@ -387,6 +387,34 @@ def test_what_moves_while_a_rank_asks_the_store_is_no_movement() -> None:
     assert examine(bundle(*ranks)).verdict == "moves"
 
 
+@pytest.mark.parametrize(
+    ("reached", "hosts", "words"),
+    [((), ("gpu01", "gpu02"), "no rank reaches"), ((0, 1, 2), ("gpu02",), "rank 3 does not reach")],
+)
+def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
+    reached: tuple[int, ...], hosts: tuple[str, ...], words: str
+) -> None:
+    start = [("init_process_group", BARRIER[0][1], 1892), ("<module>", "/job/train.py", 16)]
+
+    def asking(rank: int) -> dict[str, Any]:
+        to_store = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.1:29500", "state": "ESTABLISHED"}
+        in_vain = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.9:29500", "state": "SYN_SENT", "timeouts": 3}
+        listens = {"local": ":::29500", "peer": ":::0", "state": "LISTEN"}
+        return process(
+            rank, start, connections=[to_store if rank in reached else in_vain, *([listens] if rank == 0 else [])]
+        )
+
+    ranks = [asking(rank) for rank in range(4)]
+    answer = examine(bundle(*ranks))
+    found = next(item for item in answer.report.causes if item.id == "hang.store")
+    assert answer.verdict == "held" and found.hosts == hosts and words in found.title and "gpu01:29500" in found.title
+    assert "MASTER_ADDR=gpu01" in found.evidence[0].text and found.confidence == 0.9
+    if not reached:
+        assert first(answer) is found and "hang.network.connecting" not in {item.id for item in answer.report.causes}
+    ranks[0]["connections"].pop()  # torchrun serves the store, or nobody does: not known
+    assert "hang.store" not in {item.id for item in examine(bundle(*ranks)).report.findings}
+
+
 SYNC = [
     ("step", "/job/train.py", 22),
     ("<module>", "/job/train.py", 40),
