@@ -10,7 +10,6 @@ from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import (
     QUOTED,
     WAITING,
-    peer_name,
     place_of,
     places,
     quoted,
@@ -47,7 +46,7 @@ def network(fleet: Fleet) -> Iterator[Finding]:
 def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
     """Connections on which nothing gets through, and the host that all of them share, if one does."""
     guilty = _common_host(links, job)
-    pairs = sorted({(link.rank.host, peer_name(link)) for link in links})
+    pairs = sorted({(link.rank.host, link.peer_host) for link in links})
     ends = sorted({host for pair in pairs for host in pair})
     senders = list({link.rank.number: link.rank for link in links}.values())
     return finding(
@@ -78,11 +77,11 @@ def _is_lost(link: Link) -> bool:
 
 def _common_host(links: Sequence[Link], job: RunningJob) -> str:
     """The one host at an end of every such connection; where two are at all, the one whose peers are several."""
-    ends = [{link.rank.host, peer_name(link)} for link in links]
+    ends = [{link.rank.host, link.peer_host} for link in links]
     common = set.intersection(*ends)
     if len(common) > 1:  # one pair: who of the two talks to a third host without trouble is not to blame
         fine = {host for link in job.data_links if not _is_lost(link) and link.connection.moved_bytes
-                for host in (link.rank.host, peer_name(link))}  # fmt: skip
+                for host in (link.rank.host, link.peer_host)}  # fmt: skip
         common -= fine
     return next(iter(common)) if len(common) == 1 else ""
 
@@ -105,6 +104,8 @@ def store(fleet: Fleet) -> Iterator[Finding]:
             for rank in job.ranks.values()
             if rank.stays and rank.now.name == "init_process_group" and not _ends_at(rank, port, "ESTABLISHED")
         ]
+        if first not in outside:  # what is dropped on the way is told by the connections that nobody answers
+            outside = [rank for rank in outside if not _ends_at(rank, port, "SYN_SENT")]
         if outside:
             yield _outside(job, first, outside)
 
@@ -155,7 +156,7 @@ def peer_closed(fleet: Fleet) -> Iterator[Finding]:
     for job in jobs_of(fleet):
         closed = [link for link in job.links if link.connection.state == "CLOSE_WAIT" and not link.store]
         if closed and not job.moved_bytes:
-            peers = sorted({peer_name(link) for link in closed})
+            peers = sorted({link.peer_host for link in closed})
             yield finding(
                 "hang.rank-gone.peer-closed",
                 Severity.WARN,
@@ -163,6 +164,6 @@ def peer_closed(fleet: Fleet) -> Iterator[Finding]:
                 [quoted(link) for link in closed[:QUOTED]],
                 confidence=0.6,
                 hosts=tuple(sorted({link.rank.host for link in closed})),
-                places=[Place(host=link.rank.host, rank=link.rank.number, peer=peer_name(link)) for link in closed[:QUOTED]],
+                places=[Place(host=link.rank.host, rank=link.rank.number, peer=link.peer_host) for link in closed[:QUOTED]],
                 fixes=(Fix("read the log of the rank at that end: it ended, or closed its process group"),),
             )  # fmt: skip

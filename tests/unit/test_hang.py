@@ -398,10 +398,15 @@ def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
 
     def asking(rank: int) -> dict[str, Any]:
         to_store = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.1:29500", "state": "ESTABLISHED"}
-        in_vain = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.9:29500", "state": "SYN_SENT", "timeouts": 3}
+        in_vain = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.1:29500", "state": "SYN_SENT", "timeouts": 3}
+        in_vain = {} if reached else in_vain  # refused: tried again and again, and never seen
         listens = {"local": ":::29500", "peer": ":::0", "state": "LISTEN"}
         return process(
-            rank, start, connections=[to_store if rank in reached else in_vain, *([listens] if rank == 0 else [])]
+            rank,
+            start,
+            connections=[
+                one for one in (to_store if rank in reached else in_vain, listens if rank == 0 else {}) if one
+            ],
         )
 
     ranks = [asking(rank) for rank in range(4)]
@@ -411,6 +416,14 @@ def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
     assert "MASTER_ADDR=gpu01" in found.evidence[0].text and found.confidence == 0.9
     if not reached:
         assert first(answer) is found and "hang.network.connecting" not in {item.id for item in answer.report.causes}
+    if reached:  # dropped: the connections themselves tell it, with both hosts
+        ranks[0]["connections"].append({"local": "10.0.0.1:29500", "peer": "10.0.0.1:5", "state": "ESTABLISHED"})
+        ranks[3]["connections"] = [
+            {"local": "10.0.0.2:41000", "peer": "10.0.0.1:29500", "state": "SYN_SENT", "timeouts": 3}
+        ]
+        (cut,) = [item for item in examine(bundle(*ranks)).report.causes if item.severity.value == "fail"]
+        assert cut.id == "hang.network.connecting" and "gpu02 -> gpu01" in cut.title
+        ranks[0]["connections"].pop()
     ranks[0]["connections"].pop()  # torchrun serves the store, or nobody does: not known
     assert "hang.store" not in {item.id for item in examine(bundle(*ranks)).report.findings}
 
