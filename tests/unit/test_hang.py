@@ -383,6 +383,8 @@ def test_what_moves_while_a_rank_asks_the_store_is_no_movement() -> None:
     ranks[0]["connections"] = [{**asking, "local": asking["peer"], "peer": asking["local"]}]
     found = first(examine(bundle(*ranks)))
     assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    ranks[2]["stacks"] = [stacks([("_new_process_group_helper", BARRIER[0][1], 2400), *start])] * 2
+    assert "3 other ranks wait in init_process_group" in first(examine(bundle(*ranks))).title
     ranks[1]["stacks"] = ranks[0]["stacks"] = [stacks(REDUCE)] * 2  # who is in a collective sends data
     assert examine(bundle(*ranks)).verdict == "moves"
 
