@@ -542,6 +542,31 @@ def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None
     assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "held"),
+    [
+        (4, ReachOutcome.TIMED_OUT, False),  # all ranks are elsewhere: that host is none of this job's
+        (3, ReachOutcome.TIMED_OUT, True),  # the fourth may have been there
+        (3, ReachOutcome.NO_PYTHON, False),  # we cannot look there: that stops no job
+    ],
+)
+def test_a_host_without_an_agent_holds_a_job_only_where_it_may_be_gone_with_ranks(
+    ranks: int, outcome: ReachOutcome, held: bool
+) -> None:
+    whole = bundle(*four()[:ranks])
+    for item in whole.hosts:
+        item.probes["job"].data["processes"] = [
+            {**one, "environment": {k: v for k, v in one["environment"].items() if "LOCAL" not in k}}
+            for one in item.probes["job"].data["processes"]
+        ]
+    lost = HostFacts("gpu03", Reach(outcome, "no answer"))
+    answer = examine(msgspec.structs.replace(whole, hosts=(*whole.hosts, lost)))
+    assert (answer.verdict == "held") == held, answer.sentence
+    away = four(r3=process(3, OWN))
+    found = first(examine(msgspec.structs.replace(bundle(*away), hosts=(*bundle(*away).hosts, lost))))
+    assert found.id == "hang.elsewhere"  # before the host that was not reached
+
+
 def test_a_rank_that_ended_between_the_looks() -> None:
     found = first(examine(bundle(*four(r0=process(0, readings=[reading("Z"), reading("Z")])))))
     assert found.id == "hang.rank-gone.ended" and blamed(found) == [("gpu01", 0)]
