@@ -44,8 +44,8 @@ lint:
 	$(BIN)/lint-imports
 
 unit:
-	$(BIN)/pytest -q -n auto -m "not lab and not gpu and not alone" --ignore=tests/lab tests
-	$(BIN)/pytest -q -m "alone and not lab and not gpu" --ignore=tests/lab tests
+	$(BIN)/pytest -q -n auto -m "not lab and not gpu and not alone" tests
+	$(BIN)/pytest -q -m "alone and not lab and not gpu" tests
 
 # Three at a time, each with a lab of its own: they wait as much as they work. What measures runs one after the other.
 lab-tests:

@@ -29,7 +29,7 @@ _MEANING = {
     ExitCode.INTERNAL_ERROR: "nccl-doctor itself failed, or could not write what it should (closed, disk full); the message says which",
     ExitCode.USAGE: "bad option, hostfile or input; nothing was done",
     ExitCode.NOTHING_CHECKED: "no host could be reached, or no input could be read, or it is empty: there is no verdict",
-    ExitCode.INCOMPLETE: "nothing wrong was found, but something that was asked for could not be measured",
+    ExitCode.INCOMPLETE: "nothing wrong was found, but not all that was asked for could be measured, or none of it applies",
     ExitCode.WARNINGS: "warnings only, and --strict was given",
     ExitCode.FINDINGS: "at least one finding of severity fail (for explain: a cause was found)",
     ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause; hang: the job stands, nobody stands out",

@@ -96,6 +96,8 @@ def headline(report: Report) -> tuple[str, str]:
         problems = f"{len(failing)} problem{'s' if len(failing) > 1 else ''}"
         first = failing[0][0].id + (f" on {where}" if where else "")
         return "FAULTY", f"{problems} on {len(guilty)} of {hosts} would break this job. First to fix: {first}."
+    if report.verdict == "incomplete" and not report.unknown:
+        return "INCOMPLETE", f"nothing was checked: no stage that was asked for applies to {hosts} (see below)."
     if report.verdict == "incomplete":
         rights = all(gap.why.startswith(DENIED) for gap in report.unknown)
         why = "this user may not read everything" if report.unknown and rights else "not everything could be measured"

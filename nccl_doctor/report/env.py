@@ -224,7 +224,8 @@ def _verdict(result: Examination) -> str:
         return f"! nothing wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
     if not result.looked_at:
         return f"? nothing could be read{unread}: no verdict"
-    return f"✓ nothing wrong{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
+    mark, found = ("?", "nothing wrong was found") if result.problems else ("✓", "nothing wrong")
+    return f"{mark} {found}{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
 
 
 def _finding_lines(item: Remark, width: int) -> list[str]:

@@ -9,7 +9,8 @@ import re
 # quoted line must stay one line, so whoever prints several lines splits first.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+    "\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+    "|(?<![\u2190-\u2bff\U0001f000-\U0001faff])\ufe0f"  # an emoji may be asked for in colour: Gloo's own message has one
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\x1b": "\\e"}
 

@@ -91,10 +91,10 @@ def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
     """Kind, the collective's name, and the frame that says so."""
     calls = [frame for frame in frames if frame.short.startswith(_C10D) and frame.function not in _INSIDE]
     if calls:
-        waits_for_all = next((frame for frame in calls if frame.function in _STORE), None)
-        return ("store", waits_for_all.function, waits_for_all) if waits_for_all else (
-            "collective", calls[0].function, calls[0],
-        )  # fmt: skip
+        starts = [frame for frame in calls if frame.function in _STORE]
+        if starts:  # told as the call that the user knows, and placed in the innermost
+            return "store", starts[-1].function, starts[0]
+        return "collective", calls[0].function, calls[0]
     if not frames:
         return "unknown", "", None
     for frame in frames:

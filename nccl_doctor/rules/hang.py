@@ -16,6 +16,7 @@ from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.ranks import Rank, RunningJob, jobs_of, local_rank
 from nccl_doctor.rules.units import duration, size
 
+_GONE_HOSTS = ("host.ssh-timeout", "host.no-route", "host.ssh-refused", "host.cut-off")
 HANG_SCHEMA = "nccl-doctor/hang/1"
 
 
@@ -93,7 +94,8 @@ def examine(bundle: Bundle) -> Hang:
             )
         return _answer(bundle, "no-job", _nothing_found(hosts), jobs)
     report = judge(bundle)
-    causes = [item for item in report.causes if item.severity is Severity.FAIL]
+    report = msgspec.structs.replace(report, findings=tuple(sorted(report.findings, key=_is_of_a_host)))
+    causes = [item for item in report.causes if item.severity is Severity.FAIL and _may_hold(item, jobs)]
     if causes:
         first = causes[0]
         more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
@@ -107,6 +109,17 @@ def examine(bundle: Bundle) -> Hang:
         )
     verdict, sentence = _without_cause(jobs[0])
     return _answer(bundle, verdict, sentence, jobs, report)
+
+
+def _is_of_a_host(item: Finding) -> bool:
+    return item.stage != engine.JOB
+
+
+def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
+    """Whether a job may stand for it. A host on which we could not look holds only a job that may have ranks there, and
+    only where the host itself seems to be gone."""
+    complete = bool(jobs) and bool(jobs[0].world) and not jobs[0].missing
+    return item.stage == engine.JOB or (item.id in _GONE_HOSTS and not complete)
 
 
 def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:

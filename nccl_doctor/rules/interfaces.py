@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
 
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, reachable, trap
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.interfaces import Address
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
@@ -474,7 +474,7 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     for item in seen.values():
         groups.setdefault(_choice_text(item), []).append(item)
     summary = "; ".join(
-        text + ("" if len(groups) == 1 else f" on {few([item.host for item in items])}")
+        text + ("" if len(groups) == 1 else f" on {fold(item.host for item in items)}")
         for text, items in sorted(groups.items())
     )
     if advised is None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
-from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import (
     QUOTED,
     WAITING,
-    peer_name,
+    place_of,
+    places,
     quoted,
     ranks_of,
     silence,
 )
 from nccl_doctor.rules.ranks import (
     Link,
+    Rank,
     RunningJob,
     jobs_of,
 )
+
+_YOUNG_S = 30.0  # hosts do not start in one moment
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -42,7 +46,7 @@ def network(fleet: Fleet) -> Iterator[Finding]:
 def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
     """Connections on which nothing gets through, and the host that all of them share, if one does."""
     guilty = _common_host(links, job)
-    pairs = sorted({(link.rank.host, peer_name(link)) for link in links})
+    pairs = sorted({(link.rank.host, link.peer_host) for link in links})
     ends = sorted({host for pair in pairs for host in pair})
     senders = list({link.rank.number: link.rank for link in links}.values())
     return finding(
@@ -73,13 +77,77 @@ def _is_lost(link: Link) -> bool:
 
 def _common_host(links: Sequence[Link], job: RunningJob) -> str:
     """The one host at an end of every such connection; where two are at all, the one whose peers are several."""
-    ends = [{link.rank.host, peer_name(link)} for link in links]
+    ends = [{link.rank.host, link.peer_host} for link in links]
     common = set.intersection(*ends)
     if len(common) > 1:  # one pair: who of the two talks to a third host without trouble is not to blame
         fine = {host for link in job.data_links if not _is_lost(link) and link.connection.moved_bytes
-                for host in (link.rank.host, peer_name(link))}  # fmt: skip
+                for host in (link.rank.host, link.peer_host)}  # fmt: skip
         common -= fine
     return next(iter(common)) if len(common) == 1 else ""
+
+
+@fleet_rule("job", "hang.store")
+def store(fleet: Fleet) -> Iterator[Finding]:
+    """Whoever starts reaches the store: rank 0 listens on MASTER_PORT, and MASTER_ADDR leads there from every host.
+
+    Where it leads elsewhere (the first host of another job, a node that the scheduler left out, a loopback address),
+    each rank asks there again and again until its time-out, and prints nothing. Only where rank 0 itself serves the
+    store, as without torchrun, and a variable tells the port.
+    """
+    for job in jobs_of(fleet):
+        first = job.ranks.get(0)
+        port = first.process.environment.get("MASTER_PORT", "") if first else ""
+        if first is None or not port or not _ends_at(first, port, "LISTEN"):
+            continue
+        outside = [
+            rank
+            for rank in job.ranks.values()
+            if rank.stays and rank.now.name == "init_process_group" and not _ends_at(rank, port, "ESTABLISHED")
+        ]
+        if first not in outside:  # what is dropped on the way is told by the connections that nobody answers
+            outside = [rank for rank in outside if not _ends_at(rank, port, "SYN_SENT")]
+        if outside:
+            yield _outside(job, first, outside)
+
+
+def _ends_at(rank: Rank, port: str, state: str) -> bool:
+    """Whether it has a socket in this state, one end of which is the port."""
+    ends = (
+        (one.local.rpartition(":")[2], one.peer.rpartition(":")[2])
+        for one in rank.process.connections
+        if one.state == state
+    )
+    return any(port in pair for pair in ends)
+
+
+def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
+    """These ranks have no connection to the store; if rank 0 is one of them, nobody has, and the address is wrong."""
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    address, port = (first.process.environment[name] for name in names)
+    hosts = sorted({rank.host for rank in outside})
+    wrong = first in outside
+    who = "no rank reaches" if wrong else f"{ranks_of(outside)} do{'es' * (len(outside) == 1)} not reach"
+    told = f"{names[0]}={address} {names[1]}={port}"
+    fixes = [Fix("whom does the address name there?", f"getent ahosts {shell_word(address)}", hosts[0])]
+    if wrong:
+        fixes.append(Fix(f"give all ranks an address of {first.host}, where rank 0 runs, as {names[0]}"))
+    else:
+        fixes.append(Fix("does that port answer?", f"nccl-doctor check -H {','.join(job.hosts)} --stage ports"))
+    return finding(
+        "hang.store",
+        Severity.FAIL,
+        f"{who} the store at {address}:{port}; rank 0 serves it on {first.host}",
+        [
+            *(Evidence(told, f"/proc/{rank.process.pid}/environ", host=rank.host, rank=rank.number) for rank in outside[:QUOTED]),
+            Evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info", host=first.host, rank=0),
+            place_of(outside[0]),
+        ],
+        confidence=0.9 if min(rank.process.age_s for rank in outside) > _YOUNG_S else 0.6,
+        hosts=hosts,
+        places=places(outside),
+        fixes=fixes,
+        explains=(WAITING, "hang.network.connecting") if wrong else (WAITING,),
+    )  # fmt: skip
 
 
 @fleet_rule("job", "hang.rank-gone.peer-closed")
@@ -88,7 +156,7 @@ def peer_closed(fleet: Fleet) -> Iterator[Finding]:
     for job in jobs_of(fleet):
         closed = [link for link in job.links if link.connection.state == "CLOSE_WAIT" and not link.store]
         if closed and not job.moved_bytes:
-            peers = sorted({peer_name(link) for link in closed})
+            peers = sorted({link.peer_host for link in closed})
             yield finding(
                 "hang.rank-gone.peer-closed",
                 Severity.WARN,
@@ -96,6 +164,6 @@ def peer_closed(fleet: Fleet) -> Iterator[Finding]:
                 [quoted(link) for link in closed[:QUOTED]],
                 confidence=0.6,
                 hosts=tuple(sorted({link.rank.host for link in closed})),
-                places=[Place(host=link.rank.host, rank=link.rank.number, peer=peer_name(link)) for link in closed[:QUOTED]],
+                places=[Place(host=link.rank.host, rank=link.rank.number, peer=link.peer_host) for link in closed[:QUOTED]],
                 fixes=(Fix("read the log of the rank at that end: it ended, or closed its process group"),),
             )  # fmt: skip

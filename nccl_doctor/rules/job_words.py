@@ -111,11 +111,6 @@ def place_of(rank: Rank) -> Evidence:
     return Evidence(rank.now.frame + gpus, source, host=rank.host, rank=rank.number)
 
 
-def peer_name(link: Link) -> str:
-    """The host at the other end of a connection, or its address where it is none that was examined."""
-    return link.peer.host if link.peer else link.connection.peer.rpartition(":")[0]
-
-
 def quoted(link: Link) -> Evidence:
     """What the kernel says of a connection."""
     connection = link.connection

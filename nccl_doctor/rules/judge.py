@@ -81,18 +81,19 @@ def _judge(bundle: Bundle) -> Report:
     found += [item for result in results for item in result.findings] + broken
     findings = folded_and_sorted(found)
     unknown = _unknown(bundle, results) + gap
+    stages = tuple(_stage(name, bundle, results, findings, unknown) for name in bundle.plan.stages)
     return Report(
         schema=REPORT_SCHEMA,
         tool=bundle.tool,
         created=bundle.created,
-        verdict=verdict_of(findings, unknown, measured=bool(results and hosts)),
+        verdict=verdict_of(findings, unknown, measured=bool(results and hosts and anything(stages))),
         hosts=tuple(facts.name for facts in bundle.hosts),
         reached=tuple(host.name for host in hosts),
         findings=findings,
         unknown=unknown,
         env=tuple(line.advice for line in advice.lines) if advice else (),
         env_unknown=advice.unknown if advice else ("the environment",),
-        stages=tuple(_stage(name, bundle, results, findings, unknown) for name in bundle.plan.stages),
+        stages=stages,
         seconds=bundle.seconds,
     )
 
@@ -126,8 +127,13 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
+def anything(stages: tuple[StageResult, ...]) -> bool:
+    """Whether any stage applies to these hosts: of machines without a GPU, its health says nothing."""
+    return any(stage.state != "skipped" for stage in stages)
+
+
 def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...], *, measured: bool = True) -> str:
-    """``faulty`` with any failing finding, else ``incomplete`` with any gap or where no rule ran, else ``healthy``."""
+    """``faulty`` with any failing finding, else ``incomplete`` with any gap or where no rule looked at anything, else ``healthy``."""
     if any(item.severity is Severity.FAIL for item in findings):
         return "faulty"
     return "healthy" if measured and not unknown else "incomplete"

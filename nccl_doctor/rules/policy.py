@@ -20,7 +20,7 @@ import msgspec
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
 from nccl_doctor.rules import engine, reach, thresholds
-from nccl_doctor.rules.judge import Report, folded_and_sorted, verdict_of
+from nccl_doctor.rules.judge import Report, anything, folded_and_sorted, verdict_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -202,9 +202,9 @@ def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     # A cause that is no longer of severity fail explains nothing away: what it caused stands by itself again.
     findings = folded_and_sorted((*changed, *expired, *notes))
     unknown = tuple(gap for gap in report.unknown if gap not in accepted)
-    return msgspec.structs.replace(
-        report, findings=findings, unknown=unknown, verdict=verdict_of(findings, unknown, measured=bool(report.reached))
-    )
+    measured = bool(report.reached) and anything(report.stages)
+    verdict = verdict_of(findings, unknown, measured=measured)
+    return msgspec.structs.replace(report, findings=findings, unknown=unknown, verdict=verdict)
 
 
 def _accepted(gap: Unknown, policy: Policy, today: datetime.date) -> NotPermitted | None:

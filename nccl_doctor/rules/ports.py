@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 from nccl_doctor.agent.probes.listening import AGENT_MARK
@@ -144,15 +145,15 @@ def _pairs(tried: list[tuple[str, Link]], purpose: str) -> dict[Pair, list[Link]
 
 
 def _quotes(pairs: tuple[Pair, ...], links: dict[Pair, list[Link]]) -> list[Evidence]:
+    """The connects that were blocked, one of each pair before the second of any: the first few lines are what is read."""
+    blocked = ([(pair, link) for link in links[pair] if link.outcome in _BLOCKED] for pair in pairs)
     return [
         Evidence(
             f"{pair[0]} -> {pair[1]}: {link.outcome}: {link.detail}",
             source=f"connect {link.address}:{link.port}",
             host=pair[0],
         )
-        for pair in pairs
-        for link in links[pair]
-        if link.outcome in _BLOCKED
+        for pair, link in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*blocked)))
     ]
 
 

@@ -17,7 +17,7 @@ from nccl_doctor.rules.doing import Doing, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, Host
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
@@ -66,6 +66,7 @@ class Link(msgspec.Struct, frozen=True):
     peer: Rank | None
     connection: Connection
     store: bool  # of the rendezvous store, where heartbeats run
+    peer_host: str  # as the inventory names it; the address where it is of none of the job's hosts
 
 
 class RunningJob(msgspec.Struct, frozen=True):
@@ -402,9 +403,11 @@ def _counts_rose(reports: list[ras.Report]) -> bool | None:
 def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:
     """Every connection of these ranks, with the rank at its other end. One end's address is the other's peer."""
     ends: dict[tuple[str, str, str], Rank] = {}
+    hosts: dict[str, set[str]] = defaultdict(set)  # of an address: several containers may have the same
     ranks = list(ranks)
     for rank in ranks:
         for connection in rank.process.connections:
+            hosts[connection.local.rpartition(":")[0]].add(rank.host)
             loopback = rank.host if connection.local.startswith("127.") else ""
             ends[loopback, connection.local, connection.peer] = rank
     found = []
@@ -416,7 +419,10 @@ def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:
             loopback = rank.host if connection.local.startswith("127.") else ""
             store = bool(port) and port in (connection.local.rpartition(":")[2], connection.peer.rpartition(":")[2])
             peer = ends.get((loopback, connection.peer, connection.local))
-            found.append(Link(rank, peer, connection, store))
+            address = connection.peer.rpartition(":")[0]
+            at = hosts.get(address, set())
+            host = peer.host if peer else next(iter(at)) if len(at) == 1 else address
+            found.append(Link(rank, peer, connection, store, host))
     return tuple(found)
 
 

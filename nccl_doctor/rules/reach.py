@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from nccl_doctor.facts.model import NO_ANSWER, NO_WAY_OUT, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
@@ -124,6 +128,8 @@ _NOT_INSTALLED = (
     "command -v ssh",
 )
 
+_JUMP = re.compile(r"(?:jump host (\S+): )+")  # the last of them is the one that was not passed
+
 IDS = tuple(way[0] for way in _WAYS.values())
 
 
@@ -134,7 +140,7 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
         if facts.reach.outcome is not ReachOutcome.OK:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
-            alike.setdefault((_way(facts.reach)[1], facts.reach.outcome, own), []).append(facts)
+            alike.setdefault((_title(facts.reach), facts.reach.outcome, own), []).append(facts)
     return [
         _finding(hosts, nobody=1 < len(hosts) == len(bundle.hosts))
         for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)
@@ -153,6 +159,26 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
         return _NOT_INSTALLED
     lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
     return _LOST if lost else _WAYS[reach.outcome]
+
+
+def _jump(reach: Reach) -> str:
+    """The jump host whose trouble this is; empty where it is the host's own."""
+    found = _JUMP.match(reach.detail)
+    return found[1] if found else ""
+
+
+def _title(reach: Reach) -> str:
+    jump = _jump(reach)
+    return _way(reach)[1].replace("the host", f"the jump host {jump}", 1) if jump else _way(reach)[1]
+
+
+def _guilty(facts: HostFacts) -> HostFacts:
+    """Whom the commands ask: the host, or in its place the jump host that was not passed."""
+    user, _, place = _jump(facts.reach).rpartition("@")
+    if not place:
+        return facts
+    name = re.sub(r":[0-9]+$", "", place).strip("[]")
+    return msgspec.structs.replace(facts, name=name, reach=msgspec.structs.replace(facts.reach, user=user))
 
 
 def _told(reach: Reach) -> tuple[str, ...]:
@@ -175,12 +201,12 @@ _NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _NOT_INSTALLED)
 
 def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
     """``nobody``: these are all hosts there are, and several."""
-    first = hosts[0]
-    way = _way(first.reach)
-    id, title, advice, command = way
+    first = _guilty(hosts[0])
+    title, way = _title(hosts[0].reach), _way(hosts[0].reach)
+    id, _, advice, command = way
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
-        for facts in hosts
+        for facts in (hosts if first is hosts[0] else hosts[:1])  # a jump host's trouble is one for all behind it
         for text in _told(facts.reach)
     ]
     port = first.reach.port
@@ -191,7 +217,7 @@ def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
-    silence = nobody and way in _SILENCE
+    silence = nobody and way in _SILENCE and first is hosts[0]
     if silence:
         title += f"; of {len(hosts)} hosts none did, so it may be this machine that is cut off"
         fixes.insert(0, Fix("first look at this machine's own way to them", _NO_WAY_OUT[3].format(address=address)))

@@ -168,6 +168,7 @@ def test_a_standing_lab_by_hand(lab: Lab) -> None:
     assert prefix not in standing() and not list(NETNS.glob(f"{prefix}-*"))
 
 
+@pytest.mark.lab
 def test_a_reader_of_the_faults_may_leave() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -383,8 +383,51 @@ def test_what_moves_while_a_rank_asks_the_store_is_no_movement() -> None:
     ranks[0]["connections"] = [{**asking, "local": asking["peer"], "peer": asking["local"]}]
     found = first(examine(bundle(*ranks)))
     assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    ranks[2]["stacks"] = [stacks([("_new_process_group_helper", BARRIER[0][1], 2400), *start])] * 2
+    assert "3 other ranks wait in init_process_group" in first(examine(bundle(*ranks))).title
     ranks[1]["stacks"] = ranks[0]["stacks"] = [stacks(REDUCE)] * 2  # who is in a collective sends data
     assert examine(bundle(*ranks)).verdict == "moves"
+
+
+@pytest.mark.parametrize(
+    ("reached", "hosts", "words"),
+    [((), ("gpu01", "gpu02"), "no rank reaches"), ((0, 1, 2), ("gpu02",), "rank 3 does not reach")],
+)
+def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
+    reached: tuple[int, ...], hosts: tuple[str, ...], words: str
+) -> None:
+    start = [("init_process_group", BARRIER[0][1], 1892), ("<module>", "/job/train.py", 16)]
+
+    def asking(rank: int) -> dict[str, Any]:
+        to_store = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.1:29500", "state": "ESTABLISHED"}
+        in_vain = {"local": f"10.0.0.2:4{rank}000", "peer": "10.0.0.1:29500", "state": "SYN_SENT", "timeouts": 3}
+        in_vain = {} if reached else in_vain  # refused: tried again and again, and never seen
+        listens = {"local": ":::29500", "peer": ":::0", "state": "LISTEN"}
+        return process(
+            rank,
+            start,
+            connections=[
+                one for one in (to_store if rank in reached else in_vain, listens if rank == 0 else {}) if one
+            ],
+        )
+
+    ranks = [asking(rank) for rank in range(4)]
+    answer = examine(bundle(*ranks))
+    found = next(item for item in answer.report.causes if item.id == "hang.store")
+    assert answer.verdict == "held" and found.hosts == hosts and words in found.title and "gpu01:29500" in found.title
+    assert "MASTER_ADDR=gpu01" in found.evidence[0].text and found.confidence == 0.9
+    if not reached:
+        assert first(answer) is found and "hang.network.connecting" not in {item.id for item in answer.report.causes}
+    if reached:  # dropped: the connections themselves tell it, with both hosts
+        ranks[0]["connections"].append({"local": "10.0.0.1:29500", "peer": "10.0.0.1:5", "state": "ESTABLISHED"})
+        ranks[3]["connections"] = [
+            {"local": "10.0.0.2:41000", "peer": "10.0.0.1:29500", "state": "SYN_SENT", "timeouts": 3}
+        ]
+        (cut,) = [item for item in examine(bundle(*ranks)).report.causes if item.severity.value == "fail"]
+        assert cut.id == "hang.network.connecting" and "gpu02 -> gpu01" in cut.title
+        ranks[0]["connections"].pop()
+    ranks[0]["connections"].pop()  # torchrun serves the store, or nobody does: not known
+    assert "hang.store" not in {item.id for item in examine(bundle(*ranks)).report.findings}
 
 
 SYNC = [
@@ -497,6 +540,31 @@ def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None
     answer = examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost)))
     assert [item.id for item in answer.report.causes if item.severity.value == "fail"] == ["host.ssh-timeout"]
     assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "held"),
+    [
+        (4, ReachOutcome.TIMED_OUT, False),  # all ranks are elsewhere: that host is none of this job's
+        (3, ReachOutcome.TIMED_OUT, True),  # the fourth may have been there
+        (3, ReachOutcome.NO_PYTHON, False),  # we cannot look there: that stops no job
+    ],
+)
+def test_a_host_without_an_agent_holds_a_job_only_where_it_may_be_gone_with_ranks(
+    ranks: int, outcome: ReachOutcome, held: bool
+) -> None:
+    whole = bundle(*four()[:ranks])
+    for item in whole.hosts:
+        item.probes["job"].data["processes"] = [
+            {**one, "environment": {k: v for k, v in one["environment"].items() if "LOCAL" not in k}}
+            for one in item.probes["job"].data["processes"]
+        ]
+    lost = HostFacts("gpu03", Reach(outcome, "no answer"))
+    answer = examine(msgspec.structs.replace(whole, hosts=(*whole.hosts, lost)))
+    assert (answer.verdict == "held") == held, answer.sentence
+    away = four(r3=process(3, OWN))
+    found = first(examine(msgspec.structs.replace(bundle(*away), hosts=(*bundle(*away).hosts, lost))))
+    assert found.id == "hang.elsewhere"  # before the host that was not reached
 
 
 def test_a_rank_that_ended_between_the_looks() -> None:

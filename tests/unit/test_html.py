@@ -144,6 +144,24 @@ def test_the_uneven_heatmap_is_open_and_the_even_ones_are_folded(broken: str) ->
     assert re.search(r'<td class="h9">4.2</td>', broken)
 
 
+@pytest.mark.parametrize("peers", [("gpu01",), NAMES], ids=["one path", "all paths alike"])
+def test_a_path_that_takes_less_than_its_interface_sends_is_red(peers: tuple[str, ...]) -> None:
+    """By a hundred bytes only, and be it all of them: the median of what is broken is no measure."""
+
+    def packets(made: Builder) -> Any:
+        (found,) = [map for map in heatmaps(made.bundle()) if map.title == "Largest packet that passes"]
+        return found
+
+    made = Builder(NAMES)
+    assert packets(made).even
+    for name in NAMES:
+        for path in made.probes[name]["path-mtu"]["paths"]:
+            if path["peer"] in peers:
+                path.update(outcome="black-hole", largest_passed=1400)
+    found = packets(made)
+    assert not found.even and found.cells[1][0] == ("1400", 1.0) and "interface" in found.ways
+
+
 def exchange(slow: str, hosts: tuple[str, ...] = NAMES) -> list[dict[str, Any]]:
     """What rank 0 tells of its pairs of hosts, one of which is slow with everybody."""
     pairs = [(a, b) for a in range(len(hosts)) for b in range(a + 1, len(hosts))]

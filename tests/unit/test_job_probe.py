@@ -94,9 +94,19 @@ def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
     """As accelerate under srun: it has SLURM_PROCID, and the ranks that it starts have RANK as well."""
     inner = "import os, subprocess, sys\n"
     inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env={**os.environ, 'RANK': '1'})"
-    start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0")
+    start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0", "SLURM_STEP_ID=0")
     _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
     assert [(item.role, item.environment.get("RANK")) for item in found] == [("wrapper", None), ("rank", "1")]
+
+
+@pytest.mark.parametrize("step", ["", "SLURM_STEP_ID=4294967291"])
+def test_what_a_batch_script_starts_by_itself_is_no_rank(start: Start, step: str) -> None:
+    """As preflight in a batch script, which waits for the job: it has SLURM_PROCID, and is no task of a step."""
+    bare = [word for word in ("env", "-u", "RANK", "SLURM_PROCID=0", "SLURM_NTASKS=4", step) if word]
+    start(0, "import time; time.sleep(60)", *bare)
+    start(1, "import time; time.sleep(60)")
+    _, (rank,) = look_until(lambda found: found and all(map(sleeps, found)))
+    assert rank.environment["RANK"] == "1"
 
 
 def test_a_program_that_sets_its_rank_itself_is_found(start: Start) -> None:

@@ -150,6 +150,19 @@ def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: 
     assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
 
 
+def test_a_jump_host_is_named_where_it_is_the_trouble() -> None:
+    builder = Builder()
+    for name in ("gpu01", "gpu02"):
+        said = "jump host outer: jump host me@bastion:2222: the answer comes too slowly"
+        builder.reach[name] = Reach(ReachOutcome.TIMED_OUT, said, ("open, silent",), "10.0.0.9", 2222, user="root")
+    builder.reach["gpu03"] = Reach(ReachOutcome.TIMED_OUT, "no answer", (), "10.0.0.3", 22)
+    own, behind = sorted(reach.reach_findings(builder.bundle()), key=lambda item: -len(item.title))[::-1]
+    assert (own.title, own.hosts) == ("the host did not answer in time", ("gpu03",))
+    assert (behind.title, behind.hosts) == ("the jump host me@bastion:2222 did not answer in time", ("gpu01", "gpu02"))
+    assert behind.fixes[0].command == "ping -c 3 10.0.0.9; ssh -v -o ConnectTimeout=10 -p 2222 me@bastion true"
+    assert [item.host for item in behind.evidence] == ["gpu01", "gpu01"]
+
+
 def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
     builder = Builder()
     refused = Reach(

@@ -50,6 +50,7 @@ def test_inbound_drop_names_the_host_that_drops() -> None:
             link.update(outcome="timed-out", detail="timed out", messages=0)
     found = only(judge(builder.bundle()))
     assert found.id == "net.firewall.dropped" and found.hosts == ("gpu03",)
+    assert {item.host for item in found.evidence[:3]} == {*NAMES} - {"gpu03"}  # one of each before a second
     assert "gpu03 itself can connect out" in found.title
     assert len(found.evidence) == 6
 

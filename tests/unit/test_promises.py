@@ -23,7 +23,7 @@ from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, Severity, Unknown, finding, shell_word
-from nccl_doctor.report.console import render
+from nccl_doctor.report.console import headline, render
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.judge import Report, judge
 
@@ -155,6 +155,17 @@ def test_a_bundle_in_which_nothing_was_looked_at_is_not_healthy(change: dict[str
     report = judge(msgspec.structs.replace(Builder().bundle(), **change))
     assert report.verdict == "incomplete"
     assert report.exit_code() in (ExitCode.NOTHING_CHECKED, ExitCode.INCOMPLETE)
+
+
+def test_stages_that_apply_to_no_host_make_nobody_healthy() -> None:
+    """As ``check --stage gpu`` on machines without a GPU, or whose GPUs have all fallen off the bus."""
+    absent = {"outcome": "missing", "detail": "no libnvidia-ml"}
+    gpu = ProbeResult(Outcome.OK, {"nvml": absent, "smi": absent, "pci_gpus": []})
+    hosts = tuple(HostFacts(name, Reach(ReachOutcome.OK), {"gpu": gpu}) for name in NAMES)
+    report = judge(Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(stages=("gpu",)), hosts))
+    assert [stage.state for stage in report.stages] == ["skipped"] and not report.unknown, report.unknown
+    assert report.verdict == "incomplete" and report.exit_code() is ExitCode.INCOMPLETE
+    assert "nothing was checked" in headline(report)[1]
 
 
 def test_an_empty_host_passes_no_rule_of_any_stage() -> None:

@@ -21,6 +21,12 @@ def test_hidden_and_reordering_characters_are_spelled() -> None:
     assert visible("\U000e0041") == "\\U000e0041"
 
 
+def test_the_colour_of_an_emoji_stays_and_a_variation_of_anything_else_is_spelled() -> None:
+    assert visible("GLHF! \U0001f3d6\ufe0f") == "GLHF! \U0001f3d6\ufe0f"  # as Gloo prints it
+    assert visible("a\ufe0f\ufe0e") == "a\\ufe0f\\ufe0e"
+    assert visible("\U0001f3d6\ufe0f\ufe0f") == "\U0001f3d6\ufe0f\\ufe0f"
+
+
 def test_bytes_that_were_not_utf8_are_spelled() -> None:
     assert visible(b"\xff\xfeok".decode("utf-8", "surrogateescape")) == "\\xff\\xfeok"
 

@@ -45,7 +45,7 @@ def detect(env: Mapping[str, str]) -> Optional[Identity]:
     if "RANK" in env or "WORLD_SIZE" in env:
         return _from_torchrun(env)
     for launcher, rank, world, local_rank, local_world in _MPI:
-        if launcher == "srun" and not _inside_srun(env):
+        if launcher == "srun" and not inside_srun(env):
             continue
         if rank in env:
             size = env.get(world) or (env.get("SLURM_NTASKS", "") if launcher == "srun" else "")
@@ -60,8 +60,8 @@ def detect(env: Mapping[str, str]) -> Optional[Identity]:
     return None
 
 
-def _inside_srun(env: Mapping[str, str]) -> bool:
-    # A batch script itself has SLURM_PROCID=0 and SLURM_NTASKS=N too, but it is no task of a step.
+def inside_srun(env: Mapping[str, str]) -> bool:
+    """Whether it is a task of a step: a batch script itself has SLURM_PROCID=0 and SLURM_NTASKS=N, too."""
     return "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and env.get("SLURM_STEP_ID", "") not in ("", "4294967291")
 
 

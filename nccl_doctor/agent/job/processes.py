@@ -4,6 +4,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+from nccl_doctor.agent.collective.ranks import inside_srun
 from nccl_doctor.agent.job import stacks, variables
 from nccl_doctor.agent.probing import first_line, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
@@ -32,6 +33,7 @@ VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_NODEID",
     "CUDA_VISIBLE_DEVICES",
@@ -134,7 +136,8 @@ def _argv(pid: int) -> List[str]:
 
 
 def _bears_rank(environment: Dict[str, str]) -> bool:
-    return any(environment.get(variable, "").isdigit() for variable in RANK_VARIABLES)
+    named = [variable for variable in RANK_VARIABLES if environment.get(variable, "").isdigit()]
+    return bool(named) and (named != ["SLURM_PROCID"] or inside_srun(environment))
 
 
 def _describe(pid: int, environment: Dict[str, str], argv: List[str]) -> Optional[Dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -38,7 +38,7 @@ EVEN_BELOW = 0.1  # shade: all pairs within a factor of 1.26 of the median
 class Heatmap(msgspec.Struct, frozen=True):
     """One quantity between hosts. ``cells`` (row by row: text, shade 0..1 of how bad) or, for many hosts, ``worst``.
 
-    ``ways`` says what rows and columns are.
+    ``ways`` says what rows, columns and colours are.
     """
 
     title: str
@@ -47,8 +47,8 @@ class Heatmap(msgspec.Struct, frozen=True):
     cells: tuple[tuple[tuple[str, float] | None, ...], ...]
     worst: tuple[tuple[str, str, str], ...]
     summary: str
-    even: bool  # no pair is worse than the median: nothing to look for
-    ways: str = "Rows send, columns receive"
+    even: bool  # nothing to look for
+    ways: str = "Rows send, columns receive; the redder, the worse than the median"
 
 
 class DriftLine(msgspec.Struct, frozen=True):
@@ -106,6 +106,7 @@ def heatmaps(bundle: Bundle, runs: Sequence[tuple[str, Outcome]] = ()) -> list[H
     trips: dict[Pair, float] = {}
     rates: dict[Pair, float] = {}
     sizes: dict[Pair, float] = {}
+    short: set[Pair] = set()
     for host in reached(bundle):
         links, flows, paths = host.want(Links), host.want(Throughput), host.want(PathMtu)
         for link in links.links if links else ():
@@ -117,15 +118,21 @@ def heatmaps(bundle: Bundle, runs: Sequence[tuple[str, Outcome]] = ()) -> list[H
         for path in paths.paths if paths else ():
             if path.largest_passed:
                 sizes[(host.name, path.peer)] = float(path.largest_passed)
+                if path.outcome != "ok":
+                    short.add((host.name, path.peer))
     plain = [
         made
         for made in (
             _heatmap("Round trip of small messages, median", "ms", trips, lambda value, usual: value / usual),
             _heatmap("TCP throughput, one stream", "Gbit/s", rates, lambda value, usual: usual / value),
-            _heatmap("Largest packet that passes", "B", sizes, lambda value, usual: usual / value),
         )
         if made is not None
     ]
+    # A path that takes less than its interface sends is broken, be it by a few bytes or on all pairs alike.
+    packets = _heatmap("Largest packet that passes", "B", sizes, lambda value, usual: 1.0, short)
+    if packets is not None:
+        ways = "Rows send, columns receive; red: less than the interface sends"
+        plain.append(msgspec.structs.replace(packets, ways=ways))
     return plain + _exchanges(bundle, runs)
 
 
@@ -144,7 +151,10 @@ def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heat
         made = _heatmap(title, "GB/s", rates, lambda value, usual: usual / value, both_ways=True)
         if made is not None:
             found.append(
-                msgspec.structs.replace(made, ways="Both send and receive at the same time; the rate of one way")
+                msgspec.structs.replace(
+                    made,
+                    ways="Both send and receive at the same time; the rate of one way; the redder, the worse than the median",
+                )
             )
     return found
 
@@ -154,15 +164,17 @@ def _heatmap(
     unit: str,
     values: Mapping[Pair, float],
     badness: Callable[[float, float], float],
+    broken: Collection[Pair] = (),
     both_ways: bool = False,
 ) -> Heatmap | None:
     if not values:
         return None
-    count = f"{len(values)} {'pairs' if both_ways else 'directed pairs'}"
+    count = f"{len(values)} {'' if both_ways else 'directed '}pair{'s' * (len(values) != 1)}"
     ordered = sorted(values.values())
     usual = ordered[len(ordered) // 2]
     # Equal to the median is 0; ten times as bad, and worse, is 1.
     shade = {pair: min(1.0, max(0.0, math.log10(max(badness(value, usual), 1e-9)))) for pair, value in values.items()}
+    shade |= dict.fromkeys(broken, 1.0)
     hosts = tuple(sorted({name for pair in values for name in pair}))
     spread = f"from {_number(ordered[0])} to {_number(ordered[-1])} {unit}, median {_number(usual)} {unit}"
     summary = f"{count}: {spread}"

@@ -198,3 +198,11 @@ def test_a_bundle_in_which_no_host_was_reached_has_nothing_to_recommend_from(tmp
     bundles.write(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=("interfaces",)), ()), file)
     done = run("recommend", "--from", str(file))
     assert "no host could be reached" in done.stderr and done.returncode == 3
+
+
+def test_what_was_not_read_is_not_said_to_be_right(tmp_path: Path) -> None:
+    good = tmp_path / "good.sh"
+    good.write_text("export NCCL_DEBUG=WARN\n")
+    alone, beside = (run("lint", "--file", str(good), *more) for more in ((), ("--file", str(tmp_path / "absent.sh"))))
+    assert alone.returncode == 0 and alone.stdout.startswith("✓ nothing wrong;")
+    assert beside.returncode == 4 and beside.stdout.startswith("? nothing wrong was found;")
