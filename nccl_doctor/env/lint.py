@@ -23,6 +23,9 @@ _LOST = ("not-exported", "conf-syntax", "invalid-value")
 WITHOUT_EFFECT = frozenset(f"{AREA}.{name}" for name in (*_DEAD, *_LOST))
 
 
+# What a benchmark may try on purpose.
+_TRIED = frozenset(f"{AREA}.{name}" for name in ("pinned", "leftover-debugging", "algo-without-ring"))
+
 # In a comment on a line: the findings there are known and accepted.
 IGNORE = "nccl-doctor: ignore"
 
@@ -123,10 +126,17 @@ def remarks(
     for members in scopes.values():
         for together in lint_together.RULES:
             found += together(members, context)
-    found = [made for made in found if not ignored(made)]
+    found = [_in_a_benchmark(made) for made in found if not ignored(made)]
     order = {id(item): place for place, item in enumerate(items)}
     found.sort(key=lambda remark: (order.get(id(remark.assignment), len(order)), remark.finding.id))
     return found
+
+
+def _in_a_benchmark(made: Remark) -> Remark:
+    """What a file that only runs nccl-tests tries is its purpose."""
+    if not (made.assignment.benchmark and made.finding.id in _TRIED):
+        return made
+    return msgspec.structs.replace(made, finding=msgspec.structs.replace(made.finding, severity=Severity.INFO))
 
 
 def ignored(made: Remark) -> bool:

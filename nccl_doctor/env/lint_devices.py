@@ -15,7 +15,8 @@ from nccl_doctor.findings.model import Severity
 _SOCKET = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _HCA = "NCCL_IB_HCA"
 _HCA_NAME = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|rocep|roceo)")
-_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|ib|hsn|wlan|docker|lo)\d?")
+_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|hsn|wlan|docker|lo)\d?|ib\d")  # ib: ibp0 and the like
+_HCA_FAMILY = re.compile(r"mlx[45]")  # a driver's name, the prefix of all its devices
 
 
 def _filter(item: Assignment) -> Filter | None:
@@ -84,7 +85,7 @@ def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
         elif wanted.takes("docker0"):
             yield remark(
                 "ifname-admits-docker",
-                Severity.WARN,
+                Severity.INFO if item.how is How.YAML else Severity.WARN,  # a container seldom has one
                 f"{item.name}={item.value} can select docker0: a list of one's own replaces NCCL's exclusion of docker",
                 item,
                 fix=f"Remove it (NCCL leaves out lo, docker and virbr itself), or write {item.name}={mended}",
@@ -170,7 +171,8 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
                     edit=Edit(value=exact),
                 )
         return
-    wide = [name for name in wanted.names if re.search(r"(?<!\d)[1-9]\Z", name)]
+    numbered = [name for name in wanted.names if not _HCA_FAMILY.fullmatch(name)]
+    wide = [name for name in numbered if re.search(r"(?<!\d)[1-9]\Z", name)]
     if wide and not wanted.exact:
         yield remark(
             "ifname-prefix",

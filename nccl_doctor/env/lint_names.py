@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.env.knowledge import Answer, Status
+from nccl_doctor.env.knowledge import Answer, Nobody, Status
 from nccl_doctor.env.lint import Context, Edit, Remark, remark
 from nccl_doctor.findings.model import EnvAdvice, Severity
 
@@ -21,7 +21,8 @@ def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark
     if item.lost and answer.status is not Status.UNKNOWN:
         yield from _lost(item, answer)
     if answer.nobody is not None:
-        yield from _nobody(item, answer)
+        if item.how is not How.PLAIN:  # not exported: somebody's own shell variable is not our business
+            yield from _nobody(item, answer.nobody)
     elif answer.status is Status.UNKNOWN:
         yield from _unknown(item, answer)
     elif answer.variable is not None:
@@ -62,9 +63,7 @@ def _lost(item: Assignment, answer: Answer) -> Iterator[Remark]:
     )
 
 
-def _nobody(item: Assignment, answer: Answer) -> Iterator[Remark]:
-    nobody = answer.nobody
-    assert nobody is not None
+def _nobody(item: Assignment, nobody: Nobody) -> Iterator[Remark]:
     if nobody.timeout:
         yield remark(
             "timeout-does-nothing",
@@ -93,19 +92,22 @@ _OURS = "NCCL_DOCTOR_"
 def _unknown(item: Assignment, answer: Answer) -> Iterator[Remark]:
     if item.name.startswith(_OURS):
         return
-    if answer.near:
-        first = answer.near[0]
-        real = first in knowledge.load().variables
+    first = answer.near[0] if answer.near else ""
+    if first in knowledge.load().variables:
         yield remark(
             "misspelled",
             Severity.FAIL,
             f"{item.name} is read by nobody; did you mean {' or '.join(answer.near)}?",
             item,
-            fix=f"Write {first}" if real else f"({first} would do nothing either.)",
-            edit=Edit(name=first) if real and len(answer.near) == 1 else None,
+            fix=f"Write {first}",
+            edit=Edit(name=first) if len(answer.near) == 1 else None,
             confidence=0.95,
         )
-    elif not item.lost:  # somebody's own shell variable is not our business
+    elif item.lost:
+        return  # somebody's own shell variable is not our business
+    elif first:  # another spelling of what nobody reads either
+        yield from _nobody(item, knowledge.load().nobody[first])
+    else:
         yield remark(
             "unknown-name",
             Severity.WARN,

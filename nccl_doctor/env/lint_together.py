@@ -144,17 +144,27 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
                 )
 
 
-def silent_subsystems(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
-    """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through."""
-    for subsystems in _of(members, "NCCL_DEBUG_SUBSYS")[-1:]:
-        levels = [item for item in _of(members, "NCCL_DEBUG") if item.meets(subsystems)]
-        if levels and levels[-1].value is not None and levels[-1].value.upper() in ("VERSION", "WARN"):
+def subsystems_and_level(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+    """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through, or lets all of them through."""
+    for subsystems, level in _pairs(members, "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG"):
+        chosen, printed = (subsystems.value or "").upper(), (level.value or "").upper()
+        if printed in ("VERSION", "WARN"):
             yield _against(
                 subsystems,
-                levels[-1],
-                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={levels[-1].value} prints none",
+                level,
+                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={level.value} prints none",
                 "Remove it, or set NCCL_DEBUG=INFO.",
                 Severity.INFO,
+            )
+        elif printed == "INFO" and chosen[:1] != "^" and {"ALL", "COLL"} & set(chosen.split(",")):
+            yield remark(
+                "leftover-debugging",
+                Severity.WARN,
+                f"NCCL_DEBUG_SUBSYS={subsystems.value} prints a line for every collective of every rank",
+                subsystems,
+                others=(level,),
+                fix="Write NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH, which tells devices and paths.",
+                edit=Edit(value="INIT,ENV,NET,GRAPH"),
             )
 
 
@@ -186,6 +196,6 @@ RULES = (
     no_peer_to_peer,
     limits_crossed,
     torch_pairs,
-    silent_subsystems,
+    subsystems_and_level,
     first_line_wins,
 )

@@ -378,6 +378,42 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
             )
 
 
+def outdated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """A number that was chosen to raise an earlier default, and is below today's: NCCL_IB_TIMEOUT=16."""
+    variable, value = answer.variable, item.value or ""
+    if variable is None or not number.is_number(value) or not answer.default.isdigit():
+        return
+    defaults = [int(default) for _, default in variable.history if default.isdigit()]
+    past = [default for default in defaults if default < int(answer.default)]
+    if defaults != sorted(defaults) or not past or past[0] < 1 or number.as_read(value) in past:
+        return
+    if past[0] < number.as_read(value) < int(answer.default):
+        yield remark(
+            "outdated-value",
+            Severity.WARN,
+            f"{item.name}={value} was above the default once ({past[0]}); now it lowers it ({answer.default})",
+            item,
+            fix=_fix("Remove it.", variable),
+            edit=Edit(),
+        )
+
+
+def shared_log(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+    """NCCL_DEBUG_FILE without the process in its name: each rank opens the file anew, and what was in it is gone."""
+    if item.name == "NCCL_DEBUG_FILE" and item.value and "%p" not in item.value and not item.value.startswith("/dev/"):
+        host = "" if "%h" in item.value else ".%h"
+        yield remark(
+            "shared-log",
+            Severity.WARN,
+            f"{shown(item)} is one file for {'all ranks of a host' if not host else 'all ranks that see it'}: each opens "
+            "it anew and empties it",
+            item,
+            fix=f"Write {item.name}={item.value}{host}.%p (%h: host, %p: process)",
+            edit=Edit(value=f"{item.value}{host}.%p"),
+            confidence=0.9,
+        )
+
+
 # A value that is not understood at all (the first group) needs no opinion on what it would mean (the second).
 SYNTAX_RULES = (not_text, conf_value, invalid)
-RULES = (leftover, pinned, no_ring, dangerous, restated)
+RULES = (leftover, pinned, no_ring, dangerous, restated, outdated, shared_log)

@@ -181,7 +181,8 @@ class Reader:
             self._json(line, body)
         else:
             inner = Reader(body, self.file, line, self.scope, self.depth + 1)
-            self.found += inner.read()
+            arms = tuple((block, arm) for block, arm in self.blocks)
+            self.found += [msgspec.structs.replace(item, branch=(*arms, *item.branch)) for item in inner.read()]
             self.exported |= inner.exported
 
     def _comment(self, line: int, token: str) -> None:
@@ -370,7 +371,8 @@ class Reader:
             line, raw = word.line, self._line(word.line)
         arms = tuple((block, arm) for block, arm in self.blocks)
         if how in (How.PREFIX, How.OPTION) and self.number:
-            arms = (*arms, (0, self.number))  # what one command is given never meets what another one is given
+            command = self.first_line * 100_000 + self.number  # of all the texts of a file
+            arms = (*arms, (0, command))  # what one command is given never meets what another one is given
         self.found.append(
             Assignment(
                 name,

@@ -120,6 +120,14 @@ def test_what_one_command_is_given_meets_exports_but_no_other_command() -> None:
     assert by["NCCL_NET"].meets(by["NCCL_IB_DISABLE"])
 
 
+def test_commands_whose_output_is_kept_are_commands_of_their_own() -> None:
+    found = shell.read("a=$(NCCL_P2P_LEVEL=NVL ./a)\nif x; then\n  b=$(NCCL_P2P_DISABLE=1 ./a)\nfi\n")
+    assert pairs(found) == [("NCCL_P2P_LEVEL", "NVL", 1), ("NCCL_P2P_DISABLE", "1", 3)]
+    assert not found[0].meets(found[1])
+    inner = shell.read("if x; then\nbash -c 'export NCCL_NET=IB; ./a'\nelse\nexport NCCL_IB_DISABLE=1\nfi\n")
+    assert not inner[0].meets(inner[1])
+
+
 def test_here_documents() -> None:
     text = (
         "cat <<EOF > /etc/nccl.conf\nNCCL_DEBUG=WARN # c\nEOF\n"
