@@ -113,6 +113,8 @@ def _order(item: Remark) -> tuple[str, str, int, str]:
 
 
 def _judged(nccl: str, said: str, torch: str) -> str:
+    if nccl and knowledge.lookup("NCCL_DEBUG", nccl).beyond:
+        said += f"; newer than all that is known here, {knowledge.NEWEST_NCCL}"
     first = f"NCCL {nccl} ({said})" if nccl else f"NCCL {knowledge.NEWEST_NCCL} (no version named: the newest known)"
     second = f"PyTorch {torch}" if torch else f"PyTorch {knowledge.NEWEST_TORCH} (the newest known)"
     return f"{first}, {second}"

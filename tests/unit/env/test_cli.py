@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
+from nccl_doctor.env.knowledge import NEWEST_NCCL
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, Plan
 
@@ -85,6 +86,36 @@ def test_show_did_you_mean() -> None:
     assert json.loads(run("show", "NCCL_SOKET_IFNAME", "--format", "json").stdout)["did_you_mean"] == [
         "NCCL_SOCKET_IFNAME"
     ]
+
+
+@pytest.mark.parametrize("said", ["NCCL_DEBUG=INFO", "export NCCL_DEBUG=INFO", "$NCCL_DEBUG", "${NCCL_DEBUG}"])
+def test_show_takes_a_variable_as_it_was_copied(said: str) -> None:
+    assert run("show", said).stdout.startswith("NCCL_DEBUG\n  status        read by NCCL")
+
+
+def test_show_tells_the_names_that_begin_so() -> None:
+    done = run("show", "NCCL_SOCKET_*")
+    assert "NCCL_SOCKET_FAMILY, NCCL_SOCKET_IFNAME" in done.stdout and done.returncode == 2
+
+
+def test_of_a_release_newer_than_all_that_are_known_that_is_said() -> None:
+    done = run("show", "NCCL_DEBUG", "--nccl-version", "3.1.0")
+    assert f"as far as {NEWEST_NCCL}" in " ".join(done.stdout.split())
+    assert json.loads(run("show", "NCCL_DEBUG", "--nccl-version", "3.1", "--format", "json").stdout)["newer_than"]
+    assert "newer than all that is known" in run("lint", "--nccl-version", "3.1.0").stdout
+    assert "newer" not in run("lint", "--nccl-version", NEWEST_NCCL).stdout
+
+
+def test_lint_of_standard_input() -> None:
+    cli._load_commands()
+    result = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="export NCCL_SOCKET_IFNMAE=eth0\n")
+    assert result.exit_code == 11 and "did you mean NCCL_SOCKET_IFNAME" in result.stdout
+
+
+def test_a_directory_without_scripts_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"")
+    done = run("lint", str(tmp_path))
+    assert done.returncode == 3 and "holds no file that looks like a script" in " ".join(done.stdout.split())
 
 
 def test_lint_of_this_environment() -> None:
@@ -169,6 +200,10 @@ def test_a_corrected_file_that_cannot_be_written_is_said(tmp_path: Path) -> None
         ["lint", "--nccl-version", "x"],
         ["lint", "--write"],
         ["lint", "--fix"],
+        ["lint", "-", "--fix"],
+        ["lint", "a.sh", "--fix", "--write", "--in-place"],
+        ["lint", "NCCL_DEBUG=INFO"],
+        ["show", ""],
         ["lint", "--from", "/nonexistent.ndb"],
         ["recommend", "--from", "/nonexistent.ndb"],
         ["recommend", "--nccl-version", "x"],
