@@ -12,7 +12,7 @@ from nccl_doctor.env import files, hosts, knowledge, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.files import Problem
-from nccl_doctor.env.lint import Devices, Remark, remark, remarks
+from nccl_doctor.env.lint import Devices, Remark, remark, remarks, wrong
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
@@ -142,21 +142,23 @@ def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list
         problems.append(Problem(path, "has no line of NCCL that tells what is set: run with NCCL_DEBUG=INFO"))
     failed = [
         remark(
-            "invalid-value",
-            Severity.FAIL,
-            f"NCCL refused {item.name}={item.value} and used its default",
             item,
-            fix=f"Correct or remove it (nccl-doctor env show {item.name}).",
+            wrong(
+                "invalid-value",
+                f"NCCL refused {item.name}={item.value} and used its default",
+                fix=f"Correct or remove it (nccl-doctor env show {item.name}).",
+            ),
         )
         for item in reading.refused
     ]
     failed += [
         remark(
-            "ifname-no-match",
-            Severity.FAIL,
-            f"{item.name}={item.value} matched no interface of this host: NCCL could not start",
             item,
-            fix="Remove it, or correct it; `nccl-doctor env recommend --hosts HOSTFILE` says whether any is needed.",
+            wrong(
+                "ifname-no-match",
+                f"{item.name}={item.value} matched no interface of this host: NCCL could not start",
+                fix="Remove it, or correct it; `nccl-doctor env recommend --hosts HOSTFILE` says whether any is needed.",
+            ),
         )
         for item in reading.matchless
     ]
