@@ -51,6 +51,7 @@ _WATCHED = _RESERVED | {"case", "esac", "set"}
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
 _CARRIES = frozenset({"-x", "-e", "--env", "-env", "-genv", "--genv", "--export-env", "-E"})
+_HANDS_ON = re.compile(r"(?:^|\s)(?:-[xe]|--env|-genv)\s+[A-Za-z_]")
 _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
 
@@ -91,8 +92,10 @@ class Reader:
             elif self.only_assignments:
                 self.only_assignments = bool(_ASSIGNS.match(words[-1]))
         kept = []
+        own = {item.name for item in self.found if item.value is None and item.how is not How.PLAIN}  # -x NAME="$NAME"
+        handed_on = own | self.exported
         for item in self.found:
-            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in self.exported):
+            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in handed_on):
                 item = msgspec.structs.replace(item, how=How.EXPORT, lost="")
             kept.append(item)
         return kept
@@ -241,7 +244,7 @@ class Reader:
             self._nested(printed[1], line, "")
         elif value.lstrip().startswith("{") and '":' in value:
             self._json(line, value)
-        elif value.lstrip().startswith("-"):
+        elif _HANDS_ON.search(value):
             self._options(line, self._line(line), ["mpirun", *value.split()])
 
     def _reserved(self, words: list[str]) -> list[str]:

@@ -120,6 +120,17 @@ def test_what_one_command_is_given_meets_exports_but_no_other_command() -> None:
     assert by["NCCL_NET"].meets(by["NCCL_IB_DISABLE"])
 
 
+def test_a_shell_variable_that_is_handed_on_by_its_own_name_reaches_the_job() -> None:
+    text = 'NCCL_ALGO="${NCCL_ALGO:-Ring}"\nNCCL_PROTO=LL\nmpirun -x NCCL_ALGO="$NCCL_ALGO" -x NCCL_NET=IB ./a\n'
+    found = {(item.name, item.value): bool(item.lost) for item in shell.read(text)}
+    assert found == {
+        ("NCCL_ALGO", "Ring"): False,
+        ("NCCL_PROTO", "LL"): True,
+        ("NCCL_ALGO", None): False,
+        ("NCCL_NET", "IB"): False,
+    }
+
+
 def test_commands_whose_output_is_kept_are_commands_of_their_own() -> None:
     found = shell.read("a=$(NCCL_P2P_LEVEL=NVL ./a)\nif x; then\n  b=$(NCCL_P2P_DISABLE=1 ./a)\nfi\n")
     assert pairs(found) == [("NCCL_P2P_LEVEL", "NVL", 1), ("NCCL_P2P_DISABLE", "1", 3)]
@@ -146,7 +157,7 @@ def test_here_documents() -> None:
 
 def test_what_a_shell_variable_holds_for_later_is_read() -> None:
     text = (
-        'OPTIONS="-x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
+        'OPTIONS="timeout 9 -x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
         'ENV_JSON=\'{"env_vars": {"NCCL_PROTO": "LL"}}\'\n'
         'MORE="{\n  \\"env_vars\\": {\n    \\"NCCL_NET\\": \\"${NET}\\",\n  }\n}"\n'
         'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
@@ -344,6 +355,7 @@ def test_python_command_lines_and_calls_that_set() -> None:
         'command = f"mpirun -np {n} -x NCCL_PROTO=LL -x NCCL_NET={net} ./a"\n'
         'note = "set NCCL_NTHREADS=64 if you like"\n'
         'V1EnvVar(name="NCCL_BUFFSIZE", value=str(4))\nset_env_var("NCCL_CROSS_NIC", "1")\n'
+        'env = [{"name": "NCCL_NSOCKS_PERTHREAD", "value": "2"}]\n'
         'os.getenv("NCCL_SHM_DISABLE", "1")\n'
     )
     assert pairs(python_source.read(text)) == [
@@ -353,6 +365,7 @@ def test_python_command_lines_and_calls_that_set() -> None:
         ("NCCL_NET", None, 2),
         ("NCCL_BUFFSIZE", "4", 4),
         ("NCCL_CROSS_NIC", "1", 5),
+        ("NCCL_NSOCKS_PERTHREAD", "2", 6),
     ]
 
 
