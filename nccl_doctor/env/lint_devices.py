@@ -34,6 +34,13 @@ def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]
     if value is None or item.name not in (*_SOCKET, _HCA) or (item.how is How.CONF and re.search(r"[\s'\"]", value)):
         return  # what nccl.conf makes of blanks and quotes is said already
     parts = value.split(",")
+    if value.endswith(",") and item.how in (How.EXPORT, How.PREFIX, How.OPTION):
+        yield doubtful(
+            "ifname-blank",
+            f"{item.name}={value} ends in a comma: what comes after the blank is no part of it any more",
+            fix="Write the list without blanks.",
+            confidence=0.8,
+        )
     if len(value) == 1 and item.name != _HCA:
         yield wrong("ifname-ignored", f"{item.name}={value} is ignored: NCCL skips values of one character")
         return

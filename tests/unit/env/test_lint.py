@@ -102,6 +102,7 @@ def test_names_of_scripts_are_nobody_s_business(name: str) -> None:
         ("NCCL_IB_HCA", "ib0", ["fail hca-names-interface"]),
         ("NCCL_IB_HCA", "mlx5", []),  # the prefix of all of them
         ("NCCL_IB_HCA", "mlx5_1", ["info ifname-prefix"]),
+        ("NCCL_IB_HCA", "=mlx5_0,", ["warn ifname-blank"]),
         ("NCCL_DEBUG_FILE", "/shared/nccl.log", ["warn shared-log"]),
         ("NCCL_DEBUG_FILE", "/shared/nccl.%h.log", ["warn shared-log"]),
         ("NCCL_DEBUG_FILE", "/shared/nccl.%h.%p.log", []),
