@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from nccl_doctor.env import files, hosts, knowledge, sources, versions
+from nccl_doctor.env import files, hosts, knowledge, number, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.files import Problem
@@ -19,6 +19,10 @@ from nccl_doctor.findings.model import Severity
 
 # The wheels that bring libnccl, newest CUDA first.
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+
+
+# Before, the default of NCCL_DEBUG_SUBSYS leaves ENV out (src/debug.cc, all tags from 2.3.5 to 2.30.7); numbers are told.
+TEXTS_TOLD_SINCE = "2.16.5"
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -140,6 +144,13 @@ def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list
         return (), [], ""
     if not reading.speaks and not reading.refused:
         problems.append(Problem(path, "has no line of NCCL that tells what is set: run with NCCL_DEBUG=INFO"))
+    elif (
+        reading.nccl_version
+        and not versions.at_least(versions.parse(reading.nccl_version), TEXTS_TOLD_SINCE)
+        and all(number.is_number(item.value or "") for item in reading.assignments)
+    ):
+        why = f"NCCL before {TEXTS_TOLD_SINCE} tells them only with NCCL_DEBUG_SUBSYS=INIT,ENV"
+        problems.append(Problem(path, f"names no variable that is a text (an interface, an HCA): {why}"))
     failed = [
         remark(
             item,

@@ -229,7 +229,10 @@ def _verdict(result: Examination) -> str:
         return f"! nothing wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
     if not result.looked_at:
         return f"? nothing could be read{unread}: no verdict"
-    return f"✓ nothing wrong{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
+    known = f", {infos} worth knowing" if infos else ""
+    if result.problems:
+        return f"? nothing wrong in what could be read{known}; {read}{unread}"
+    return f"✓ nothing wrong{known}; {read}"
 
 
 def _finding_lines(item: Remark, width: int) -> list[str]:

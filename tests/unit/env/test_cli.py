@@ -163,6 +163,22 @@ def test_lint_log_takes_the_version_from_it(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("release", "line", "status"),
+    [
+        ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.", 4),
+        ("2.7.8", "NCCL_SOCKET_IFNAME set by environment to eth0", 0),
+        ("2.16.5", "NCCL_IB_TIMEOUT set by environment to 22.", 0),
+    ],
+)
+def test_a_log_in_which_texts_are_not_told_is_no_pass(tmp_path: Path, release: str, line: str, status: int) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"NCCL version {release}+cuda11.0\ngpu01:1:2 [0] NCCL INFO {line}\n")
+    done = run("lint", "--log", str(log))
+    assert done.returncode == status and ("NCCL_DEBUG_SUBSYS=INIT,ENV" in done.stdout) == (status == 4)
+    assert done.stdout.startswith("? nothing wrong in what could be read" if status else "✓ nothing wrong;")
+
+
 def test_fix_shows_a_diff_and_writes_beside(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text("export NCCL_TIMEOUT=1800\npython a.py\n")
