@@ -283,6 +283,11 @@ def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms(
     assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
 
 
+def test_braces_of_envsubst_within_braces_of_yaml() -> None:
+    text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
+
+
 def test_every_document_of_a_yaml_file_is_read() -> None:
     """The nodes of a document are freed when the next one is made: their ids tell nothing any more."""
     one = "kind: {kind}\nspec:\n  env:\n  - name: NCCL_DEBUG\n    value: WARN\n  - name: A\n    value: b\n"
