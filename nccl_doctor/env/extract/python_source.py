@@ -88,6 +88,9 @@ class Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
+        fields = {_text(key): value for key, value in zip(node.keys, node.values, strict=True) if key is not None}
+        if "name" in fields and "value" in fields:
+            self._add(fields["name"], fields["value"], mapping=True)
         for key, value in zip(node.keys, node.values, strict=True):
             self._add(key, value, mapping=True)
             self._command(value, options=True)

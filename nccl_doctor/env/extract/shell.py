@@ -51,6 +51,7 @@ _WATCHED = _RESERVED | {"case", "esac", "set"}
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
 _CARRIES = frozenset({"-x", "-e", "--env", "-env", "-genv", "--genv", "--export-env", "-E"})
+_HANDS_ON = re.compile(r"(?:^|\s)(?:-[xe]|--env|-genv)\s+[A-Za-z_]")
 _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
 
@@ -91,8 +92,10 @@ class Reader:
             elif self.only_assignments:
                 self.only_assignments = bool(_ASSIGNS.match(words[-1]))
         kept = []
+        own = {item.name for item in self.found if item.value is None and item.how is not How.PLAIN}  # -x NAME="$NAME"
+        handed_on = own | self.exported
         for item in self.found:
-            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in self.exported):
+            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in handed_on):
                 item = msgspec.structs.replace(item, how=How.EXPORT, lost="")
             kept.append(item)
         return kept
@@ -181,7 +184,8 @@ class Reader:
             self._json(line, body)
         else:
             inner = Reader(body, self.file, line, self.scope, self.depth + 1)
-            self.found += inner.read()
+            arms = tuple((block, arm) for block, arm in self.blocks)
+            self.found += [msgspec.structs.replace(item, branch=(*arms, *item.branch)) for item in inner.read()]
             self.exported |= inner.exported
 
     def _comment(self, line: int, token: str) -> None:
@@ -240,7 +244,7 @@ class Reader:
             self._nested(printed[1], line, "")
         elif value.lstrip().startswith("{") and '":' in value:
             self._json(line, value)
-        elif value.lstrip().startswith("-"):
+        elif _HANDS_ON.search(value):
             self._options(line, self._line(line), ["mpirun", *value.split()])
 
     def _reserved(self, words: list[str]) -> list[str]:
@@ -370,7 +374,8 @@ class Reader:
             line, raw = word.line, self._line(word.line)
         arms = tuple((block, arm) for block, arm in self.blocks)
         if how in (How.PREFIX, How.OPTION) and self.number:
-            arms = (*arms, (0, self.number))  # what one command is given never meets what another one is given
+            command = self.first_line * 100_000 + self.number  # of all the texts of a file
+            arms = (*arms, (0, command))  # what one command is given never meets what another one is given
         self.found.append(
             Assignment(
                 name,

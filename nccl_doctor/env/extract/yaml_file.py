@@ -19,9 +19,9 @@ from nccl_doctor.env.extract import conf, env_file, shell
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
-# Helm and Jinja templates are not YAML before they are rendered. No expression reaches beyond where the next one begins,
+# Templates (Helm, Jinja, envsubst) are not YAML before they are rendered. No expression reaches beyond where the next one begins,
 # so that one that is never closed costs one pass.
-_TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\})|\{(?!%))*%\}")
+_TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\})|\{(?!%))*%\}|\$\{[^{}\n]*\}")
 _DIRECTIVE = re.compile(r"\{[{%]-?\s*([a-z]+)")
 _COMPUTED = "$TEMPLATE"  # stands where a template would fill something in
 _MAX_DEPTH = 200

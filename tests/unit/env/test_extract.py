@@ -120,6 +120,25 @@ def test_what_one_command_is_given_meets_exports_but_no_other_command() -> None:
     assert by["NCCL_NET"].meets(by["NCCL_IB_DISABLE"])
 
 
+def test_a_shell_variable_that_is_handed_on_by_its_own_name_reaches_the_job() -> None:
+    text = 'NCCL_ALGO="${NCCL_ALGO:-Ring}"\nNCCL_PROTO=LL\nmpirun -x NCCL_ALGO="$NCCL_ALGO" -x NCCL_NET=IB ./a\n'
+    found = {(item.name, item.value): bool(item.lost) for item in shell.read(text)}
+    assert found == {
+        ("NCCL_ALGO", "Ring"): False,
+        ("NCCL_PROTO", "LL"): True,
+        ("NCCL_ALGO", None): False,
+        ("NCCL_NET", "IB"): False,
+    }
+
+
+def test_commands_whose_output_is_kept_are_commands_of_their_own() -> None:
+    found = shell.read("a=$(NCCL_P2P_LEVEL=NVL ./a)\nif x; then\n  b=$(NCCL_P2P_DISABLE=1 ./a)\nfi\n")
+    assert pairs(found) == [("NCCL_P2P_LEVEL", "NVL", 1), ("NCCL_P2P_DISABLE", "1", 3)]
+    assert not found[0].meets(found[1])
+    inner = shell.read("if x; then\nbash -c 'export NCCL_NET=IB; ./a'\nelse\nexport NCCL_IB_DISABLE=1\nfi\n")
+    assert not inner[0].meets(inner[1])
+
+
 def test_here_documents() -> None:
     text = (
         "cat <<EOF > /etc/nccl.conf\nNCCL_DEBUG=WARN # c\nEOF\n"
@@ -138,7 +157,7 @@ def test_here_documents() -> None:
 
 def test_what_a_shell_variable_holds_for_later_is_read() -> None:
     text = (
-        'OPTIONS="-x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
+        'OPTIONS="timeout 9 -x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
         'ENV_JSON=\'{"env_vars": {"NCCL_PROTO": "LL"}}\'\n'
         'MORE="{\n  \\"env_vars\\": {\n    \\"NCCL_NET\\": \\"${NET}\\",\n  }\n}"\n'
         'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
@@ -264,6 +283,11 @@ def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms(
     assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
 
 
+def test_braces_of_envsubst_within_braces_of_yaml() -> None:
+    text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
+
+
 def test_every_document_of_a_yaml_file_is_read() -> None:
     """The nodes of a document are freed when the next one is made: their ids tell nothing any more."""
     one = "kind: {kind}\nspec:\n  env:\n  - name: NCCL_DEBUG\n    value: WARN\n  - name: A\n    value: b\n"
@@ -336,6 +360,7 @@ def test_python_command_lines_and_calls_that_set() -> None:
         'command = f"mpirun -np {n} -x NCCL_PROTO=LL -x NCCL_NET={net} ./a"\n'
         'note = "set NCCL_NTHREADS=64 if you like"\n'
         'V1EnvVar(name="NCCL_BUFFSIZE", value=str(4))\nset_env_var("NCCL_CROSS_NIC", "1")\n'
+        'env = [{"name": "NCCL_NSOCKS_PERTHREAD", "value": "2"}]\n'
         'os.getenv("NCCL_SHM_DISABLE", "1")\n'
     )
     assert pairs(python_source.read(text)) == [
@@ -345,6 +370,7 @@ def test_python_command_lines_and_calls_that_set() -> None:
         ("NCCL_NET", None, 2),
         ("NCCL_BUFFSIZE", "4", 4),
         ("NCCL_CROSS_NIC", "1", 5),
+        ("NCCL_NSOCKS_PERTHREAD", "2", 6),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from nccl_doctor.env import lint
-from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.assignments import Assignment, How, is_ours
 
 
 def said(variables: Mapping[str, str | None], nccl: str = "", torch: str = "", how: How = How.EXPORT) -> list[str]:
@@ -69,3 +69,68 @@ def test_values_by_release(name: str, value: str, nccl: str, expected: list[str]
 def test_empty_values_and_switches_of_pytorch(name: str, value: str, expected: list[str]) -> None:
     """PyTorch's getCvarBool and getCvarInt raise at an empty text; NCCL takes it for not set."""
     assert said({name: value}, torch="2.9.0") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "expected"),
+    [
+        # near a name that nobody reads either: what that one is told
+        ("NCCL_SOCKET_TIMEOUT_MS", How.EXPORT, ["fail timeout-does-nothing"]),
+        ("NCCL_IB_DEVICE", How.EXPORT, ["warn read-by-nobody"]),
+        ("NCCL_SOCKET_IFNAMES", How.EXPORT, ["fail misspelled"]),
+        # a script's own variable: it reaches no job, and means nothing to one
+        ("NCCL_TIMEOUT", How.PLAIN, []),
+        ("NCCL_USE_SNAP", How.EXPORT, ["warn read-by-nobody"]),
+        ("NCCL_STAGING_BUFFER_SIZE", How.EXPORT, []),
+    ],
+)
+def test_names(name: str, how: How, expected: list[str]) -> None:
+    assert said({name: "1800"}, how=how) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_version", "NCCL_INIT_SCRIPT", "NCCL_CONTAINER", "NCCL_TESTS_EXE", "NCCL_DEBUG_FLAGS"]
+)
+def test_names_of_scripts_are_nobody_s_business(name: str) -> None:
+    assert not is_ours(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("NCCL_IB_HCA", "ib", []),  # the prefix of ibp0 and its sisters
+        ("NCCL_IB_HCA", "ib0", ["fail hca-names-interface"]),
+        ("NCCL_IB_HCA", "mlx5", []),  # the prefix of all of them
+        ("NCCL_IB_HCA", "mlx5_1", ["info ifname-prefix"]),
+        ("NCCL_IB_HCA", "=mlx5_0,", ["warn ifname-blank"]),
+        ("NCCL_DEBUG_FILE", "/shared/nccl.log", ["warn shared-log"]),
+        ("NCCL_DEBUG_FILE", "/shared/nccl.%h.log", ["warn shared-log"]),
+        ("NCCL_DEBUG_FILE", "/shared/nccl.%h.%p.log", []),
+        ("NCCL_DEBUG_FILE", "/dev/stderr", []),
+        ("NCCL_IB_TIMEOUT", "16", ["warn outdated-value"]),
+        ("NCCL_IB_TIMEOUT", "18", ["info default-restated"]),
+        ("NCCL_IB_TIMEOUT", "22", []),
+        ("NCCL_IB_TIMEOUT", "10", []),  # never meant to raise it
+    ],
+)
+def test_lists_logs_and_limits(name: str, value: str, expected: list[str]) -> None:
+    assert said({name: value}, "2.28.9") == expected
+
+
+def test_in_a_container_there_is_seldom_a_docker0() -> None:
+    assert said({"NCCL_SOCKET_IFNAME": "^lo"}) == ["warn ifname-admits-docker"]
+    assert said({"NCCL_SOCKET_IFNAME": "^lo"}, how=How.YAML) == ["info ifname-admits-docker"]
+
+
+@pytest.mark.parametrize(
+    ("level", "subsystems", "expected"),
+    [
+        ("WARN", "ALL", ["info contradiction"]),
+        ("INFO", "ALL", ["warn leftover-debugging"]),
+        ("INFO", "INIT,coll", ["warn leftover-debugging"]),
+        ("INFO", "^COLL", []),
+        ("INFO", "INIT,NET", []),
+    ],
+)
+def test_subsystems_and_level(level: str, subsystems: str, expected: list[str]) -> None:
+    assert said({"NCCL_DEBUG": level, "NCCL_DEBUG_SUBSYS": subsystems}) == expected
