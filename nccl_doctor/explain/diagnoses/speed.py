@@ -260,13 +260,15 @@ def _carried(case: Case) -> float:
     host have no NVLink: then PCIe is what they wait for.
     """
     rates = [float(found[0]) / 8 for hit in case.hits("port-rate") if (found := _GBITS.findall(hit.text))]
-    adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     rows = case.hits("busbw-row")
-    if case.has("channel-shm", "tests-in-pairs") or any("PCIe" in hit.text for hit in case.hits("gpu-model")):
+    if not rates or not rows or case.has("channel-shm", "tests-in-pairs"):
         return 0.0
-    if not rows or not all(_REDUCED.search(row.text) for row in rows):
+    if any("PCIe" in hit.text for hit in case.hits("gpu-model")) or not all(
+        map(_REDUCED.search, (row.text for row in rows))
+    ):
         return 0.0
-    return min(rates, default=0.0) * min(adapters, _gpus_per_host(case))
+    adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
+    return min(rates) * min(adapters, _gpus_per_host(case))
 
 
 @diagnosis

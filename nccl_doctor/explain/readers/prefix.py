@@ -218,8 +218,8 @@ def is_of_a_service(text: str) -> bool:
 
 
 def is_glog_error(text: str) -> bool:
-    """Whether a line is an error, or the end of its program, by its level in the format of Google's logging."""
-    found = _GLOG.search(text, 0, 200)
+    """Whether a line is an error, or the end of its program, by its level as Google's programs write it."""
+    found = _GLOG.search(text, 0, 200) if ".cc:" in text else None
     return found is not None and found.group("level") in "EF"
 
 
