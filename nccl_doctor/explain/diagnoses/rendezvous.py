@@ -154,8 +154,8 @@ def no_launcher_and_no_mpi(case: Case) -> Iterable[Candidate]:
     Where mpirun or srun stands in the lines, MPI was meant, and what it lacks is what is missing.
     """
     asked = case.hits("deepspeed-no-launcher")
-    failed = [item.hit for item in case.summary.tracebacks if _NO_MPI.search(item.message)]
-    if asked and failed and not case.has("under-mpi"):
+    failed = [item.hit for item in case.summary.tracebacks if asked and _NO_MPI.search(item.message)]
+    if failed and not case.has("under-mpi"):
         title = "started without a launcher: DeepSpeed found none of its variables, and then looked for MPI in vain"
         yield Candidate("launch.env-missing", 0.88, title, [asked[0], failed[0]], *speakers(failed), final=True)
 
