@@ -447,3 +447,14 @@ def test_a_cause_is_not_told_again_as_worth_knowing() -> None:
         "env.bad-nccl-var.leftover-debugging"
     ]
     assert not got.causes[0].env  # switching off what is off is no advice
+
+
+def test_horovods_missing_ranks_are_named() -> None:
+    stall = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks"
+    )
+    got = explain_text(
+        f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
+    )
+    assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
