@@ -382,10 +382,10 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     line says."""
     hits = case.hits("horovod-stall")
     if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
-        rows = [row for row in case.hits("horovod-missing-table-rows") if _MISSING.search(row.text)]
+        rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
         told = [
             *(hit.groups["ranks"] for hit in case.hits("horovod-missing")),
-            *(_MISSING.findall(row.text)[0] for row in rows),
+            *(_STALLED_RANK.findall(row.text)[0] for row in rows),
         ]
         ranks = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
         who = f"rank {ranges(sorted(ranks))}" if ranks else "a part of the ranks"
@@ -393,7 +393,9 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], ranks)
 
 
-_MISSING = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+_STALLED_RANK = re.compile(
+    r"(?:^|[>:\s])(\d+)!?: \["
+)  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
 
 
 @diagnosis
