@@ -9,8 +9,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-MAX_NVLINKS = 18  # where pynvml does not tell NVML_NVLINK_MAX_LINKS (Hopper and Blackwell have 18)
-
 # field -> (call, arguments). The call's answer is stored as it is (text decoded); see also _STRUCTURES.
 _SIMPLE = (
     ("uuid", "nvmlDeviceGetUUID", ()),
@@ -285,7 +283,7 @@ def _fabric(asker: _Asker, handle: Any) -> None:
     gpu["fabric"] = None
     asker._refuse("not_supported", "fabric")
     for call, structure in (
-        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
     ):
         kind = getattr(nvml, structure, None)
@@ -330,7 +328,7 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
     scratch: Dict[str, Any] = {}
     probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
     links: List[Dict[str, Any]] = []
-    for link in range(getattr(asker.nvml, "NVML_NVLINK_MAX_LINKS", MAX_NVLINKS)):
+    for link in range(asker.nvml.NVML_NVLINK_MAX_LINKS):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
             if "state" in scratch["errors"]:

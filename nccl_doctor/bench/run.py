@@ -247,9 +247,11 @@ def choose_backend(prepared: Mapping[str, Prepared], wanted: str) -> tuple[str, 
         return "gloo", "asked for"
     if wanted == "nccl":
         if without_gpu:
-            raise CannotRun(f"--backend nccl: no GPU on {', '.join(without_gpu)}", tuple(without_gpu))
+            raise CannotRun(f"nccl was asked for: no GPU on {', '.join(without_gpu)}", tuple(without_gpu))
         if without_cuda:
-            raise CannotRun(f"--backend nccl: a CPU build of torch on {', '.join(without_cuda)}", tuple(without_cuda))
+            raise CannotRun(
+                f"nccl was asked for: a CPU build of torch on {', '.join(without_cuda)}", tuple(without_cuda)
+            )
         return "nccl", "asked for"
     if len(without_gpu) == len(prepared):
         return "gloo", "no host has a GPU"

@@ -47,6 +47,8 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     words: tuple[str, ...] = ()
     newer: dict[str, str] = {}  # words that came later: word -> first release
+    older: dict[str, str] = {}  # words that are gone: word -> last release
+    functions: tuple[str, ...] = ()  # what may stand before a colon: ``AllReduce:Ring``
     folds_case: bool = False
     trimmed_since: str = ""  # the release since which blanks around a word do no harm
     numbers: bool = False  # the old numbers are read besides the words

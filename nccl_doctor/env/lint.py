@@ -74,6 +74,10 @@ class Context(msgspec.Struct, frozen=True):
         """Whether the judged NCCL is this release or later."""
         return versions.at_least(knowledge.nccl_release(self.nccl_version), first)
 
+    def nccl_at_most(self, last: str) -> bool:
+        """Whether the judged NCCL is this release or earlier."""
+        return versions.at_most(knowledge.nccl_release(self.nccl_version), last)
+
 
 SingleRule = Callable[[Assignment, Answer, Context], Iterator[Remark]]
 

@@ -15,6 +15,8 @@ from nccl_doctor.findings.model import Severity
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
 _YES_NO = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
 
+_SILENCE = "an empty set of subsystems silences everything, WARN lines too"
+
 # What people take for the name of a network: NCCL_NET wants the name a network gives itself.
 _NOT_A_NETWORK = frozenset(
     {"ofi", "efa", "aws", "aws-ofi", "aws-ofi-nccl", "rdma", "roce", "infiniband", "tcp", "eth", "ethernet", "verbs"}
@@ -111,7 +113,9 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
     if item.how is How.LOG:
         return  # NCCL has printed what it made of it
     kind = variable.values.kind if variable.values else variable.type
-    if kind in ("word", "word-list", "tuning-list", "pattern"):
+    if not value:
+        trouble = _empty(variable)
+    elif kind in ("word", "word-list", "tuning-list", "pattern"):
         trouble = _words(variable, value, kind, context)
     elif kind in ("boolean", "bool"):
         trouble = _boolean(variable, value)
@@ -151,6 +155,25 @@ def _valid(variable: Variable) -> str:
     return f"Valid: {said}." if said else (variable.never or "Remove it.")
 
 
+def _by_getcvar(variable: Variable) -> bool:
+    """Whether PyTorch reads it with getCvarBool or getCvarInt, which raise at what they do not understand."""
+    return variable.of_torch and variable.name.startswith(("TORCH_NCCL_", "NCCL_", "TORCH_FR_"))
+
+
+def _empty(variable: Variable) -> str:
+    """Set but empty is the same as not set, but for a few."""
+    if variable.name == "NCCL_DEBUG_SUBSYS":
+        return _SILENCE
+    if variable.values is not None and variable.values.fatal and variable.of_torch:
+        return f"empty is none of its values; it {variable.values.otherwise}"
+    switch = variable.values.kind if variable.values else variable.type
+    return _raises(variable) if _by_getcvar(variable) and switch in ("boolean", "bool", "integer", "int") else ""
+
+
+def _raises(variable: Variable) -> str:
+    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+
+
 def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     values = variable.values
     if values is None:
@@ -158,22 +181,23 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     if kind == "pattern":
         flags = re.IGNORECASE if values.folds_case else 0
         return "" if re.fullmatch(values.pattern, value, flags) else f"{values.otherwise}"
-    if variable.name == "NCCL_DEBUG_SUBSYS" and value in ("", "^ALL", "^all"):
-        return "an empty set of subsystems silences everything, WARN lines too"
-    if not value:
-        return ""  # set but empty: the same as not set
+    if variable.name == "NCCL_DEBUG_SUBSYS" and value.upper() == "^ALL":
+        return _SILENCE
     if values.trimmed_since and context.nccl_at_least(values.trimmed_since):
         value = value.strip()
     entries = [value]
     if kind == "word-list":
         entries = value.removeprefix("^").split(",")
     elif kind == "tuning-list":
-        lists = [part.rsplit(":", 1)[-1] for part in value.split(";")]
-        entries = [entry for part in lists for entry in part.removeprefix("^").split(",")]
-    words = (*values.words, *(word for word, first in values.newer.items() if context.nccl_at_least(first)))
-    known = {word.casefold() if values.folds_case else word for word in words}
-    if variable.name == "NCCL_ALGO":
-        known.add("collnet")
+        lists = [part.rpartition(":") for part in value.split(";")]
+        functions = {name.casefold() for name in values.functions}
+        strange = [name for name, colon, _ in lists if colon and name.casefold() not in functions]
+        if strange:
+            return f"{strange[0]!r} is no operation; it {values.otherwise}"
+        entries = [entry for _, _, part in lists for entry in part.removeprefix("^").split(",")]
+    newer = [word for word, first in values.newer.items() if context.nccl_at_least(first)]
+    older = [word for word, last in values.older.items() if context.nccl_at_most(last)]
+    known = {word.casefold() if values.folds_case else word for word in (*values.words, *newer, *older)}
     bad = [entry for entry in entries if (entry.casefold() if values.folds_case else entry) not in known]
     if values.numbers:
         bad = [entry for entry in bad if not re.match(r"[0-9]", entry)]
@@ -184,14 +208,10 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
 
 
 def _boolean(variable: Variable, value: str) -> str:
-    if not variable.of_torch or not value or value.lower() in _YES_NO:
-        return ""
-    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES_NO else ""
 
 
 def _integer(variable: Variable, value: str, default: str, context: Context) -> str:
-    if not value:
-        return ""
     if not number.is_number(value):
         if variable.of_torch:
             return _torch_integer(variable, value)
@@ -223,7 +243,7 @@ def _torch_integer(variable: Variable, value: str) -> str:
     digits = re.match(r"\s*[+-]?[0-9]+", value)
     if digits:
         return f"read as {int(digits[0])}: PyTorch takes the digits at the start and ignores the rest"
-    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+    return _raises(variable)
 
 
 def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:

@@ -116,6 +116,8 @@ def _closed_first(case: Case) -> str:
     return ", ".join(hosts) if len(hosts) <= 3 else ""
 
 
+# What goes without the suspect: the same command tells in a minute whether it was that.
+_TRIALS = {"gpu.p2p": "NCCL_P2P_DISABLE=1", "sys.shm": "NCCL_SHM_DISABLE=1"}
 _SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
 
 
@@ -160,6 +162,8 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS:
+        yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "NCCL INFO"):  # any such line: what is missing was cut away, not switched off

@@ -155,7 +155,7 @@ class Case:
     def nodes(self) -> int:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
         told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
-        return max([*told, len(self.nccl_hosts)], default=0)
+        return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
 
     @functools.cached_property
     def between_hosts(self) -> bool:

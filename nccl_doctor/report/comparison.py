@@ -51,9 +51,10 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
 def _verdict(found: Comparison) -> Text:
     failing = [item for item in found.findings if item.change in NEW and item.severity is Severity.FAIL]
     if failing:
-        hosts = sorted({host for item in failing for host in item.hosts})
-        where = f" on {visible(fold(hosts))}" if hosts else ""
-        return Text("✗ NEW FAILURE", "bold red").append(f": {failing[0].id}{where}.", "bold")
+        first, *others = failing
+        where = f" on {visible(fold(first.hosts))}" if first.hosts else ""
+        more = f", and {len(others)} more below" if others else ""
+        return Text("✗ NEW FAILURE", "bold red").append(f": {first.id}{where}{more}.", "bold")
     if not found.compared:
         return Text("? NOTHING COMPARED", "bold yellow").append(": no host is in both.", "bold")
     if found.exit_code:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import blame
@@ -110,7 +111,8 @@ class RankOnHost:
 def short_run(fleet: Fleet) -> Iterator[Finding]:
     """A short all-reduce and all-gather over all hosts must give the right answer, in time.
 
-    One rank a host (gloo), or one a GPU (NCCL), with the Python that was named. Each stage of a job's start has its own
+    One rank a host (gloo), or one a GPU (NCCL), with the Python that was named; where that has no torch, with
+    nccl-doctor's own, if it is there, which is said. Each stage of a job's start has its own
     time limit: reaching the store, forming the process group, the first collective, each size. Where it ends without
     success, the rank that did not get as far as the others is named, with its stack and what it printed. Answers are
     compared with what they must be; the slowest pair of hosts is compared with the others, and where two hosts are all
@@ -127,14 +129,14 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         for host in fleet.hosts
         if Collectives.PROBE in host.facts.probes
     }
-    found = list(failures(facts, lost_hosts(probes), _owners(fleet)))
+    found = list(failures(facts, lost_hosts(probes), _addresses(fleet)))
     yield from found
     if not found and (absent := _absent(ranks_of(facts))):
         why = f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
         fleet.lack("collectives", why, *facts)
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
-    yield from _measured(facts)
+    yield from _measured(facts, _other_pythons(fleet, facts))
 
 
 def _torchless_machine(fleet: Fleet) -> None:
@@ -175,8 +177,14 @@ def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
     return [_bus_bandwidth(event) for event in _events(facts, "size")]
 
 
-def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
-    """What was measured and over what, for the record."""
+def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
+    """The Pythons that ran the ranks in the place of the examined ones."""
+    examined = {host.name: fact.python.executable for host in fleet.hosts if (fact := host.want(Software))}
+    return sorted({fact.python for name, fact in facts.items() if fact.python != examined.get(name, fact.python)})
+
+
+def _measured(facts: Mapping[str, Collectives], others: Sequence[str]) -> Iterator[Finding]:
+    """What was measured and over what, for the record; with ``others`` than the examined Pythons, if any."""
     evidence = []
     for event in _events(facts, "size"):
         item = _bus_bandwidth(event)
@@ -188,10 +196,11 @@ def _measured(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     fact = next(iter(facts.values()))
     used = sorted({item["interface"] or "?" for event in _events(facts, "path") for item in event["connections"]})
     over = f" over {', '.join(used)}" if used else ""
+    by = f"; with {few(others)}, not with the Python that was examined" if others else ""
     yield finding(
         "collectives.measured",
         Severity.INFO,
-        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why})",
+        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why}){by}",
         evidence,
         hosts=sorted(facts),
     )
@@ -203,23 +212,32 @@ def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
     return sorted(found, key=lambda item: item.end.rank)
 
 
-def _owners(fleet: Fleet) -> dict[str, str]:
-    """Address -> the host that has it; not those that several have (docker0)."""
-    owners: dict[str, set[str]] = {}
+def _addresses(fleet: Fleet) -> dict[str, list[str]]:
+    found = {}
     for host in fleet.hosts:
         names = host.want(Names)
-        for address in (host.facts.reach.address, *(names.addresses if names else ())):
-            owners.setdefault(address, set()).add(host.name)
+        found[host.name] = [host.facts.reach.address, *(names.addresses if names else ())]
+    return found
+
+
+def _owners(addresses: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Address -> the host that has it; not those that several have (docker0)."""
+    owners: dict[str, set[str]] = {}
+    for host, its in addresses.items():
+        for address in its:
+            owners.setdefault(address, set()).add(host)
     return {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
 
 
 def failures(
-    facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None, owners: Mapping[str, str] | None = None
+    facts: Mapping[str, Collectives],
+    lost: Mapping[str, str] | None = None,
+    addresses: Mapping[str, Iterable[str]] | None = None,
 ) -> Iterator[Finding]:
     """Why a run did not end well: the root only; nothing if every rank finished.
 
-    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``owners`` tells whose an
-    address is.
+    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``addresses`` are those of
+    each host.
     """
     ranks = ranks_of(facts)
     if lost:
@@ -230,7 +248,7 @@ def failures(
         return
 
     def unanswered(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
-        return _unanswered(ranks, bad, owners or {})
+        return _unanswered(ranks, bad, _owners(addresses or {}))
 
     own = (_setup, _died, _stopped, _wrong_first, _own_error)
     for judge in own if _absent(ranks) else (*own, unanswered, _stuck):
@@ -300,7 +318,9 @@ def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[E
             said = rank.text.splitlines()[0][:200] if rank.text else f"was in {rank.end.where.words}"
             groups.setdefault(said, []).append(rank)
     return [
-        members[0].evidence(f"{said} (rank{'s' if len(members) > 1 else ''} {_numbers(members)})", "other ranks")
+        members[0].evidence(said, "other ranks")
+        if len(members) == 1
+        else Evidence(f"{said} (ranks {_numbers(members)})", source="other ranks")
         for said, members in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
     ]
 
@@ -461,14 +481,14 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
     for culprit in blame(dict.fromkeys(asked, True)):
         calls = [call for pair in culprit.pairs for call in asked[pair]]
         stage = calls[0][0].end.where.stage
-        if culprit.direction == "pair":
+        if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
             title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
         elif culprit.direction == "out":
-            title = f"no connection from {culprit.hosts[0]} is answered"
+            title = f"no connection from {culprit.names} is answered"
         else:
-            title = f"{culprit.hosts[0]} answers no connection"
+            title = f"{culprit.names} answers no connection"
         shown = [rank.evidence(f"connect {place}: no answer (SYN_SENT)", "/proc/net/tcp") for rank, place in calls]
         yield finding(
             STUCK_IDS.get(stage, "collectives.stuck.measure"),
@@ -482,7 +502,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
                     f"nccl-doctor check --stage ports --stage connectivity -H '{fold({rank.host for rank in ranks})}'",
                 )
             ],
-            confidence=0.9 if culprit.direction == "pair" else 0.95,
+            confidence=0.95 if culprit.known_end else 0.9,
         )
 
 
@@ -602,17 +622,18 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
             for a, b in pairs[:6]
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
-        if len(culprit.hosts) == 2:
+        if not culprit.known_end:
             if min(rates.get(pair, rates.get(pair[::-1], 0.0)) for pair in culprit.pairs) >= SLOW_PAIR_SHARE * typical:
                 continue
             yield _slow_pair(
+                culprit.names,
                 culprit.hosts,
                 f"only the exchange between them is slow: {rate(_median(sorted(good)))} for the other pairs (median)",
-                [*quoted, Evidence("both are as fast as others with other hosts", source="exchange of host pairs")],
+                [*quoted, Evidence("each is as fast as others with other hosts", source="exchange of host pairs")],
                 Fix(
-                    "look at what lies between these two alone",
-                    f"traceroute -n {shell_word(culprit.hosts[1])}",
-                    host=culprit.hosts[0],
+                    "look at what lies between them alone",
+                    f"traceroute -n {shell_word(culprit.pairs[0][1])}",
+                    host=culprit.pairs[0][0],
                 ),
             )
             continue
@@ -621,7 +642,7 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
-            f"every exchange with {culprit.hosts[0]} is slow: {best} at best, and {others}",
+            f"every exchange with {culprit.names} is slow: {best} at best, and {others}",
             quoted,
             hosts=culprit.hosts,
             confidence=0.9,
@@ -644,6 +665,7 @@ def _lone_pair(
     else:
         return
     yield _slow_pair(
+        " and ".join(pair),
         pair,
         f"{why}; two hosts cannot tell which of them, or what lies between, is slow",
         [Evidence(f"{pair[0]} <-> {pair[1]}: {rate(gbs)}", source="exchange of host pairs"), proof],
@@ -654,11 +676,11 @@ def _lone_pair(
     )
 
 
-def _slow_pair(hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
+def _slow_pair(names: str, hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
     return finding(
         "collectives.slow-pair",
         Severity.WARN,
-        f"{hosts[0]} and {hosts[1]} exchange slowly: {why}",
+        f"{names} exchange slowly: {why}",
         evidence,
         hosts=sorted(hosts),
         fixes=[fix],

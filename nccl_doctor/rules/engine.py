@@ -12,7 +12,7 @@ import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Finding, Severity, Unknown, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -78,6 +78,20 @@ class Host:
             return self.need(kind)
         except MissingFact:
             return None
+
+    def finding(
+        self,
+        id: str,
+        severity: Severity,
+        title: str,
+        proof: Evidence | tuple[str, str],
+        *fixes: Fix,
+        explains: tuple[str, ...] = (),
+    ) -> Finding:
+        """A finding about this host alone, with one proof (text and source); a command of its fixes is for this host."""
+        evidence = proof if isinstance(proof, Evidence) else Evidence(*proof, host=self.name)
+        here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
+        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, explains=explains)
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""

@@ -97,7 +97,9 @@ def examine(bundle: Bundle) -> Hang:
     if causes:
         first = causes[0]
         more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
-        return _answer(bundle, "held", f"{fold(first.hosts)}: {first.title}{more}", jobs, report)
+        where = fold(first.hosts)
+        told = first.title if first.title.startswith(f"{where} ") else f"{where}: {first.title}"
+        return _answer(bundle, "held", told + more, jobs, report)
     if not jobs:
         where = fold(launcher.host for launcher in waiting)
         return _answer(

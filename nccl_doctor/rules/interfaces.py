@@ -281,7 +281,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
             by_peer.setdefault(attempt.peer, []).append(attempt)
     told: set[tuple[str, str]] = set()
     for network, culprit in _cut_off(seen, tried, shared, reach):
-        (host,) = culprit.hosts
+        host = culprit.host
         lost = [
             attempt for attempt in tried if not attempt.ok and (attempt.source, attempt.peer) in culprit.pairs
             and _lies_in(attempt.address, network)
@@ -347,7 +347,7 @@ def _cut_off(
             links[pair] = links.get(pair, False) or not attempt.ok
     for network, links in sorted(measured.items()):
         for culprit in blame(links) if not all(links.values()) else ():
-            if culprit.direction in ("out", "both") and other_way.intersection(culprit.pairs):
+            if culprit.host and culprit.direction != "in" and other_way.intersection(culprit.pairs):
                 yield network, culprit
 
 
@@ -474,7 +474,7 @@ def choice(fleet: Fleet) -> Iterator[Finding]:
     elif advised.works and any(one.loopback for item in seen.values() if item.gloo for one in item.gloo.addresses):
         outcome = "; NCCL needs nothing set"  # Gloo does: a finding of its own says so
     elif advised.works:
-        outcome = "; nothing needs setting"
+        outcome = ""  # the report says what needs setting, of all findings together
     else:
         outcome = "; no NCCL_SOCKET_IFNAME is known to help: no network has an address of every host that peers reach"
     yield finding(

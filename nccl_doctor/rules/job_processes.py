@@ -26,6 +26,8 @@ from nccl_doctor.rules.ranks import (
     RunningJob,
     jobs_of,
     local_world,
+    told_local_world,
+    told_world,
 )
 from nccl_doctor.rules.units import duration
 
@@ -111,8 +113,9 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
 
     A rank that died without its launcher's notice (killed for want of memory, a segmentation fault under ``srun
     --no-kill``, a container that ended) leaves the others in a collective until their time-out. It is gone where other
-    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``). A host without any rank is told where
-    the job is known to need one more. All others that were not found are unknown: their hosts were not named, or not read.
+    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``, or what Open MPI or Slurm says). A host
+    without any rank is told where the job is known to need one more. All others that were not found are unknown: their
+    hosts were not named, or not read.
     """
     fleet.every(Job)
     for job in jobs_of(fleet):
@@ -141,7 +144,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
 
 def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
     here = [rank for rank in job.ranks.values() if rank.host == host]
-    found = f"LOCAL_WORLD_SIZE={local_world(here[0].process)}, and only {ranks_of(here)} found"
+    found = f"{told_local_world(here[0].process)}, and only {ranks_of(here)} found"
     killed = [line for known in fleet.hosts if known.name == host for line in logged(known, job, KILLED)]
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
@@ -166,8 +169,11 @@ def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet)
 
 def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
     """Hosts without a rank, in a job that needs as many hosts more."""
-    each = local_world(next(iter(job.ranks.values())).process)
-    text = f"no process bears a rank; WORLD_SIZE={job.world} at {each} a host needs {job.hosts_wanted} hosts"
+    one = next(iter(job.ranks.values())).process
+    text = (
+        f"no process bears a rank; {told_world(one)} at {local_world(one)} a host ({told_local_world(one)}) "
+        f"needs {job.hosts_wanted} hosts"
+    )
     return finding(
         "hang.rank-gone.host",
         Severity.FAIL,

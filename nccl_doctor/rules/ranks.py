@@ -11,6 +11,8 @@ from nccl_doctor.explain import ras
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Connection, Job, Process, RasAnswer
 from nccl_doctor.facts.model import Plan
+from nccl_doctor.inventory import slurm
+from nccl_doctor.inventory.names import BadName
 from nccl_doctor.rules.doing import Doing, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, Host
 
@@ -18,6 +20,7 @@ _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _LOOPBACK = ("localhost", "127.", "::1")
 SURELY = ("collective", "store")
 HEARTBEAT_BYTES_PER_S = 2048  # on one connection
@@ -111,8 +114,17 @@ class RunningJob(msgspec.Struct, frozen=True):
 
     @property
     def data_links(self) -> list[Link]:
-        """The established connections between ranks that were found, but for those of the store."""
-        return [link for link in self.links if link.peer and not link.store and link.connection.state == "ESTABLISHED"]
+        """The established connections between ranks that were found, but for those of the store.
+
+        No variable tells its port where the program gives it (``init_method="tcp://..."``): what moves while one end only
+        waits for the store, at both looks, is its asking, too.
+        """
+        return [
+            link
+            for link in self.links
+            if link.peer and not link.store and link.connection.state == "ESTABLISHED"
+            and not (link.connection.moved_bytes and (_only_asks(link.rank) or _only_asks(link.peer)))
+        ]  # fmt: skip
 
     @property
     def devices(self) -> frozenset[str]:
@@ -199,7 +211,32 @@ def local_rank(process: Process) -> int | None:
 
 def local_world(process: Process) -> int | None:
     """How many ranks its host has."""
-    return first_of(process, _LOCAL_WORLD)
+    return first_of(process, _LOCAL_WORLD) or _slurm_tasks(process)
+
+
+def _slurm_tasks(process: Process) -> int | None:
+    """How many tasks Slurm has started on its host, where each is a rank: else a task has started the ranks itself."""
+    task, number, node = (first_of(process, names) for names in (("SLURM_PROCID",), _RANK, ("SLURM_NODEID",)))
+    try:
+        counts = slurm.tasks_per_node(process.environment.get(_SLURM_TASKS, ""))
+    except BadName:
+        return None
+    each_is_one = task == number and sum(counts) == first_of(process, _WORLD)
+    return counts[node] if each_is_one and node is not None and node < len(counts) else None
+
+
+def told_local_world(process: Process) -> str:
+    """The variable that says how many ranks its host has, as it stands."""
+    return _as_it_stands(process, (*_LOCAL_WORLD, _SLURM_TASKS))
+
+
+def told_world(process: Process) -> str:
+    """The variable that says how many ranks there are, as it stands."""
+    return _as_it_stands(process, _WORLD)
+
+
+def _as_it_stands(process: Process, names: Iterable[str]) -> str:
+    return next((f"{name}={process.environment[name]}" for name in names if name in process.environment), "")
 
 
 def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
@@ -381,6 +418,10 @@ def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:
             peer = ends.get((loopback, connection.peer, connection.local))
             found.append(Link(rank, peer, connection, store))
     return tuple(found)
+
+
+def _only_asks(rank: Rank) -> bool:
+    return rank.stays and rank.now.kind == "store"
 
 
 def cpu_between(process: Process) -> float | None:

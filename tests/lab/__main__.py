@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from . import faults
 from .lab import Lab, LabError, missing_requirements, standing
+
+PREFIX = "lab"
 
 
 def up(arguments: argparse.Namespace) -> None:
@@ -18,10 +21,11 @@ def up(arguments: argparse.Namespace) -> None:
     print(f"  hostfile   {lab.hostfile}")
     print(f"  check      {run} nccl-doctor check --hosts {lab.hostfile}")
     print(f"  shell      {run}            (then: ssh gpu01, nccl-doctor check --hosts {lab.hostfile})")
+    which = "" if arguments.prefix == PREFIX else f" --prefix {arguments.prefix}"
     print("  faults     python -m tests.lab faults")
-    print("  break it   python -m tests.lab fault port-dropped gpu02")
-    print("  mend it    python -m tests.lab clear")
-    print("  remove     python -m tests.lab down")
+    print(f"  break it   python -m tests.lab fault port-dropped gpu02{which}")
+    print(f"  mend it    python -m tests.lab clear{which}")
+    print(f"  remove     python -m tests.lab down{which}")
 
 
 def down(arguments: argparse.Namespace) -> None:
@@ -58,13 +62,13 @@ def list_faults(_: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
-    top.set_defaults(call=up, hosts=4, prefix="lab", subnet="10.77.0.0/24", python=sys.executable)
+    top.set_defaults(call=up, hosts=4, prefix=PREFIX, subnet="10.77.0.0/24", python=sys.executable)
     commands = top.add_subparsers(metavar="COMMAND")
 
-    def add(name: str, call: object, help: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help)
+    def add(name: str, call: object, help: str = "") -> argparse.ArgumentParser:
+        command = commands.add_parser(name, **({"help": help} if help else {}))  # without: for programs, and not listed
         command.set_defaults(call=call)
-        command.add_argument("--prefix", default="lab", help="the lab's name (default: lab)")
+        command.add_argument("--prefix", default=PREFIX, help="the lab's name (default: lab)")
         return command
 
     build = add("up", up, "build a lab that stands until `down` (the default command)")
@@ -72,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--subnet", default="10.77.0.0/24")
     build.add_argument("--python", default=sys.executable, help="what python3 is on the hosts (default: this one)")
     add("down", down, "remove it")
-    add("reap", reap, argparse.SUPPRESS)
+    add("reap", reap)
     add("list", list_labs, "the labs of this machine")
     add("faults", list_faults, "the faults there are")
     apply = add("fault", fault, "apply a fault")
@@ -98,6 +102,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ``faults | head``
     if os.environ.get("PYTHONSAFEPATH"):
         print("lab: run from the project's top directory, without -P", file=sys.stderr)
     sys.exit(main())

@@ -153,7 +153,7 @@ def test_a_standing_lab_by_hand(lab: Lab) -> None:
         again = by_hand("up", "--prefix", prefix)
         assert again.returncode == 2 and "stands already" in again.stderr
         standing_lab = Lab.attach(prefix)
-        assert str(standing_lab.hostfile) in built.stdout
+        assert str(standing_lab.hostfile) in built.stdout and f"down --prefix {prefix}" in built.stdout
         runner = str(standing_lab.directory / "lab-run")
         done = subprocess.run([runner, "ssh", "gpu02", "hostname"], capture_output=True, text=True, timeout=20)
         assert done.stdout.strip() == "gpu02", done.stderr
@@ -166,6 +166,15 @@ def test_a_standing_lab_by_hand(lab: Lab) -> None:
     finally:
         by_hand("down", "--prefix", prefix)
     assert prefix not in standing() and not list(NETNS.glob(f"{prefix}-*"))
+
+
+def test_a_reader_of_the_faults_may_leave() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        words = [sys.executable, "-m", "tests.lab", "faults"]
+        done = subprocess.run(words, cwd=PROJECT, stdout=closed, stderr=subprocess.PIPE, timeout=60)
+    assert not done.stderr
 
 
 # -- the way in

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -312,3 +313,43 @@ def test_hosts_are_reached_through_srun_from_within_a_step(lab: Lab, slurm: dict
     done = command(lab, directory, *step, *through, "--stage", "system", "--format", "json")
     report = json.loads(done.stdout)
     assert (report["verdict"], report["reached"]) == ("healthy", ["gpu01", "gpu02"]), (report, done.stderr)
+
+
+HANGING = """
+import os, sys, time, torch, torch.distributed as dist
+rank, what = int(os.environ["SLURM_PROCID"]), sys.argv[1]
+if (rank, what) == (2, "ends"):
+    sys.exit(3)
+dist.init_process_group("gloo", "tcp://" + sys.argv[2], rank=rank, world_size=int(os.environ["SLURM_NTASKS"]))
+def evaluate():
+    time.sleep(3600)
+if rank == 2:
+    evaluate()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize(("what", "id"), [("sleeps", "hang.elsewhere"), ("ends", "hang.rank-gone.host")])
+def test_hang_finds_the_ranks_of_srun(lab: Lab, slurm: dict[str, str], what: str, id: str) -> None:
+    """No variable but Slurm's: the program gives rank, world and the store's port itself. Rank 2 does not come."""
+    directory = Path(slurm["LAB_SLURM"])
+    (directory / "train.py").write_text(HANGING)
+    options = ["--nodes=3", "--nodelist=gpu[01-03]", "--ntasks=3", "--kill-on-bad-exit=0"]
+    words = ["srun", *options, sys.executable, "train.py", what, f"{lab.address('gpu01')}:29611"]
+    step = lab.spawn("controller", ["env", f"--chdir={directory}", f"SLURM_CONF={slurm['SLURM_CONF']}", *words])
+    told: list[dict[str, Any]] = []
+
+    def held() -> bool:
+        done = lab.run(
+            ["nccl-doctor", "hang", "-H", "gpu[01-03]", "--interval", "0.5", "--job", "slurm:1.0", "--format", "json"]
+        )
+        told.append(json.loads(done.stdout))
+        return [item["id"] for item in told[-1]["findings"][:1]] == [id]
+
+    try:
+        machine.wait_for(held, id, 60)
+    finally:
+        machine.end([step])
+    (found, *rest), (job,) = told[-1]["findings"], told[-1]["jobs"]
+    assert found["hosts"] == ["gpu03"] and [place["rank"] for place in found["places"]] == [2]
+    assert told[-1]["verdict"] == "held" and job["world"] == 3 and all(item["folded_under"] for item in rest)

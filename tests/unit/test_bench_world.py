@@ -120,7 +120,8 @@ def test_other_types_and_operations_and_what_gloo_refuses() -> None:
     )
     assert all(end.finished for end in fact.ranks), fact.ranks[0].output
     refused = [item for item in results.skips if item.collective == "allreduce"]
-    assert len(refused) == 1 and "gloo does not do this" in refused[0].reason
+    assert [item.size for item in refused] == [5000, 10000]  # each size that was asked for is told
+    assert all("gloo does not do this" in item.reason for item in refused)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -378,6 +379,15 @@ def test_no_silent_world_of_one(env: dict[str, str], words: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2 and words in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--ranks-per-host", "3"), "3 ranks a host were asked for"), (("--master-port", "29501"), "is for mpirun")],
+)
+def test_what_the_launcher_decides_is_not_asked_for_in_vain(options: tuple[str, str], words: str) -> None:
+    done = mpirun(2, "allreduce", "--sizes", "4K", "--iters", "3", *options)
+    assert done.returncode and words in done.stdout + done.stderr
 
 
 def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:

@@ -270,6 +270,20 @@ def test_a_host_without_torch_is_unknown_never_passed() -> None:
     assert unknown.hosts == ("h2",) and "/usr/bin/python3" in unknown.why and "--python" in unknown.why
 
 
+def test_ranks_of_another_python_than_the_examined_one_are_told() -> None:
+    size = {"event": "size", "collective": "allreduce", "size": 4, "rank_means_us": [1.0, 1.0], "wrong": [0, 0]}
+    facts = world(end(0, "end", **FINISHED), end(1, "end", **FINISHED), events=(size,))
+    for examined, told in (("/opt/python", False), ("/usr/bin/python3", True)):
+        python = {"version": "3.11", "executable": examined}
+        software = ProbeResult(Outcome.OK, {"python": python, "distributions": {}, "nccl": [], "driver": {}})
+        found = bundle(**{name: ok(fact) for name, fact in facts.items()})
+        hosts = tuple(
+            msgspec.structs.replace(host, probes={**host.probes, "software": software}) for host in found.hosts
+        )
+        (note,) = short_run(msgspec.structs.replace(found, hosts=hosts)).findings
+        assert ("with /opt/python, not with the Python that was examined" in note.title) == told
+
+
 def test_nothing_measured_is_unknown_everywhere() -> None:
     gap = ProbeResult(Outcome.NOT_RUN, None, "no host has a Python with torch")
     result = short_run(bundle(h0=gap, h1=gap))

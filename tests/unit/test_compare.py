@@ -242,7 +242,7 @@ def test_command_prints_and_exits(tmp_path: Path) -> None:
     good_file, bad_file = saved(tmp_path, "a.ndb", rich_fleet()), saved(tmp_path, "b.ndb", bad)
     run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file])
     assert run.exit_code == 11
-    assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02" in run.output
+    assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02." in run.output
     assert "\x1b" not in run.output and "\u202e" not in run.output
     run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file, "--format", "json"])
     document = json.loads(run.output)
@@ -276,6 +276,14 @@ def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch:
     (tmp_path / "site.yaml").write_text(f"shm.fail: {40 * GIB}\nshm.warn: {40 * GIB}\n")
     run = CliRunner().invoke(cli.app, [*words, "--thresholds", "site.yaml"])
     assert run.exit_code == 11 and "NEW FAILURE: sys.shm.too-small on gpu02" in run.output
+
+
+def test_of_several_new_failures_the_first_is_told_with_its_own_hosts(tmp_path: Path) -> None:
+    bad = rich_fleet()
+    bad.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu02", "line": 2}
+    bad.probes["gpu03"]["system"]["shm"] = msgspec.to_builtins(SharedMemory(True, 32 << 20, 32 << 20))
+    run = CliRunner().invoke(cli.app, ["diff", saved(tmp_path, "a", rich_fleet()), saved(tmp_path, "b", bad)])
+    assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02, and 1 more below." in run.output
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,19 @@ def test_where_something_moves_nobody_is_accused(spoil: Callable[[Any], None]) -
     assert "no proof" in answer.sentence
 
 
+def test_what_moves_while_a_rank_asks_the_store_is_no_movement() -> None:
+    """The program gives the store's port (``init_method="tcp://..."``), and rank 3 has not come."""
+    start = [("init_process_group", BARRIER[0][1], 1892), ("<module>", "/job/train.py", 16)]
+    ranks = [process(rank, OWN if rank == 3 else start) for rank in range(4)]
+    asking = _connection(1, 0, moved_bytes=9_000, received_ago_ms=3, sent_ago_ms=3)
+    ranks[1]["connections"] = [asking]
+    ranks[0]["connections"] = [{**asking, "local": asking["peer"], "peer": asking["local"]}]
+    found = first(examine(bundle(*ranks)))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    ranks[1]["stacks"] = ranks[0]["stacks"] = [stacks(REDUCE)] * 2  # who is in a collective sends data
+    assert examine(bundle(*ranks)).verdict == "moves"
+
+
 SYNC = [
     ("step", "/job/train.py", 22),
     ("<module>", "/job/train.py", 40),
@@ -436,9 +449,40 @@ def test_ranks_of_hosts_that_were_not_named_are_unknown_and_not_gone() -> None:
 
 
 def test_a_host_without_any_rank_where_the_job_needs_one_more() -> None:
-    found = first(examine(bundle(*four()[:2])))
-    assert found.id == "hang.rank-gone.host" and found.hosts == ("gpu02",)
-    assert [place.rank for place in found.places] == [2, 3] and "WORLD_SIZE=4 at 2 a host" in found.evidence[0].text
+    answer = examine(bundle(*four()[:2]))
+    found = first(answer)
+    assert found.id == "hang.rank-gone.host" and found.hosts == ("gpu02",) and answer.sentence.startswith("gpu02 has ")
+    assert [place.rank for place in found.places] == [2, 3]
+    assert "WORLD_SIZE=4 at 2 a host (LOCAL_WORLD_SIZE=2)" in found.evidence[0].text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "ranks", "id"),
+    [
+        ("2(x2)", (0, 1, 3), "hang.rank-gone"),
+        ("2(x2)", (0, 1), "hang.rank-gone.host"),
+        ("1(x2)", (0, 1, 3), ""),  # each task has started ranks of its own
+        ("", (0, 1, 3), ""),
+        ("2(x2", (0, 1, 3), ""),
+    ],
+)
+def test_slurm_says_how_many_ranks_a_host_has_where_each_task_is_one(
+    tasks: str, ranks: tuple[int, ...], id: str
+) -> None:
+    found = [process(rank) for rank in ranks]
+    for item in found:
+        rank = int(item["environment"]["RANK"])
+        item["environment"] = {
+            "RANK": str(rank), "SLURM_PROCID": str(rank), "SLURM_NTASKS": "4", "SLURM_LOCALID": str(rank % 2),
+            "SLURM_JOB_ID": "7", "SLURM_NODEID": str(rank // 2), "SLURM_STEP_TASKS_PER_NODE": tasks,
+        }  # fmt: skip
+    answer = examine(bundle(*found))
+    if not id:
+        assert not [item for item in answer.report.findings if item.id.startswith("hang.rank-gone")]
+        assert any("of job slurm:7" in gap.what for gap in answer.report.unknown)
+        return
+    gone = first(answer)
+    assert gone.id == id and gone.hosts == ("gpu02",) and "SLURM_STEP_TASKS_PER_NODE=2(x2)" in gone.evidence[0].text
 
 
 def test_processes_of_others_that_may_not_be_read_do_not_hide_a_rank_of_ours() -> None:

@@ -355,3 +355,14 @@ def test_what_another_user_may_not_read_is_counted_and_not_guessed(start: Start)
         pytest.skip("another user may not read this checkout")
     told = msgspec.convert(json.loads(done.stdout), Job)
     assert told.refused.count >= 1 and rank.pid not in [item.pid for item in told.processes]
+
+
+def test_a_rank_that_ends_under_py_spy_has_ended_and_another_failure_is_quoted(tmp_path: Path) -> None:
+    py_spy = tmp_path / "py-spy"
+    py_spy.write_text("#!/bin/sh\necho 'Error: Failed to get process executable name.' >&2\nexit 1\n")
+    py_spy.chmod(0o755)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    told = stacks.take(str(py_spy), [gone.pid, os.getpid()])
+    assert (told[gone.pid]["outcome"], told[os.getpid()]["outcome"]) == ("ended", "failed")
+    assert str(gone.pid) in told[gone.pid]["detail"] and "executable name" in told[os.getpid()]["detail"]

@@ -59,9 +59,9 @@ def test_without_facts_no_host_passes(rule: str) -> None:
     assert not result.passed and result.unknown
 
 
-def test_choice_says_that_nothing_needs_setting() -> None:
+def test_choice_names_the_interface_and_leaves_what_needs_setting_to_the_report() -> None:
     note = only(run("interfaces.choice", fleet(BOND)))
-    assert "bond0" in note.title and "nothing needs setting" in note.title and not note.env
+    assert "bond0" in note.title and "set" not in note.title and not note.env
 
 
 def test_wrong_name_in_nccl_conf_is_quoted_with_its_line() -> None:
@@ -336,15 +336,26 @@ def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:
     assert not result.findings and result.unknown[0].hosts == ("a",)
 
 
-def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() -> None:
-    sysctls = {**system().sysctls, "net.ipv4.conf.all.rp_filter": "1"}
-    twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
-    strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
-    unread = run("interface_links.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
-    assert not unread.passed and unread.unknown
-    single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", single)) == []
+@pytest.mark.parametrize(
+    ("overall", "own", "said"),
+    [("1", "0", "strict"), ("0", "1", "strict"), ("0", "0", "pass"), ("2", "1", "pass"), ("1", "2", "pass"),
+     ("2", None, "pass"), ("0", None, "unknown"), ("1", None, "unknown"), (None, "0", "unknown")],
+)  # fmt: skip
+def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network(
+    overall: str | None, own: str | None, said: str
+) -> None:
+    values = {"all": overall, "eth0": own, "eth1": own}
+    rest = {name: value for name, value in system().sysctls.items() if "rp_filter" not in name}
+    sysctls = {**rest, **{f"net.ipv4.conf.{name}.rp_filter": value for name, value in values.items() if value}}
+
+    def judged(*addresses: str) -> engine.RuleResult:
+        facts = {"interfaces": interfaces(*addresses), "system": system(sysctls=sysctls)}
+        return run("interface_links.reverse_path_filter", {"a": facts})
+
+    result = judged("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
+    assert ids(result) == ([("net.rp-filter.strict", ("a",))] if said == "strict" else [])
+    assert bool(result.unknown) == (said == "unknown") and bool(result.passed) == (said == "pass")
+    assert judged("eth0/10.0.0.1/24").passed
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
@@ -409,6 +420,34 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     hosts = fleet(BOND)
     hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
     assert run("interfaces.unreachable", hosts).unknown
+
+
+def limited(*outcomes: tuple[str, int]) -> engine.RuleResult:
+    """a's connects to b's data0: outcome and attempts; b answered c late, and all reach b's eth0."""
+    hosts = fleet({name: interfaces(*TWO_NETWORKS[name]) for name in "abc"})
+    for name in "abc":
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != name]
+        hosts[name]["links"] = links(*((peer, f"10.{net}.0.{at}", "ok") for net in (0, 9) for peer, at in others))
+    of_c = hosts["c"]["links"]["links"]
+    of_c[0 if of_c[0]["peer"] == "b" else 1]["attempts"] = 2
+    of_a = [link for link in hosts["a"]["links"]["links"] if link["address"] != "10.9.0.2"]
+    data = {"peer": "b", "address": "10.9.0.2", "purpose": "chosen-interface"}
+    of_a += [{**data, "port": 41000 + n, "outcome": o, "attempts": tries} for n, (o, tries) in enumerate(outcomes)]
+    hosts["a"]["links"] = {"links": of_a}
+    return run("interfaces.unreachable", hosts)
+
+
+def test_a_connect_in_doubt_has_neither_failed_nor_passed() -> None:
+    found = limited(("timed-out", 1))
+    assert not found.findings and "b" not in found.passed
+    assert [(gap.what, gap.hosts) for gap in found.unknown] == [("connects from a", ("b",))]
+    assert only(limited(("timed-out", 9))).id == "net.wrong-interface.unreachable"  # it was tried again, alone
+
+
+def test_an_address_that_answers_on_one_port_is_reached() -> None:
+    """What the other port lacks is the ports stage's finding."""
+    assert not limited(("timed-out", 9), ("ok", 1)).findings
+    assert not limited(("ok", 1), ("timed-out", 9)).findings
 
 
 TWO_NETWORKS = {name: (f"data0/10.9.0.{i}/24", f"eth0/10.0.0.{i}/24") for i, name in enumerate("abcd", 1)}

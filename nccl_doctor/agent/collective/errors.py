@@ -2,6 +2,18 @@
 
 import contextlib
 import re
+from typing import List, Optional
+
+
+class PlannedError(Exception):
+    """A failure with a known kind: ``torch-missing``, ``backend-missing``, ``store``, ``world`` ...
+
+    ``missing`` are the ranks that never came, where that is the failure.
+    """
+
+    def __init__(self, kind: str, text: str, missing: Optional[List[int]] = None) -> None:
+        super().__init__(text)
+        self.kind, self.missing = kind, missing
 
 
 def available_memory() -> int:

@@ -13,7 +13,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence
 
-from nccl_doctor.agent.probing import run_command
+from nccl_doctor.agent.probing import read_text, run_command
 
 LIMIT_S = 8.0  # of one process
 FRAMES = 40  # innermost ones kept of each thread
@@ -94,6 +94,8 @@ def _argv(program: str, pid: int) -> List[str]:
 
 def _one(program: str, pid: int) -> Dict[str, Any]:
     result = run_command(_argv(program, pid), limit_s=LIMIT_S, limit_bytes=4 << 20)
+    if result.outcome != "ok" and _has_ended(pid):
+        return {"outcome": "ended", "detail": "pid %d ended while it was looked at" % pid, "threads": []}
     if result.outcome != "ok":
         denied = "ermission" in result.stderr or "EPERM" in result.stderr
         return {"outcome": "not-permitted" if denied else result.outcome, "detail": result.detail, "threads": []}
@@ -103,6 +105,10 @@ def _one(program: str, pid: int) -> Dict[str, Any]:
         return {"outcome": "failed", "detail": "py-spy's answer: %s: %s" % (type(error).__name__, error), "threads": []}
     threads.sort(key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not item["active"]))
     return {"outcome": "ok", "detail": "", "threads": threads[:THREADS]}
+
+
+def _has_ended(pid: int) -> bool:
+    return (read_text("/proc/%d/stat" % pid, 4096) or "").rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
 
 
 def _thread(item: Dict[str, Any]) -> Dict[str, Any]:

@@ -175,7 +175,10 @@ class Reader:
         if written and written[1].endswith("nccl.conf"):
             self.found += conf.read(body, written[1], self.scope + "#" + written[1], self.file, line)
         elif re.match(r"(?:\S*/)?python[0-9.]*\b", command):
-            self.found += python_source.read(body, self.file, line, self.scope)
+            with contextlib.suppress(SyntaxError):  # the shell may fill in what makes it Python
+                self.found += python_source.read(body, self.file, line, self.scope)
+        elif body.lstrip().startswith("{") and '":' in body:
+            self._json(line, body)
         else:
             inner = Reader(body, self.file, line, self.scope, self.depth + 1)
             self.found += inner.read()
@@ -197,6 +200,7 @@ class Reader:
         before: list[str] = []
         while words and _ASSIGNS.match(words[0]):
             before.append(words[0])
+            self._held(words[0])
             words = words[1:]
         if not words:
             for word in before:
@@ -224,6 +228,20 @@ class Reader:
             self._written_text(line, raw, words)
         else:
             self._options(line, raw, words)
+
+    def _held(self, word: str) -> None:
+        """A variable that holds what a launcher is given later: its options, a JSON text, or what a command prints."""
+        raw = word.partition("=")[2]
+        if not INTEREST.search(raw):
+            return
+        line, value = getattr(word, "line", self.first_line), _unquote(raw)
+        printed = re.fullmatch(r"\"?\$\((.*)\)\"?", raw, re.DOTALL)
+        if printed:
+            self._nested(printed[1], line, "")
+        elif value.lstrip().startswith("{") and '":' in value:
+            self._json(line, value)
+        elif value.lstrip().startswith("-"):
+            self._options(line, self._line(line), ["mpirun", *value.split()])
 
     def _reserved(self, words: list[str]) -> list[str]:
         """The command behind if, then, do ...; keeps track of the arms."""
@@ -307,21 +325,24 @@ class Reader:
                 if carries or sets_env:
                     self._set(line, raw, word, How.PREFIX)
             elif "{" in word and '":' in word:
-                self._json(getattr(word, "line", line), word)
+                self._json(getattr(word, "line", line), _unquote(word))
             elif word[0] in "'\"" and re.search(r"[\s;]", word):
                 self._nested(_unquote(word), getattr(word, "line", line), "")
             place += 1
 
-    def _json(self, line: int, word: str) -> None:
-        """A JSON argument, such as Ray's --runtime-env-json."""
+    def _json(self, line: int, text: str) -> None:
+        """A JSON text, such as what Ray's --runtime-env-json takes."""
         from nccl_doctor.env.extract import yaml_file
 
-        body = _unquote(word)
+        start = text.find("{")
+        first, arms = line + text.count("\n", 0, start), tuple((block, arm) for block, arm in self.blocks)
         with contextlib.suppress(yaml_file.BadYaml):
-            for item in yaml_file.read(body[body.find("{") :], self.file):
-                place = line + (item.line or 1) - 1
+            for item in yaml_file.read(text[start:], self.file):
+                place = first + (item.line or 1) - 1
                 self.found.append(
-                    msgspec.structs.replace(item, line=place, text=self._line(place), scope=self.scope, not_text="")
+                    msgspec.structs.replace(
+                        item, line=place, text=self._line(place), scope=self.scope, branch=arms, not_text=""
+                    )
                 )
 
     def _list(self, line: int, raw: str, word: str, splits: bool = False) -> None:

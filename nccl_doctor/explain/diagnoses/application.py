@@ -22,7 +22,7 @@ from nccl_doctor.explain.diagnoses.words import (
 )
 from nccl_doctor.explain.lines import ending, in_order, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.watchdogs import Work
+from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 from nccl_doctor.facts.fold import ranges
 
 
@@ -46,7 +46,7 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             if item.sequence is not None and item.operation and item.hit is not None:
                 by_sequence[item.sequence].append(item)
         for sequence, same in sorted(by_sequence.items()):
-            kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in _ASYMMETRIC)
+            kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in ASYMMETRIC)
             if len(kinds) < 2:
                 continue
             common = kinds.most_common(1)[0][0]
@@ -139,8 +139,7 @@ def _telling(words: list[Hit]) -> list[Hit]:
     return [*(hit for hit in words if _EPOCH_DONE.search(hit.text)), *words[-4:]]
 
 
-_ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
-_ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
+_ONE_SIDED = ASYMMETRIC | {"BROADCAST", "REDUCE"}
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL"))
 
 
@@ -412,6 +411,20 @@ def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
 
 
+_TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to the work at the same time
+
+
+def _waited_from_the_start(case: Case) -> set[int]:
+    """Ranks that gave up together with the first one, in the same work: they were there, whatever they had done before."""
+    ends = [(item.hit.seconds or 0.0, item) for item in case.work if item.hit]  # zero: its line has no time
+    began, first = min(ends, key=lambda end: end[0], default=(0.0, None))
+    return {
+        item.rank
+        for end, item in ends
+        if first and (item.group, item.sequence) == (first.group, first.sequence) and end - began < _TOGETHER
+    }
+
+
 @diagnosis
 def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it one rank (usually 0) says that it is busy with something long.
@@ -430,6 +443,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if not busy:
         return
     ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
+    if ranks and ranks <= _waited_from_the_start(case):
+        return
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,

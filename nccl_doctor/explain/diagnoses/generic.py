@@ -15,6 +15,7 @@ from nccl_doctor.explain.exceptions import LAUNCHER
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
 
 # What only NCCL's own code can have done wrong, whichever file says it.
 _OWN_STATE = (
@@ -125,6 +126,16 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
             [refused[0], wanted[0], case.sockets[0]],
             hosts=hosts_of(case.sockets),
         )
+
+
+@diagnosis
+def no_network_of_that_name(case: Case) -> Iterable[Candidate]:
+    """NCCL_NET names no network, and no plugin of that name could be initialised: since 2.27 NCCL does not repeat the name."""
+    hits = [hit for hit in case.hits("plugin-missing") if "initialize any NET plugin" in hit.text]
+    named = [hit for hit in case.env.get("NCCL_NET", []) if NO_NETWORK.fullmatch(hit.groups["value"].strip(" .'\""))]
+    if hits and named:
+        title = f"NCCL_NET={case.value('NCCL_NET')} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own"
+        yield Candidate("env.bad-nccl-var", 0.93, title, [*hits[:3], *named[:3]], *speakers(named), final=True)
 
 
 @diagnosis

@@ -54,6 +54,13 @@ says(
     why="How many nodes the launcher was asked for.",
 )
 says(
+    "one-node",
+    "torchrun --standalone",
+    "torch.distributed.run --standalone",
+    "Started a local Ray instance",
+    why="The launcher keeps to this host.",
+)
+says(
     "world-size",
     "world_size={world:int}",
     "world size: {world:int}",

@@ -7,7 +7,13 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import Guard, says
 
-_BUILT_IN = re.compile(r"IB|Socket")  # what NCCL_NET can name without a plugin
+_BUILT_IN = re.compile(r"IB|Socket", re.IGNORECASE)  # what NCCL_NET can name without a plugin
+# An interface, an adapter, a word for either: what people set NCCL_NET to, and no network is called.
+NO_NETWORK = re.compile(
+    r"(?:ib|eth|em|bond|team|br|vlan|hsn|rdma|efa)-?\d[\w.:-]*|(?:en[opsx]|ib[ps]|wl[op])\d\S*|(?:mlx[45]|bnxt_re|irdma)_?\w*|rocep\w+|"
+    r"lo|docker\w*|infini-?band|ibv|(?:ib_?)?verbs|roce(?:v2)?|rdma|sockets|tcp|eth(?:ernet)?",
+    re.IGNORECASE,
+)
 
 _FAILS = re.compile(r"[Ff]ail|[Ee]rror|[Cc]annot|[Uu]nable|not match|[A-Z]{4,}_[A-Z]+|\b(?:INTERNAL|UNAVAILABLE)\b")
 _COMPLETION = (
@@ -513,11 +519,25 @@ says(
     "plugin-network-not-found",
     "Error: network {network} not found",
     "network {network:word} not found",
-    where=lambda groups, line: _BUILT_IN.fullmatch(groups["network"]) is None,
+    where=lambda groups, line: (
+        _BUILT_IN.fullmatch(groups["network"]) is None and NO_NETWORK.fullmatch(groups["network"]) is None
+    ),
     cause="net.plugin",
     strength=0.78,
     title="NCCL_NET names a network of a plugin that is not loaded: {network}",
     why="Only a plugin provides this network: it is missing, cannot be loaded, or found no device.",
+)
+says(
+    "no-such-network",
+    "Error: network {network} not found",
+    "network {network:word} not found",
+    where=lambda groups, line: (
+        _BUILT_IN.fullmatch(groups["network"]) is None and NO_NETWORK.fullmatch(groups["network"]) is not None
+    ),
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="NCCL_NET={network} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own",
+    why="NCCL_NET chooses the transport. An interface is chosen by NCCL_SOCKET_IFNAME, an adapter by NCCL_IB_HCA.",
 )
 says(
     "no-hca",

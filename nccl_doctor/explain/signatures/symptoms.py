@@ -27,7 +27,7 @@ says(
     cause="app.straggler-timeout",
     strength=0.32,
     fold="watchdog time-out",
-    title="collectives timed out: at least one rank did not arrive",
+    title="collectives timed out: a rank did not arrive, or the data did not",
     why="This rank waited in vain. The culprit is usually a rank that does not print it.",
 )
 says(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,6 +136,27 @@ def test_here_documents() -> None:
     assert [item.how for item in found] == [How.CONF, How.EXPORT, How.PYTHON, How.EXPORT]
 
 
+def test_what_a_shell_variable_holds_for_later_is_read() -> None:
+    text = (
+        'OPTIONS="-x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
+        'ENV_JSON=\'{"env_vars": {"NCCL_PROTO": "LL"}}\'\n'
+        'MORE="{\n  \\"env_vars\\": {\n    \\"NCCL_NET\\": \\"${NET}\\",\n  }\n}"\n'
+        'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
+        "PYTHON=$(python3 - <<'PY'\nenv['NCCL_BUFFSIZE'] = '1'\nPY\n)\n"
+        "BROKEN=$(python3 - <<PY\n$lines NCCL_\nPY\n)\n"
+        'NAME="a-b NCCL_DEBUG=INFO"\nexport NCCL_NTHREADS=64\n'
+    )
+    assert pairs(shell.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_DEBUG", "WARN", 2),
+        ("NCCL_PROTO", "LL", 3),
+        ("NCCL_NET", None, 6),
+        ("NCCL_CROSS_NIC", "1", 11),
+        ("NCCL_BUFFSIZE", "1", 17),
+        ("NCCL_NTHREADS", "64", 25),
+    ]
+
+
 @given(st.text(alphabet="NCL_=DEBUG$'\"`\\(){}<>;&|# \n\tabEOF-x", max_size=120))
 def test_any_text_is_read_without_an_error(text: str) -> None:
     for item in shell.read("export NCCL_DEBUG=INFO\n" + text, "f"):
@@ -219,12 +243,52 @@ def test_yaml() -> None:
     assert kinds["NCCL_ALGO"] == "integer" and kinds["NCCL_SHM_DISABLE"] == "boolean" and not kinds["NCCL_DEBUG"]
 
 
-def test_yaml_templates_are_read_line_by_line() -> None:
+def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms() -> None:
     text = (
         "{{ if .x }}\nenv:\n  - name: NCCL_DEBUG\n    value: {{ .y }}\n"
-        "  - name: NCCL_ALGO\n    value: Ring\n{{ end }}\n"
+        "  - name: NCCL_ALGO\n    value: Ring\n{{ else }}\nenv:\n  - name: NCCL_ALGO\n    value: Tree\n{{ end }}\n"
+        "args:\n  - |\n    {{- range .hosts }}\n    export NCCL_CROSS_NIC=1\n    {{- end }}\n"
+        "    NCCL_SOCKET_IFNAME=eth0 python3 serve.py --model {{ .model }} \\\n      --port 1\n"
+        "{{/* a comment\nof two lines */}}\nlast: {NCCL_PROTO: {{ .p }}}\n"
     )
-    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 4), ("NCCL_ALGO", "Ring", 6)]
+    found = yaml_file.read(text)
+    assert pairs(found) == [
+        ("NCCL_DEBUG", None, 4),
+        ("NCCL_ALGO", "Ring", 6),
+        ("NCCL_ALGO", "Tree", 10),
+        ("NCCL_CROSS_NIC", "1", 15),
+        ("NCCL_SOCKET_IFNAME", "eth0", 17),
+        ("NCCL_PROTO", None, 21),
+    ]
+    one, other = (item for item in found if item.name == "NCCL_ALGO")
+    assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
+
+
+def test_every_document_of_a_yaml_file_is_read() -> None:
+    """The nodes of a document are freed when the next one is made: their ids tell nothing any more."""
+    one = "kind: {kind}\nspec:\n  env:\n  - name: NCCL_DEBUG\n    value: WARN\n  - name: A\n    value: b\n"
+    assert len(yaml_file.read("---\n".join(one.format(kind=number) for number in range(60)))) == 60
+
+
+def test_null_in_yaml_sets_nothing() -> None:
+    assert yaml_file.read("env_vars:\n  NCCL_DEBUG: null\n  NCCL_PROTO: ~\n  NCCL_ALGO:\n") == []
+    found = yaml_file.read("env:\n- name: NCCL_DEBUG\n  value:\n")
+    assert pairs(found) == [("NCCL_DEBUG", "", 3)] and not found[0].not_text
+
+
+def test_a_command_over_several_lines_of_yaml_is_quoted_line_by_line() -> None:
+    text = "args:\n- mpirun -np 8\n  -x NCCL_ALGO=Tree\n  -x NCCL_DEBUG=WARN\n  all_reduce_perf\nb: >\n  export\n  NCCL_PROTO=LL\n"
+    found = yaml_file.read(text)
+    assert [(item.line, item.text) for item in found] == [
+        (3, "-x NCCL_ALGO=Tree"),
+        (4, "-x NCCL_DEBUG=WARN"),
+        (8, "NCCL_PROTO=LL"),
+    ]
+
+
+def test_yaml_within_yaml() -> None:
+    text = "data:\n  run: |\n    x\n  job.yaml: |\n    env:\n    - name: NCCL_DEBUG\n      value: WARN\n  broken.yml: |\n    NCCL_A: [\n"
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", "WARN", 7)]
 
 
 def test_yaml_bombs_cost_no_more_than_their_size() -> None:
@@ -266,6 +330,24 @@ def test_python() -> None:
     assert not by["NCCL_SHM_DISABLE"].meets(by["NCCL_P2P_DISABLE"])
 
 
+def test_python_command_lines_and_calls_that_set() -> None:
+    text = (
+        'run = ["mpirun", "-x", "NCCL_ALGO=Ring", "-x", f"NCCL_IB_HCA={hcas}", "-v", "NCCL_DEBUG=WARN"]\n'
+        'command = f"mpirun -np {n} -x NCCL_PROTO=LL -x NCCL_NET={net} ./a"\n'
+        'note = "set NCCL_NTHREADS=64 if you like"\n'
+        'V1EnvVar(name="NCCL_BUFFSIZE", value=str(4))\nset_env_var("NCCL_CROSS_NIC", "1")\n'
+        'os.getenv("NCCL_SHM_DISABLE", "1")\n'
+    )
+    assert pairs(python_source.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_IB_HCA", None, 1),
+        ("NCCL_PROTO", "LL", 2),
+        ("NCCL_NET", None, 2),
+        ("NCCL_BUFFSIZE", "4", 4),
+        ("NCCL_CROSS_NIC", "1", 5),
+    ]
+
+
 @pytest.mark.parametrize("text", ["NCCL_DEBUG = (", "NCCL = " + "(" * 3000 + "1" + ")" * 3000, "NCCL_DEBUG\0"])
 def test_bad_python_is_said(text: str) -> None:
     with pytest.raises(SyntaxError):
@@ -303,8 +385,11 @@ def test_log() -> None:
         "=" * 200_000,
         "a\\\n" * 50_000,
         "<<E\n" * 3000,
+        "[\n" + "{{ } } " * 100_000,
+        "[\n" + "{% } {{ % } }" * 100_000,
+        "{{ if a }}\n" * 50_000,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_no_text_takes_more_than_one_pass(text: str) -> None:
     """Exponential or cubic reading would not end: this is no timing test."""
@@ -313,3 +398,5 @@ def test_no_text_takes_more_than_one_pass(text: str) -> None:
         reader(full, "f")
     conf.read(full, "f")
     log.read(["NCCL INFO NCCL_ALGO set by environment to " + text, "a" * 4000 + ":1:1 [0] " + text], "f")
+    with contextlib.suppress(yaml_file.BadYaml):
+        yaml_file.read(f"NCCL_ALGO: {text}", "f")

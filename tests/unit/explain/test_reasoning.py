@@ -142,6 +142,16 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
 
 
+def test_a_first_collective_that_ends_nowhere_is_tried_without_the_suspect() -> None:
+    work = "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 ms"
+    waits = "".join(f"[Rank {rank}] Watchdog caught collective operation timeout: {work}\n" for rank in range(2))
+    got = explain_text(waits)
+    assert got.verdict is Verdict.UNDECIDED
+    assert got.next[0] == "run once with NCCL_P2P_DISABLE=1: if that works, it is this"
+    later = explain_text(waits.replace("SeqNum=1,", "SeqNum=90,"))
+    assert later.causes[0].id == "app.straggler-timeout"
+
+
 def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
     gave_up = "torch.distributed.DistStoreError: Timed out after 46 seconds waiting for clients. 1/2 clients joined.\n"
     tried = "[c10d] The client socket has timed out after 45000ms while trying to connect to (127.0.0.1, 29500).\n"
