@@ -92,7 +92,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
         before = case.hits("xla-communicator")
     else:
         return False
-    return bool(before) and (later(hit, before[0]) or case.after(hit, before[0]) is True)
+    return any(later(hit, one) or case.after(hit, one) is True for one in before)
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like

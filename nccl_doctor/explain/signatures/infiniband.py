@@ -222,7 +222,7 @@ says(
     "Rate: {gbits:int}",
     " Gb/sec (",
     why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
-    where=lambda groups, line: re.fullmatch(r"\s*(?:Rate: \d+|rate:\s+\d+ Gb/sec \([^)]*\))\s*", line) is not None,
+    where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
     "ib-port-counters",

@@ -468,3 +468,9 @@ def test_horovods_missing_ranks_are_named() -> None:
         f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
     )
     assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
+
+
+def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
+    rate = all_signatures()["port-rate"]
+    assert rate.match("\t\tRate: 400") and rate.match("\trate:\t\t 400 Gb/sec (4X NDR)") is not None
+    assert rate.match("Learning Rate: 1") is None and rate.match("dropped at rate: 3 packets") is None
