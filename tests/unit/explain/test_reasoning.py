@@ -474,3 +474,16 @@ def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
     rate = all_signatures()["port-rate"]
     assert rate.match("\t\tRate: 400") and rate.match("\trate:\t\t 400 Gb/sec (4X NDR)") is not None
     assert rate.match("Learning Rate: 1") is None and rate.match("dropped at rate: 3 packets") is None
+
+
+def test_a_listing_that_fails_shows_no_adapter() -> None:
+    listed = all_signatures()["verbs-device"]
+    assert listed.match("rdma_cm  umad0  uverbs0  uverbs1") is not None
+    assert listed.match("ls: cannot access '/dev/infiniband/uverbs0': No such file or directory") is None
+
+
+def test_no_device_is_named_where_lines_alike_name_several() -> None:
+    text = _OVER_IB + "\nWARNING: all_reduce is far slower than expected: 2.1 GB/s, expected 45 GB/s\n"
+    line = "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA {0} 'mlx5_{0}'"
+    assert "(mlx5_0)" in explain_text(text).sentence
+    assert "mlx5_" not in explain_text(text.replace(line.format(0), f"{line.format(0)}\n{line.format(1)}")).sentence
