@@ -158,6 +158,16 @@ class Case:
         return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
 
     @functools.cached_property
+    def between_hosts(self) -> bool:
+        """Whether anything shows that the job's data goes from host to host."""
+        return self.nodes > 1 or self.has("channel-net")
+
+    @functools.cached_property
+    def gpudirect_off(self) -> list[Hit]:
+        """The lines that say that GPUDirect RDMA is off for whole adapters."""
+        return self.hits("peermem-missing") or [hit for hit in self.hits("gdr-disabled") if "HCA" in hit.text]
+
+    @functools.cached_property
     def sockets(self) -> list[Hit]:
         """The lines in which NCCL says that its network is TCP sockets."""
         return [hit for hit in self.hits("network-used") if hit.groups["network"].startswith("Socket")]

@@ -24,6 +24,7 @@ from nccl_doctor.explain.diagnoses.words import (
 from nccl_doctor.explain.lines import ending, in_order, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
+from nccl_doctor.facts.fold import ranges
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:
@@ -381,8 +382,20 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     line says."""
     hits = case.hits("horovod-stall")
     if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
-        title = "Horovod: some ranks submitted tensors that others did not"
-        yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
+        rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
+        told = [
+            *(hit.groups["ranks"] for hit in case.hits("horovod-missing")),
+            *(_STALLED_RANK.findall(row.text)[0] for row in rows),
+        ]
+        ranks = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+        who = f"rank {ranges(sorted(ranks))}" if ranks else "a part of the ranks"
+        title = f"Horovod: {who} did not submit tensors that the others wait for"
+        yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], ranks)
+
+
+_STALLED_RANK = re.compile(
+    r"(?:^|[>:\s])(\d+)!?: \["
+)  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
 
 
 @diagnosis

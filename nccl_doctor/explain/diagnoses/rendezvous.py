@@ -145,7 +145,6 @@ def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
 
 
 _NO_MPI = re.compile(r"mpi4py|libmpi|MPI library")
-_UNDER_MPI = re.compile(r"\b(?:mpirun|mpiexec|srun|OMPI_\w+|PMI_RANK)\b|\[1,\d+\]<std")
 
 
 @diagnosis
@@ -155,9 +154,8 @@ def no_launcher_and_no_mpi(case: Case) -> Iterable[Candidate]:
     Where mpirun or srun stands in the lines, MPI was meant, and what it lacks is what is missing.
     """
     asked = case.hits("deepspeed-no-launcher")
-    failed = [item.hit for item in case.summary.tracebacks if _NO_MPI.search(item.message)]
-    told = (hit.text for hits in (*case.summary.heads.values(), *case.summary.tails.values()) for hit in hits)
-    if asked and failed and not any(_UNDER_MPI.search(text) for text in told):
+    failed = [item.hit for item in case.summary.tracebacks if asked and _NO_MPI.search(item.message)]
+    if failed and not case.has("under-mpi"):
         title = "started without a launcher: DeepSpeed found none of its variables, and then looked for MPI in vain"
         yield Candidate("launch.env-missing", 0.88, title, [asked[0], failed[0]], *speakers(failed), final=True)
 

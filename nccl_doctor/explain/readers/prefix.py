@@ -218,7 +218,9 @@ def is_of_a_service(text: str) -> bool:
 
 
 def is_glog_error(text: str) -> bool:
-    """Whether a line is an error, or the end of its program, by its level in the format of Google's logging."""
+    """Whether a line is an error, or the end of its program, by its level as Google's programs write it."""
+    if not text.partition(".cc:")[2].partition("]")[0].isdigit():  # "E0312 18:21:07.709180  1 manager.cc:200] "
+        return False
     found = _GLOG.search(text, 0, 200)
     return found is not None and found.group("level") in "EF"
 

@@ -329,6 +329,12 @@ says(
     where=lambda groups, line: "Rank" in line,
 )
 says(
+    "tests-in-pairs",
+    "sendrecv_perf",
+    "hypercube_perf",
+    why="A test of nccl-tests in which each rank sends to one other: an adapter serves one pair, whatever the others carry.",
+)
+says(
     "busbw-average",
     "# Avg bus bandwidth    : {busbw:num}",
     "Avg bus bandwidth    : {busbw:num}",
@@ -372,6 +378,14 @@ says(
     "deepspeed-no-launcher",
     "Not using the DeepSpeed or dist launchers, attempting to detect MPI environment",
     why="None or not all of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK are set: DeepSpeed asks MPI instead.",
+)
+says(
+    "under-mpi",
+    "mpirun ",
+    "mpiexec ",
+    "srun --mpi",
+    "OMPI_COMM_WORLD_",
+    why="MPI starts the processes.",
 )
 says(
     "deepspeed-init",

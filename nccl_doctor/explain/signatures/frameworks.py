@@ -295,6 +295,34 @@ says(
     why="horovodrun starts its tasks by ssh without a password; the lines below say what ssh lacked.",
 )
 says(
+    "horovod-missing-table",
+    "Missing ranks:",
+    rows=8,
+    why="Below it stand the ranks that did not submit tensors, each with some of them.",
+    where=lambda groups, line: line.strip() == "Missing ranks:",
+)
+says(
+    "horovod-elastic-resources",
+    "Please check that you have enough resources to run at least {processes:int} Horovod processes",
+    cause="launch.world-size",
+    strength=0.86,
+    title="Horovod's elastic driver did not find room for {processes} processes in time",
+    why="The hosts that the discovery script names have fewer slots than --min-np asks for, or were blacklisted after failures.",
+)
+says(
+    "horovod-elastic-over",
+    "blacklisted slots count == {slots:int} -> stop running",
+    "failure count == {slots:int} -> stop running",
+    "reset count {resets:int} has exceeded limit {limit:int} -> stop running",
+    "No hosts from previous set remaining, unable to broadcast state",
+    role=Role.SYMPTOM,
+    cause="app.rank-exception",
+    strength=0.4,
+    fold="Horovod's elastic driver gave up",
+    title="Horovod's elastic driver gave up: its workers failed again and again, or on every host",
+    why="The driver counts failed workers and hosts; why they failed is in the workers' own lines.",
+)
+says(
     "horovod-shut-down",
     "Horovod has been shut down",
     role=Role.SYMPTOM,

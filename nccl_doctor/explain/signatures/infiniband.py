@@ -200,6 +200,31 @@ says(
     why="The plugin could register no GPU memory with EFA: no DMA-BUF in the kernel or the driver, or FI_EFA_USE_DEVICE_RDMA=0.",
 )
 says(
+    "ofi-without-gdr",
+    "Could not disable CUDA API usage for HMEM, disabling GDR",
+    "Need to force simple protocol: GDR not supported",
+    why="aws-ofi-nccl found no GPUDirect RDMA: this instance type has none, or libfabric and driver do not give it.",
+)
+says(
+    "verbs-device",
+    "uverbs{number:int}",
+    "CA 'mlx5_{number:int}'",
+    "CA 'ibp{name}'",
+    "hca_id: mlx5_{number:int}",
+    "hca_id:\tmlx5_{number:int}",
+    "Infiniband controller{address}: Mellanox",
+    "Infiniband controller: Mellanox",
+    why="A listing shows that the host has an RDMA adapter, and that it can be seen there.",
+    where=lambda groups, line: re.search(r"[Nn]o such|denied|ail|annot|rror|not found|missing|warn", line) is None,
+)
+says(
+    "port-rate",
+    "Rate: {gbits:int}",
+    " Gb/sec (",
+    why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
+    where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
+)
+says(
     "ib-port-counters",
     "LinkDownedCounter",
     "link_downed",

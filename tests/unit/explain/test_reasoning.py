@@ -26,6 +26,7 @@ from nccl_doctor.explain.summary import Summary
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.report import explanation
 from nccl_doctor.report.explanation_text import print_explanation
 from tests.unit.explained import explain_text
 
@@ -409,3 +410,80 @@ def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     assert ending(text, 110).startswith("… the endpoint")
     assert ending("2024-05-01 10:00:00 [rank3]: all went wrong", 110) == "all went wrong"
     assert shortened("one two three", 9) == "one two …"
+
+
+_OVER_IB = "\n".join(
+    [
+        "n1:5:9 [0] NCCL INFO NCCL_SHM_DISABLE set by environment to 1.",
+        "n1:5:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eno1:10.0.0.1<0>",
+        "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+        "n1:5:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0",
+        "n1:5:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x9 - Init COMPLETE",
+        *(f"step {number}/40 loss 2.{90 - number}" for number in range(1, 41)),
+        "Training finished",
+    ]
+)
+
+
+def test_what_cost_speed_is_worth_knowing_and_no_failure() -> None:
+    got = explain_text(_OVER_IB)
+    assert got.verdict is Verdict.HEALTHY
+    off, variable = got.worth_knowing
+    assert off.playbook == "ib.gdr" and "Disabled for HCA 0" in off.evidence.text
+    assert variable.text.startswith("NCCL_SHM_DISABLE=1: ") and variable.evidence.line == 1
+    assert playbooks.load(variable.playbook).title
+    stream = io.StringIO()
+    print_explanation(got, Console(file=stream, width=300))
+    assert "worth knowing" in stream.getvalue() and "nccl-doctor playbook ib.gdr" in stream.getvalue()
+    told = json.loads(explanation.to_json(got))["worth_knowing"]
+    assert [item["playbook"] for item in told] == [off.playbook, variable.playbook] and told[0]["evidence"]["line"] == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[send] via NET/IB/0", "[send] via NET/IB/0/GDRDMA"),  # another adapter has it
+        ("[send] via NET/IB/0", "[send] via P2P/CUMEM"),  # nothing goes between hosts
+    ],
+)
+def test_gpudirect_costs_nothing_where_it_is_used_or_not_needed(old: str, new: str) -> None:
+    assert all(item.playbook != "ib.gdr" for item in explain_text(_OVER_IB.replace(old, new)).worth_knowing)
+
+
+def test_a_cause_is_not_told_again_as_worth_knowing() -> None:
+    slow = _OVER_IB + "\nWARNING: all_reduce is far slower than expected: 2.1 GB/s, expected 45 GB/s\n"
+    got = explain_text(slow)
+    assert got.causes[0].id == "ib.gdr" and [item.playbook for item in got.worth_knowing] == [
+        "env.bad-nccl-var.leftover-debugging"
+    ]
+    assert not got.causes[0].env  # switching off what is off is no advice
+
+
+def test_horovods_missing_ranks_are_named() -> None:
+    stall = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks"
+    )
+    got = explain_text(
+        f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
+    )
+    assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
+
+
+def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
+    rate = all_signatures()["port-rate"]
+    assert rate.match("\t\tRate: 400") and rate.match("\trate:\t\t 400 Gb/sec (4X NDR)") is not None
+    assert rate.match("Learning Rate: 1") is None and rate.match("dropped at rate: 3 packets") is None
+
+
+def test_a_listing_that_fails_shows_no_adapter() -> None:
+    listed = all_signatures()["verbs-device"]
+    assert listed.match("rdma_cm  umad0  uverbs0  uverbs1") is not None
+    assert listed.match("ls: cannot access '/dev/infiniband/uverbs0': No such file or directory") is None
+
+
+def test_no_device_is_named_where_lines_alike_name_several() -> None:
+    text = _OVER_IB + "\nWARNING: all_reduce is far slower than expected: 2.1 GB/s, expected 45 GB/s\n"
+    line = "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA {0} 'mlx5_{0}'"
+    assert "(mlx5_0)" in explain_text(text).sentence
+    assert "mlx5_" not in explain_text(text.replace(line.format(0), f"{line.format(0)}\n{line.format(1)}")).sentence
