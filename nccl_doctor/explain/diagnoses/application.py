@@ -20,7 +20,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import in_order, later, ranks_of, speakers
+from nccl_doctor.explain.lines import in_order, later, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 
@@ -374,14 +374,31 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
+_HOROVOD_MISSING = re.compile(r"missing ranks: ([\d, ]+)|(?:^|[>:\s])(\d+): \[")
+
+
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says."""
+    line says. Where it names who is missing, that rank's own lines tell what it does instead."""
     hits = case.hits("horovod-stall")
-    if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
-        title = "Horovod: some ranks submitted tensors that others did not"
-        yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
+    if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
+        return
+    named = case.hits("horovod-missing", "horovod-missing-heading-rows")
+    missing = {
+        int(number)
+        for hit in named
+        for found in _HOROVOD_MISSING.findall(hit.text)
+        for number in re.findall(r"\d+", "".join(found))
+    }
+    told = {place(hit) for hit in named}
+    words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
+    busy = still_busy(hit for hit in words if place(hit) not in told)
+    if busy:
+        title = f"{_who(missing)} busy with something else while the others waited: {busy[-1].text.strip()[-90:]}"
+        yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
+    title = "Horovod: some ranks submitted tensors that others did not"
+    yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end

@@ -260,6 +260,12 @@ says(
     why="Names the ranks that did not submit the tensor.",
 )
 says(
+    "horovod-missing-heading",
+    "Missing ranks:",
+    rows=8,
+    why="Below it the stall inspector lists each rank that is missing, and the tensors it did not submit.",
+)
+says(
     "horovod-shut-down",
     "Horovod has been shut down",
     role=Role.SYMPTOM,
