@@ -9,6 +9,12 @@ from nccl_doctor.explain.signatures import says
 
 H = Role.HARMLESS
 says(
+    "no-peer-access-noted",
+    "peer access Device {other:int} is not available",
+    role=H,
+    why="TensorRT-LLM notes which GPUs do not reach each other's memory: data goes through host memory there.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
