@@ -81,6 +81,7 @@ _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _STEADY = 6  # so many steps at a log's end were slow
+_WRITES_NOTHING = re.compile(r"generation throughput: 0\.0 tokens/s, Running: [1-9]")  # vLLM
 _NUMBERS = re.compile(r"[\d.,:]+")
 
 
@@ -198,6 +199,15 @@ class Course:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
         lasts = self._case.lasts("stack-process")
         return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits("stack-process")
+
+    @functools.cached_property
+    def idle_engine(self) -> list[Hit]:
+        """A log's last reports of a serving engine that has requests at work and writes nothing, three times in a row."""
+        for hits in self._case.summary.tails.values():
+            last = [hit for hit in hits if "generation throughput: " in hit.text][-3:]
+            if len(last) == 3 and all(_WRITES_NOTHING.search(hit.text) for hit in last):
+                return last
+        return []
 
     # after one line --------------------------------------------------------------------------------------------------
 
