@@ -74,6 +74,42 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             return
 
 
+_IN_PAIRS = frozenset(("Send", "Recv"))
+_CALL = ("operation", "count", "type", "op", "root")
+
+
+@diagnosis
+def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
+    """Processes of one communicator call different collectives, or sizes, under one opCount of NCCL's own lines.
+
+    These lines name a communicator by its address, which each process has for itself: only processes with one communicator of
+    a size are compared, no more of them than it has ranks.
+    """
+    calls: dict[str, dict[tuple[str, str, str], dict[str, dict[int, Hit]]]] = {}
+    for hit in case.hits("collective-call"):
+        by_process = calls.setdefault(hit.groups["nranks"], {})
+        by_number = by_process.setdefault((hit.file if not hit.pid else "", hit.host, hit.pid), {})
+        by_number.setdefault(hit.groups["comm"], {}).setdefault(int(hit.groups["number"], 16), hit)
+    for size, processes in calls.items():
+        if len(processes) > int(size) or any(len(comms) > 1 for comms in processes.values()):
+            continue
+        tables = [table for comms in processes.values() for table in comms.values()]
+        for number in sorted({number for table in tables for number in table}):
+            here = [table[number] for table in tables if number in table]
+            kinds = Counter(tuple(hit.groups[name] for name in _CALL) for hit in here)
+            if len(kinds) < 2 or any(kind[0] in _IN_PAIRS for kind in kinds):
+                continue
+            names = " / ".join(sorted({f"{kind[0]} of {kind[1]}" for kind in kinds}))
+            usual, often = kinds.most_common(1)[0]
+            odd = [hit for hit in here if tuple(hit.groups[name] for name in _CALL) != usual]
+            hits = [*odd[:2], *(hit for hit in here if hit not in odd)][:4]
+            title = f"at opCount {number:x} the ranks are in different collectives: {names[:160]}"
+            who = speakers(odd if often > len(odd) else here)
+            evidence = [*hits, *case.hits("size-mismatch")[:2]]
+            yield Candidate("app.collective-mismatch", 0.93, title, evidence, *who, final=True)
+            return
+
+
 @diagnosis
 def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
     """Two ranks of a group wait at the same number, one in a SEND, the other in a RECV of another size: the pair does not fit."""

@@ -204,7 +204,6 @@ says(
     "is not part of group",
     "Process group has been destroyed",
     "Cannot get rank of",
-    "Attempt to use communicator before the previous operation returned",
     "comm {} has already been destroyed",
     "ncclCommGetUniqueId should not be called",
     "not in a group call",
@@ -242,6 +241,14 @@ says(
     strength=0.9,
     title="a process group is used before it exists, twice, or after its end",
     why="The order or the group of the call is wrong in the program.",
+)
+says(
+    "communicator-not-ready",
+    "Attempt to use communicator before the previous operation returned",
+    cause="app.pg-misuse",
+    strength=0.56,
+    title="a communicator is used although its previous operation has not ended, or has failed",
+    why="NCCL refuses a communicator whose last operation has not returned ncclSuccess. If anything failed before, this is its effect.",
 )
 says(
     "nan",
