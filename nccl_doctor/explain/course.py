@@ -118,7 +118,10 @@ class Course:
 
     @functools.cached_property
     def _out_of_time(self) -> bool:
-        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end."""
+        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end, or a
+        limit of its own a command that did nothing."""
+        if self._case.has("own-time-limit") and not self._case.has(*_WORK):
+            return True
         limits = (hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text))
         return self.unfinished and not self._case.has("nccl-init-complete") and any(limits)
 
