@@ -19,7 +19,7 @@ says(
     why="Somebody names a release of NCCL: the one in use, or another one that was tried.",
 )
 _HEADING = re.compile(
-    r"\s*[=#>*+\[-]+\s*(?:py)?(?:torch|nccl|nvidia-nccl-cu\d+|driver)\s*(?:==|[=:@])?\s*v?(\d+(?:\.\d+)+)\S*\W*",
+    r"[=#>*+-]{2,}\s*(?:py)?(?:torch|nccl|nvidia-nccl-cu\d+|driver)\s*(?:==|[=:@])?\s*v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
     re.IGNORECASE,
 )
 says(
@@ -47,7 +47,7 @@ says(
         "# driver",
     ),
     why="The heading of one run of several, in a comparison of releases; its result stands below.",
-    where=lambda groups, line: _HEADING.fullmatch(line) is not None,
+    where=lambda groups, line: _HEADING.search(line) is not None,
 )
 says(
     "nccl-mismatch",
