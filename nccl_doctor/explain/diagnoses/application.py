@@ -111,6 +111,19 @@ def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def used_too_early(case: Case) -> Iterable[Candidate]:
+    """A communicator is used although its previous operation is not over: a non-blocking one whose state nobody asked for.
+
+    Where NCCL complained before, the operation had failed: then this is the effect, and says nothing more.
+    """
+    hits = case.hits("communicator-not-ready")
+    complaints = [hit for hit in case.hits("nccl-warn", "nccl-trail") if hits and later(hits[0], hit)]
+    if hits and all(hit.text == hits[0].text for hit in complaints):
+        title = "a communicator is used although its previous operation is not over"
+        yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
+
+
+@diagnosis
 def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
     """Two ranks of a group wait at the same number, one in a SEND, the other in a RECV of another size: the pair does not fit."""
     for items in _groups(case).values():

@@ -75,6 +75,7 @@ _JUDGED = frozenset(
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",
+        "communicator-not-ready",
     )
 )
 

@@ -245,10 +245,7 @@ says(
 says(
     "communicator-not-ready",
     "Attempt to use communicator before the previous operation returned",
-    cause="app.pg-misuse",
-    strength=0.56,
-    title="a communicator is used although its previous operation has not ended, or has failed",
-    why="NCCL refuses a communicator whose last operation has not returned ncclSuccess. If anything failed before, this is its effect.",
+    why="NCCL refuses a communicator whose last operation has not returned ncclSuccess: it is still under way, or has failed.",
 )
 says(
     "nan",

@@ -11,8 +11,15 @@ H = Role.HARMLESS
 says(
     "no-peer-access-noted",
     "peer access Device {other:int} is not available",
+    "Custom allreduce is disabled because ",
     role=H,
-    why="TensorRT-LLM notes which GPUs do not reach each other's memory: data goes through host memory there.",
+    why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
+)
+says(
+    "engine-ends-its-workers",
+    "died, exit code: -15",
+    role=H,
+    why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
     "no-net-plugin",

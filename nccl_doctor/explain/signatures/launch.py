@@ -245,6 +245,12 @@ says(
     "MAINTENANCE",
     "spot VM",
     "Exceeded walltime",
+    "##[error]The operation was canceled",  # GitHub's runner
+    "Error: The operation was canceled.",
+    "has exceeded the maximum execution time of ",
+    "unner has received a shutdown signal",
+    "Job failed: execution took longer than ",  # GitLab's
+    "Cancelling nested steps due to timeout",  # Jenkins
     cause="launch.killed",
     strength=0.9,
     title="the job was stopped from outside",
