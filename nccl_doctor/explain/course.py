@@ -101,8 +101,9 @@ class Course:
 
     @property
     def _began(self) -> bool:
-        """Whether NCCL began to initialise."""
-        return self._case.has(*_BEGINNINGS)
+        """Whether NCCL began to initialise, or an engine whose next step it is."""
+        engine = self._case.has("engine-names-its-nccl") and not self._case.has("engine-went-on")
+        return engine or self._case.has(*_BEGINNINGS)
 
     @functools.cached_property
     def _interrupted(self) -> list[Hit]:

@@ -421,6 +421,8 @@ says(
     "validation errors for {model}",
     "is not a valid value for argument",
     "jsonargparse{}error",
+    "Unknown flag in XLA_FLAGS: {flag}",
+    "Unknown flags in XLA_FLAGS: {flags}",
     cause="unrelated",
     strength=0.85,
     title="the configuration is wrong",
