@@ -423,7 +423,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
-_HOROVOD_MISSING = re.compile(r"missing ranks: ([\d, ]+)|(?:^|[>:\s])(\d+): \[")
+_HOROVOD_MISSING = re.compile(r"missing ranks: ([\d, ]+)|(?:^|[>:|\]]) ?(\d+): \[")
 
 
 @diagnosis
@@ -433,7 +433,8 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     hits = case.hits("horovod-stall")
     if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
         return
-    named = case.hits("horovod-missing", "horovod-missing-heading-rows")
+    listed = case.hits("horovod-missing", "horovod-missing-heading-rows")
+    named = [hit for hit in listed if _HOROVOD_MISSING.search(hit.text)]
     missing = {
         int(number)
         for hit in named
