@@ -98,6 +98,9 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
+
+
 @diagnosis
 def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     """Every rank that gave up did so in its group's first collective, the same one: data does not pass.
@@ -112,7 +115,7 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         return
     hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
     causes: tuple[str, ...]
-    if case.has("channel-net") or case.nodes > 1:
+    if case.has("channel-net") or case.nodes > 1 or case.world > _GPUS_OF_A_HOST:
         used = " ".join(hit.text for hit in case.hits("channel-net"))
         verbs = ("ib.gdr", *_IDLE_NET) if "GDRDMA" in used else _IDLE_NET
         causes, where = verbs if "NET/IB" in used else _INIT_STUCK_NET, " between the hosts"

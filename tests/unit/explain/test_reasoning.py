@@ -146,6 +146,8 @@ def test_a_first_collective_that_ends_nowhere_is_tried_without_the_suspect() -> 
     got = explain_text(waits)
     assert got.verdict is Verdict.UNDECIDED
     assert got.next[0] == "run once with NCCL_P2P_DISABLE=1: if that works, it is this"
+    many = "".join(waits.replace("[Rank 1]", f"[Rank {rank}]") for rank in range(1, 18))
+    assert explain_text(many).causes[0].id == "net.firewall"  # so many GPUs are those of several hosts
     later = explain_text(waits.replace("SeqNum=1,", "SeqNum=90,"))
     assert later.causes[0].id == "app.straggler-timeout"
 
