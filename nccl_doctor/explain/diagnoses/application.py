@@ -21,7 +21,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import ending, in_order, later, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, in_order, later, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 from nccl_doctor.facts.fold import ranges
@@ -74,6 +74,55 @@ def different_calls(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
+
+
+_IN_PAIRS = frozenset(("Send", "Recv"))
+_CALL = ("operation", "count", "type", "op", "root")
+
+
+@diagnosis
+def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
+    """Processes of one communicator call different collectives, or sizes, under one opCount of NCCL's own lines.
+
+    These lines name a communicator by its address, which each process has for itself: only processes with one communicator of
+    a size are compared, no more of them than it has ranks.
+    """
+    calls: dict[str, dict[tuple[str, str, str], dict[str, dict[int, Hit]]]] = {}
+    for hit in case.hits("collective-call"):
+        by_process = calls.setdefault(hit.groups["nranks"], {})
+        by_number = by_process.setdefault((hit.file if not hit.pid else "", hit.host, hit.pid), {})
+        by_number.setdefault(hit.groups["comm"], {}).setdefault(int(hit.groups["number"], 16), hit)
+    for size, processes in calls.items():
+        if len(processes) > int(size) or any(len(comms) > 1 for comms in processes.values()):
+            continue
+        tables = [table for comms in processes.values() for table in comms.values()]
+        for number in sorted({number for table in tables for number in table}):
+            here = [table[number] for table in tables if number in table]
+            kinds = Counter(tuple(hit.groups[name] for name in _CALL) for hit in here)
+            if len(kinds) < 2 or any(kind[0] in _IN_PAIRS for kind in kinds):
+                continue
+            names = " / ".join(sorted({f"{kind[0]} of {kind[1]}" for kind in kinds}))
+            usual, often = kinds.most_common(1)[0]
+            odd = [hit for hit in here if tuple(hit.groups[name] for name in _CALL) != usual]
+            hits = [*odd[:2], *(hit for hit in here if hit not in odd)][:4]
+            title = f"at opCount {number:x} the ranks are in different collectives: {names[:160]}"
+            who = speakers(odd if often > len(odd) else here)
+            evidence = [*hits, *case.hits("size-mismatch")[:2]]
+            yield Candidate("app.collective-mismatch", 0.93, title, evidence, *who, final=True)
+            return
+
+
+@diagnosis
+def used_too_early(case: Case) -> Iterable[Candidate]:
+    """A communicator is used although its previous operation is not over: a non-blocking one whose state nobody asked for.
+
+    Where NCCL complained before, the operation had failed: then this is the effect, and says nothing more.
+    """
+    hits = case.hits("communicator-not-ready")
+    complaints = [hit for hit in case.hits("nccl-warn", "nccl-trail") if hits and later(hits[0], hit)]
+    if hits and all(hit.text == hits[0].text for hit in complaints):
+        title = "a communicator is used although its previous operation is not over"
+        yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
 
 
 @diagnosis
@@ -379,18 +428,23 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says."""
+    line says. Where it names who is missing, that rank's own lines tell what it does instead."""
     hits = case.hits("horovod-stall")
-    if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
-        rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
-        told = [
-            *(hit.groups["ranks"] for hit in case.hits("horovod-missing")),
-            *(_STALLED_RANK.findall(row.text)[0] for row in rows),
-        ]
-        ranks = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
-        who = f"rank {ranges(sorted(ranks))}" if ranks else "a part of the ranks"
-        title = f"Horovod: {who} did not submit tensors that the others wait for"
-        yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], ranks)
+    if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
+        return
+    rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
+    named = [*case.hits("horovod-missing"), *rows]
+    told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
+    missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+    said = {place(hit) for hit in named}
+    words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
+    busy = still_busy(hit for hit in words if place(hit) not in said)
+    if busy:
+        title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
+        yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
+    who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"
+    title = f"Horovod: {who} did not submit tensors that the others wait for"
+    yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
 _STALLED_RANK = re.compile(

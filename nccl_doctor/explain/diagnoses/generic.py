@@ -75,6 +75,7 @@ _JUDGED = frozenset(
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",
+        "communicator-not-ready",
     )
 )
 
@@ -431,17 +432,17 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
 def engine_waits(case: Case) -> Iterable[Candidate]:
     """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
 
-    The engine's watchdog does not know which. The workers' stacks, NCCL's own lines and the kernel's log would tell.
+    The engine's watchdog does not know which, nor do its reports of requests that get no token. The workers' stacks, NCCL's own lines and the kernel's log would tell.
     """
-    hits = case.hits("serving-watchdog")
-    causes = (
-        "app.collective-mismatch",
-        "sw.nccl-bug",
-        "gpu.fell-off-bus",
-    )  # the watchdog itself speaks for a straggler
-    for at, cause in enumerate(causes if hits and not case.course.overcome("serving-watchdog") else ()):
+    told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
+    hits = told or case.course.idle_engine
+    causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
+    if told:
         title = "workers of the serving engine do not answer, and do not say why"
-        yield Candidate(cause, 0.32 - 0.02 * at, title, hits, ranks_of(hits))
+    else:
+        title = "the serving engine has requests and writes nothing: a worker is slow or hangs"
+    for at, cause in enumerate(causes if hits else ()):
+        yield Candidate(cause, 0.34 - 0.02 * at, title, hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {

@@ -98,6 +98,9 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
+
+
 @diagnosis
 def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     """Every rank that gave up did so in its group's first collective, the same one: data does not pass.
@@ -111,11 +114,13 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     if not first or min(by_group.values(), default=0) < 2 or any(item.operation in ASYMMETRIC for item in waits):
         return
     hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
-    if case.has("channel-net") or case.nodes > 1:
-        verbs = any("NET/IB" in hit.text for hit in case.hits("channel-net"))
-        causes, where = _IDLE_NET if verbs else _INIT_STUCK_NET, " between the hosts"
+    causes: tuple[str, ...]
+    if case.has("channel-net") or case.nodes > 1 or case.world > _GPUS_OF_A_HOST:
+        used = " ".join(hit.text for hit in case.hits("channel-net"))
+        verbs = ("ib.gdr", *_IDLE_NET) if "GDRDMA" in used else _IDLE_NET
+        causes, where = verbs if "NET/IB" in used else _INIT_STUCK_NET, " between the hosts"
     elif case.nodes == 1:
-        causes, where = (*_INIT_STUCK_LOCAL[:2], "sys.container"), " between the GPUs of the host"
+        causes, where = (*_between_gpus(case)[:2], "sys.container"), " between the GPUs of the host"
     else:
         causes, where = ("gpu.p2p", "net.firewall", "sys.shm"), ""
     for place, cause in enumerate(causes):
@@ -158,8 +163,13 @@ def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit])
     where = "between the hosts" if between_hosts else "between the GPUs of the host"
     stacks = case.hits("stack-main-rows", "stack-frame")
     hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
-    for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
+    for place, cause in enumerate(over_net if between_hosts else _between_gpus(case)):
         yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
+
+
+def _between_gpus(case: Case) -> tuple[str, ...]:
+    """What can be wrong between the GPUs of a host: not peer-to-peer where all channels go through shared memory."""
+    return ("sys.shm",) if case.has("channel-shm") and not case.has("channel-p2p") else _INIT_STUCK_LOCAL
 
 
 _VERSIONS_CLASH = (

@@ -291,6 +291,12 @@ says(
     why="torch's wrapping of an NCCL error: the WARN line of that process before it says what happened.",
 )
 says(
+    "collective-call",
+    "INFO {operation:word}: opCount {number:hex} sendbuff {} recvbuff {} count {count:int} datatype {type:int} op {op:int} root {root:int} "
+    "comm {comm:hex} [nranks={nranks:int}]",
+    why="NCCL_DEBUG_SUBSYS=COLL: a rank calls a collective. The number counts the launches of the communicator, in hexadecimal.",
+)
+says(
     "nccl-trail",
     "NCCL INFO {place:word} -> {code:int}",
     role=Role.SYMPTOM,

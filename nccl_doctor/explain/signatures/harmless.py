@@ -9,6 +9,19 @@ from nccl_doctor.explain.signatures import says
 
 H = Role.HARMLESS
 says(
+    "no-peer-access-noted",
+    "peer access Device {other:int} is not available",
+    "Custom allreduce is disabled because ",
+    role=H,
+    why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
+)
+says(
+    "engine-ends-its-workers",
+    "died, exit code: -15",
+    role=H,
+    why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",

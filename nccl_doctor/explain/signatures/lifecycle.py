@@ -99,11 +99,21 @@ says(
     "INTERVAL_END{}epoch_stop",  # MLPerf's log; no quotes, which a JSON logger escapes
     "INTERVAL_END{}block_stop",
     "tracked_stats",
+    "tokens/s",
+    "token/s",
+    "tokens_per_sec",
+    "requests/s",
+    "amples per second",
+    "Generated {tokens:int} tokens",
+    "time costs: {ms:num} ms",
+    "Avg latency: ",
+    "Output [Text {text:int} Beam {beam:int}]: ",
+    "Generated text: ",
     '"step":{step:int}',
     role=Role.PROGRESS,
     sampled=True,
-    where=_with_number,
-    why="A training loop reports a step, or a server has answered a request.",
+    where=lambda groups, line: "Generated text: " in line or _with_number(groups, line),
+    why="A training loop reports a step, a server has answered a request, a program prints what a model wrote.",
 )
 says(
     "ended-well",

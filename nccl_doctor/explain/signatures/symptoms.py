@@ -221,7 +221,11 @@ says(
     role=S,
     fold="the launcher reports a failed process",
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
-    where=lambda groups, line: groups.get("code") != "0" and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0])),
+    where=lambda groups, line: (
+        groups.get("code") != "0"
+        and "died, exit code: -15" not in line
+        and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0]))
+    ),
 )
 says(
     "sigabrt-exit",

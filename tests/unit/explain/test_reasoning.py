@@ -148,8 +148,20 @@ def test_a_first_collective_that_ends_nowhere_is_tried_without_the_suspect() -> 
     got = explain_text(waits)
     assert got.verdict is Verdict.UNDECIDED
     assert got.next[0] == "run once with NCCL_P2P_DISABLE=1: if that works, it is this"
+    many = "".join(waits.replace("[Rank 1]", f"[Rank {rank}]") for rank in range(1, 18))
+    assert explain_text(many).causes[0].id == "net.firewall"  # so many GPUs are those of several hosts
     later = explain_text(waits.replace("SeqNum=1,", "SeqNum=90,"))
     assert later.causes[0].id == "app.straggler-timeout"
+
+
+def test_a_command_with_a_time_limit_of_its_own_was_stopped_because_it_hung() -> None:
+    command = "$ timeout -k 5 300 torchrun --nproc_per_node 2 check.py\n"
+    signal = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4401 got signal: 15\n"
+    assert explain_text(command + signal).verdict is Verdict.UNDECIDED
+    assert explain_text(signal + "run 3: rc 124\n").verdict is Verdict.UNDECIDED
+    assert explain_text("store timeout 300 s\n" + signal).causes[0].id == "launch.killed"
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    assert explain_text(command + steps + signal).causes[0].id == "launch.killed"
 
 
 def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
