@@ -53,7 +53,6 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "ib.gid-index": "ib.qp-connect env.bad-nccl-var",
         "ib.memlock": "ib.qp-connect ib.gdr",
         "ib.gdr": "ib.qp-connect net.slow",
-        "ib.device-not-found": "net.slow",
         "sys.shm": "sys.disk-full app.dataloader-worker sys.container gpu.p2p sys.host-oom gpu.driver",
         "sys.host-oom": "sys.threads",
         "sys.threads": "sys.host-oom",
