@@ -116,14 +116,13 @@ class Course:
         """Whether this line is how a job ended that stood still, by Ctrl-C or a time limit: the hang has a cause of its own."""
         if SIGINT.search(hit.text):
             return bool(self.interrupted_hang)
+        if _STOPPED.search(hit.text) and self._case.has("own-time-limit") and not self._case.has(*_WORK):
+            return True  # the command had a limit of its own, and did nothing
         return self._out_of_time and (_STOPPED.search(hit.text) or _TIME_LIMIT.search(hit.text)) is not None
 
     @functools.cached_property
     def _out_of_time(self) -> bool:
-        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end, or a
-        limit of its own a command that did nothing."""
-        if self._case.has("own-time-limit") and not self._case.has(*_WORK):
-            return True
+        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end."""
         limits = (hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text))
         return self.unfinished and not self._case.has("nccl-init-complete") and any(limits)
 

@@ -159,6 +159,8 @@ def test_a_command_with_a_time_limit_of_its_own_was_stopped_because_it_hung() ->
     signal = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4401 got signal: 15\n"
     assert explain_text(command + signal).verdict is Verdict.UNDECIDED
     assert explain_text(signal + "run 3: rc 124\n").verdict is Verdict.UNDECIDED
+    scheduler = "slurmstepd: error: *** JOB 81 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    assert explain_text(command + scheduler).causes[0].id == "launch.killed"
     assert explain_text("store timeout 300 s\n" + signal).causes[0].id == "launch.killed"
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert explain_text(command + steps + signal).causes[0].id == "launch.killed"
