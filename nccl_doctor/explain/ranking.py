@@ -61,6 +61,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "sys.clock-or-dns-or-fs": "sys.node-failure",
         "net.hostname-resolution": "net.wrong-interface env.bad-nccl-var",
         "net.port-in-use": "launch.rdzv",
+        "launch.env-missing": "net.port-in-use",
         "sw.library-conflict": "sw.no-nccl-backend gpu.driver",
         "sw.nccl-version-mismatch": "gpu.driver",
         "env.bad-nccl-var": "",

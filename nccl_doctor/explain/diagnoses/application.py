@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP
+from nccl_doctor.explain.course import GAVE_UP, shape
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
@@ -500,11 +500,19 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
     if ranks and ranks <= _waited_from_the_start(case):
         return
+    last = busy[-1]
+    alike = [hit for hit in busy if hit.pid == last.pid and shape(hit.text) == shape(last.text)]
+    on = [
+        hit
+        for hit in case.tail
+        if last.pid == hit.pid != "" and later(hit, first) and shape(hit.text) == shape(last.text)
+    ]
+    after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",
-        0.68 if _BAR.search(busy[-1].text) else 0.58,
-        f"a rank was busy beyond the time-out: {ending(busy[-1].text, 110)}",
-        [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        0.76 if on else 0.68 if _BAR.search(last.text) else 0.58,
+        f"a rank was busy beyond the time-out: {ending(last.text, 110)}",
+        [*after, last, alike[0], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
@@ -192,19 +192,24 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     Where one host prints them one after the other, with work or a failure in between, these are runs of their own: a run
     that fails with one release and goes on with another is a trial, and speaks for a bug of the first.
     """
-    lines: dict[str, Hit] = {}
+    told: dict[str, list[Hit]] = defaultdict(list)
     for hit in case.hits("nccl-version"):
-        lines.setdefault(nccl_release(hit.groups["version"].split("+")[0]), hit)
-    if len(lines) < 2 or not case.has(*_VERSIONS_CLASH):
+        told[nccl_release(hit.groups["version"].split("+")[0])].append(hit)
+    if len(told) < 2 or not case.has(*_VERSIONS_CLASH):
         return
-    (bad, one), (good, other) = list(lines.items())[:2]
-    apart = one.host and other.host and one.host != other.host
+    (bad, (one, *_)), (good, (other, *_)) = list(told.items())[:2]
+    hosts, others = hosts_of(told[bad]), hosts_of(told[good])
+    apart = bool(hosts and others) and not hosts & others
     if apart or case.has("nccl-mismatch", "bootstrap-truncated") or not _in_turn(case, one, other):
         yield Candidate(
             "sw.nccl-version-mismatch",
             0.84,
-            f"the processes run different NCCL versions: {', '.join(sorted(lines))}",
-            [*case.hits("bootstrap-truncated", "nccl-mismatch")[:2], *lines.values(), *case.hits("nccl-version")],
+            f"the processes run different NCCL versions: {', '.join(sorted(told))}",
+            [
+                *case.hits("bootstrap-truncated", "nccl-mismatch")[:2],
+                *(hits[0] for hits in told.values()),
+                *case.hits("nccl-version"),
+            ],
             hosts=hosts_of(case.hits("nccl-version")),
             final=True,
         )

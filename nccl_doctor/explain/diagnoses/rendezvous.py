@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.lines import hosts_of, speakers
+from nccl_doctor.explain.model import Hit
 
 
 @diagnosis
@@ -79,6 +81,46 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 [hit, *case.hits("master-flag")[:2], *case.env.get("MASTER_ADDR", [])[:2]],
             )
             return
+
+
+_ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+)*)\s*$")
+
+
+@diagnosis
+def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
+    """Somebody asked several hosts for the master's address, and their answers differ: some look for it elsewhere."""
+    answers: dict[str, dict[str, Hit]] = defaultdict(dict)
+    for hit in case.hits("name-lookup-rows"):
+        if found := _ENTRY.search(hit.text):
+            for name in found["names"].split():
+                answers[name].setdefault(found["address"], hit)
+    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+        name = hit.groups.get("host", "").strip("[]")
+        if len(answers.get(name, ())) > 1:
+            title = f"hosts do not agree on the master's name: {name} is {' or '.join(sorted(answers[name]))}"
+            yield Candidate(
+                "net.hostname-resolution", 0.92, title, [*answers[name].values(), hit], *speakers([hit]), final=True
+            )
+            return
+
+
+@diagnosis
+def several_masters(case: Case) -> Iterable[Candidate]:
+    """Several tasks of one job want to serve the store, which rank 0 alone does: each takes itself for rank 0.
+
+    srun, mpirun or a loop started them, and nothing turned the launcher's variables into RANK and WORLD_SIZE.
+    """
+    bound: dict[int, Hit] = {}
+    for hit in case.hits("port-in-use"):
+        if hit.rank is not None and "server socket has failed" in hit.text:
+            bound.setdefault(hit.rank, hit)
+    if len(bound) > 1:
+        alone = [hit for hit in case.hits("world-size") if hit.groups["world"] == "1"]
+        title = f"{len(bound)} tasks of the job want to be rank 0: the launcher's rank and size do not reach torch"
+        hits = list(bound.values())
+        yield Candidate(
+            "launch.env-missing", 0.9, title, [*hits[:2], *alone[:2], *hits[2:]], *speakers(hits), final=True
+        )
 
 
 @diagnosis

@@ -302,6 +302,15 @@ says(
     where=lambda groups, line: re.fullmatch(r"[A-Za-z][\w.-]*(?:\s+[\w.-]+)*", groups["names"]) is not None,
 )
 
+says(
+    "name-lookup",
+    "getent hosts",
+    "/etc/hosts",
+    rows=24,
+    why="Somebody asked hosts what a name resolves to: the answers stand below.",
+    where=lambda groups, line: re.search(r"\bgetent hosts|\b(?:cat|grep|more|head)\b.*/etc/hosts", line) is not None,
+)
+
 # --- MTU
 says(
     "mtu-ping",

@@ -448,6 +448,12 @@ says(
     why="All GPUs of one process meet before a collective or before communicators are made; one is late, stopped, or waits in another collective.",
 )
 says(
+    "xla-unstuck",
+    "Thread is unstuck! Warning above was a false-positive",
+    role=Role.HARMLESS,
+    why="XLA takes its warning of a stuck thread back: all came, later than it had expected.",
+)
+says(
     "xla-clique-stale",
     "Incarnation id {id:int} is stale",
     "Task with incarnation id {id:int} is not connected",
