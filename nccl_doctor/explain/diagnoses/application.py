@@ -502,11 +502,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     last = busy[-1]
     alike = [hit for hit in busy if hit.pid == last.pid and shape(hit.text) == shape(last.text)]
-    on = [
-        hit
-        for hit in case.tail
-        if last.pid == hit.pid != "" and later(hit, first) and shape(hit.text) == shape(last.text)
-    ]
+    on = [hit for hit in case.tail if hit.pid == last.pid and later(hit, first) and shape(hit.text) == shape(last.text)]
     after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",

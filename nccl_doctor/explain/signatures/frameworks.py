@@ -299,7 +299,7 @@ says(
     "Missing ranks:",
     rows=8,
     why="Below it stand the ranks that did not submit tensors, each with some of them.",
-    where=lambda groups, line: line.strip() == "Missing ranks:",
+    where=lambda groups, line: line.rstrip().endswith("Missing ranks:"),
 )
 says(
     "horovod-elastic-resources",
