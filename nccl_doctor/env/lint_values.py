@@ -18,7 +18,7 @@ _SILENCE = "an empty set of subsystems silences everything, WARN lines too"
 
 # What people take for the name of a network: NCCL_NET wants the name a network gives itself.
 _NOT_A_NETWORK = frozenset(
-    {"ofi", "efa", "aws", "aws-ofi", "aws-ofi-nccl", "rdma", "roce", "infiniband", "tcp", "eth", "ethernet", "verbs"}
+    {"efa", "aws", "aws-ofi", "aws-ofi-nccl", "rdma", "roce", "infiniband", "tcp", "eth", "ethernet", "verbs"}
 )
 
 

@@ -131,6 +131,9 @@ def test_torch_names_follow_torch_s_versions() -> None:
         ("NCCL_IB_TC", "2.25.1", "0"),
         ("NCCL_CUMEM_ENABLE", "2.18.5", "0"),
         ("NCCL_P2P_DISABLE", "", "unset"),
+        ("NCCL_NET_GDR_LEVEL", "2.5.7", "PHB"),
+        ("NCCL_NET_GDR_LEVEL", "2.28.9", "PXB"),
+        ("NCCL_P2P_LEVEL", "2.22.3", "auto (SYS; PXB or PHB on Intel, PXB on Arm and Zhaoxin)"),
         ("NCCL_WORK_FIFO_BYTES", "2.27.3", "1048576"),
     ],
 )

@@ -46,6 +46,11 @@ def said(variables: Mapping[str, str | None], nccl: str = "", torch: str = "", h
         ("NCCL_MIN_NCHANNELS", "112", "2.28.9", ["warn pinned", "info renamed"]),
         ("NCCL_IGNORE_DISABLED_P2P", "1", "2.28.9", ["warn leftover-debugging"]),
         ("NCCL_AVOID_RECORD_STREAMS", "1", "", ["warn read-by-nobody"]),
+        # aws-ofi-nccl takes the name it is called by
+        ("NCCL_NET", "ofi", "", []),
+        ("NCCL_NET", "AWS Libfabric", "", []),
+        ("NCCL_NET", "efa", "", ["fail invalid-value.fatal"]),
+        ("OFI_NCCL_FORCE_PRODUCT_NAME", "p5.48xlarge", "", []),
     ],
 )
 def test_values_by_release(name: str, value: str, nccl: str, expected: list[str]) -> None:
