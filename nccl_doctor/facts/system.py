@@ -51,7 +51,7 @@ class Filesystem(msgspec.Struct, frozen=True):
 
 
 class Cgroup(msgspec.Struct, frozen=True):
-    """The tightest limits from this process' group up to the top; None is unlimited."""
+    """Of the limits from this process' group up to the top the ones that leave least; None is unlimited."""
 
     version: Count = 2
     memory_limit_bytes: Count | None = None

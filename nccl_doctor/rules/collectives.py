@@ -416,23 +416,31 @@ def _died(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
     ]
     if not guilty and not silent:
         return
+    alike: dict[tuple[str, str], list[RankOnHost]] = {}
     for rank in guilty or silent:
-        how = f"was killed by {rank.end.signal}" if rank.end.signal else f"ended with status {rank.end.exit}"
+        how = f"killed by {rank.end.signal}" if rank.end.signal else f"ended with status {rank.end.exit}"
+        alike.setdefault((rank.host, how), []).append(rank)
+    for (host, how), dead in alike.items():
+        one = len(dead) == 1
+        was = ("was " if one else "were ") if how.startswith("killed") else ""
         yield finding(
             "collectives.rank-died",
             Severity.FAIL,
-            f"{rank.label} {how} in {rank.end.where.words}",
+            f"rank{'' if one else 's'} {_numbers(dead)} on {host} {was}{how} in {dead[0].end.where.words}",
             [
-                rank.evidence(f"process {rank.end.pid} {how}, last heard of in stage {rank.end.where.words}"),
-                *_printed(rank),
+                *(
+                    rank.evidence(f"process {rank.end.pid} {how}, last heard of in stage {rank.end.where.words}")
+                    for rank in dead
+                ),
+                *_printed(dead[0]),
                 *_others(ranks, guilty or silent),
             ],
-            places=[rank.place],
+            places=[rank.place for rank in dead],
             fixes=[
                 Fix(
                     "look for the out-of-memory killer and for drivers' errors around that time",
-                    "journalctl -k --since '-15 min' | grep -iE 'oom|killed process|xid|segfault'",
-                    host=rank.host,
+                    "sudo journalctl -k --since '-15 min' | grep -iE 'oom|killed process|xid|segfault'",
+                    host=host,
                 )
             ],
         )

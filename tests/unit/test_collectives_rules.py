@@ -128,6 +128,18 @@ def test_the_root_is_named_and_only_it(id: str, hosts: tuple[str, ...], ends: li
     assert playbooks.for_finding(id)
 
 
+def test_ranks_of_one_host_that_died_alike_are_one_finding() -> None:
+    killed = [end(rank, exit=-9, signal="SIGKILL") for rank in (1, 2, 3)]
+    facts = world(end(0, **STUCK), *killed, end(4, exit=-11, signal="SIGSEGV"))
+    here = msgspec.structs.replace(facts["h1"], ranks=tuple(killed))
+    found = list(failures({"h0": facts["h0"], "h1": here, "h4": facts["h4"]}))
+    assert [item.title for item in found] == [
+        "ranks 1, 2, 3 on h1 were killed by SIGKILL in measure",
+        "rank 4 on h4 was killed by SIGSEGV in measure",
+    ]
+    assert [place.rank for place in found[0].places] == [1, 2, 3] and len(found[0].evidence) == 4
+
+
 def test_a_run_that_ended_well_has_no_findings() -> None:
     assert list(failures(world(end(0, "end", **FINISHED), end(1, "end", **FINISHED)))) == []
 

@@ -242,6 +242,19 @@ def test_processes_with_open_gpus_of_a_recorded_host(tmp_path: Path) -> None:
     assert (zombie.pid, zombie.state, zombie.user, zombie.devices) == (4243, "Z", "54321", ("/dev/nvidia0",))
 
 
+def test_the_limit_that_leaves_least_is_told_and_not_the_smallest(tmp_path: Path) -> None:
+    """A step may start 400 more threads by its own limit, and 10 by that of the slice that it shares."""
+    above = "/sys/fs/cgroup/system.slice"
+    full = {f"{above}/pids.max": "10000\n", f"{above}/pids.current": "9990\n", f"{GROUP}/memory.max": "1000\n"}
+    write_tree(tmp_path, {**system_tree(), **full, f"{GROUP}/memory.current": "10\n"})
+    group = msgspec.convert(probe("system", tmp_path), System).cgroup
+    assert (group.pids_limit, group.pids_used, group.pids_group) == (10000, 9990, above)
+    assert (group.memory_limit_bytes, group.memory_used_bytes, group.memory_group) == (1000, 10, GROUP)
+    write_tree(tmp_path, {f"{above}/pids.max": "max\n", f"{above}/memory.max": "max\n", f"{GROUP}/memory.max": "max\n"})
+    group = msgspec.convert(probe("system", tmp_path), System).cgroup
+    assert (group.pids_limit, group.pids_used) == (512, 100) and group.memory_limit_bytes is None
+
+
 def test_cgroup_version_1_of_a_recorded_host(tmp_path: Path) -> None:
     base = "/sys/fs/cgroup"
     write_tree(

@@ -285,15 +285,17 @@ def _cgroup_places() -> Dict[str, List[str]]:
     return places
 
 
-def _tightest(chain: List[str], file: str, nothing: Tuple[str, ...]) -> Tuple[Optional[int], str]:
-    """The smallest number in ``file`` on the way up, and where; None where every level says it is unlimited."""
-    best, where = None, ""  # type: Optional[int], str
+def _tightest(chain: List[str], limit: str, usage: str) -> Tuple[Optional[int], Optional[int], str]:
+    """Of the limits on the way up the one that leaves least: limit, what is used of it, and where.
+
+    Not the smallest one: a larger limit further up is shared with others. None where every level is unlimited.
+    """
+    found = []
     for place in chain:
-        value = _text(place + "/" + file)
-        number = _int(value) if value not in nothing else None
-        if number is not None and number < (1 << 60) and (best is None or number < best):
-            best, where = number, place
-    return best, where
+        number, used = _int(_text(place + "/" + limit)), _int(_text(place + "/" + usage))
+        if number is not None and number < (1 << 60):  # "max", or version 1's largest number, is unlimited
+            found.append((number - (used or 0), number, used, place))
+    return min(found, key=lambda one: one[0])[1:] if found else (None, None, "")
 
 
 def cgroup() -> Dict[str, Any]:
@@ -303,18 +305,17 @@ def cgroup() -> Dict[str, Any]:
     found = {"version": 2 if "memory" not in places else 1}  # type: Dict[str, Any]
     group = places.get("memory", unified)
     v2 = group is unified
-    found["memory_limit_bytes"], where = _tightest(group, "memory.max" if v2 else "memory.limit_in_bytes", ("max", ""))
+    files = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    found["memory_limit_bytes"], used, where = _tightest(group, *files)
     if where:
-        found["memory_group"] = where
-        found["memory_used_bytes"] = _int(_text(where + ("/memory.current" if v2 else "/memory.usage_in_bytes")))
+        found["memory_group"], found["memory_used_bytes"] = where, used
         cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(where + "/memory.stat"), re.M)
         found["memory_cache_bytes"] = int(cache.group(1)) if cache else 0
     found["oom_kills"] = _oom_kills(group, v2)
     group = places.get("pids", unified)
-    found["pids_limit"], where = _tightest(group, "pids.max", ("max", ""))
+    found["pids_limit"], used, where = _tightest(group, "pids.max", "pids.current")
     if where:
-        found["pids_group"] = where
-        found["pids_used"] = _int(_text(where + "/pids.current"))
+        found["pids_group"], found["pids_used"] = where, used
     found["cpu_limit"] = _cpu_limit(places.get("cpu", unified), "cpu" not in places)
     return found
 
