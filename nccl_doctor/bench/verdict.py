@@ -70,9 +70,9 @@ def peak(measurements: Iterable[Measurement]) -> Measurement | None:
     return max(measurements, key=_weight, default=None)
 
 
-def _weight(item: Measurement | SizeChange) -> tuple[int, int]:
+def _weight(item: Measurement | SizeChange) -> tuple[int, bool]:
     """Of the largest size the native way: "out of place" can be a copy and the in-place call, which takes longer."""
-    return item.size, -OPERATIONS[item.collective].modes.index(item.mode)
+    return item.size, item.mode == OPERATIONS[item.collective].modes[0]
 
 
 def changes(now: Iterable[Measurement], before: Iterable[Measurement]) -> tuple[SizeChange, ...]:
