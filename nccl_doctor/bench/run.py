@@ -84,7 +84,7 @@ class Prepared(msgspec.Struct, frozen=True):
     nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says
     pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
     peermem: bool = False
-    memory: int = 0  # bytes that are free; 0: not known
+    memory: int | None = None  # bytes that are free; None: not known
     processors: int = 1
     addresses: dict[str, str] = {}
     name_addresses: tuple[str, ...] = ()
@@ -227,7 +227,7 @@ def place(
             why = "; --gpus-per-host goes before the host list's slots" if name in slots else ""
             raise CannotRun(f"{name} has {gpus} GPU(s), {ranks} ranks were asked for{why}", (name,))
         free = prepared[name].memory
-        if 0 < free < ranks * RANK_BYTES:
+        if free is not None and free < ranks * RANK_BYTES:
             need = f"{ranks} ranks need {amount(ranks * RANK_BYTES)} or more, for torch alone"
             raise CannotRun(f"{need}, and {amount(free)} are free on {name}", (name,))
         shares.append(Share(name, first, ranks, prepared[name].python))

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.bench import expected
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.collectives import COLLECTIVES
@@ -66,11 +67,12 @@ def change_words(comparison: Comparison) -> str:
 
 def peak(measurements: Iterable[Measurement]) -> Measurement | None:
     """The measurement that is judged: the largest size, in the way that torch does natively."""
-    found = list(measurements)
-    if not found:
-        return None
-    largest = max(item.size for item in found)
-    return next(item for item in found if item.size == largest)
+    return max(measurements, key=_weight, default=None)
+
+
+def _weight(item: Measurement | SizeChange) -> tuple[int, bool]:
+    """Of the largest size the native way: "out of place" can be a copy and the in-place call, which takes longer."""
+    return item.size, item.mode == OPERATIONS[item.collective].modes[0]
 
 
 def changes(now: Iterable[Measurement], before: Iterable[Measurement]) -> tuple[SizeChange, ...]:
@@ -152,7 +154,7 @@ def _by_baseline(
             else f"no {name}" + (f", only {', '.join(there)}" if there else "")
         )
         return verdict("cannot-judge", f"{said}{share}; the baseline has {lacks}")
-    largest = max(found, key=lambda item: item.size)
+    largest = max(found, key=_weight)
     slower = [item for item in found if _is_slower(item.comparison)]
     undecided = [item for item in found if not item.comparison.decided]
     at = f"{largest.words} at {format_size(largest.size)}"

@@ -9,6 +9,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -236,6 +237,17 @@ def test_memory_that_torch_keeps_for_reuse_counts_as_free(worker: Callable[..., 
     made = worker(device)
     assert memory.lack(made, 8 << 30) == ""
     assert "GPU memory" in memory.lack(made, 80 << 30)
+
+
+def test_what_files_fill_a_cgroup_with_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUPS", ((f"{tmp_path}/", "memory.max", "memory.current"),))
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("990000\n")
+    assert memory.available_memory() == 10_000
+    (tmp_path / "memory.stat").write_text("anon 90000\ninactive_file 600000\nactive_file 300000\n")
+    assert memory.available_memory() == 910_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_memory() > 1_000_000
 
 
 def test_a_graph_is_captured_beside_other_threads_and_replayed(worker: Callable[..., Worker]) -> None:

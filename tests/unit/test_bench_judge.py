@@ -179,6 +179,8 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     assert good.kind == "good" and "expected 476-480 GB/s" in good.text and "NVIDIA/nccl-tests" in good.text
     slow = judge(measured(300.0))
     assert slow.kind == "slow" and "37 % below" in slow.text
+    assert judge(measured(300.0, mode="copy"), measured(470.0)).kind == "good"  # --both: a copy's time judges nobody
+    assert judge(measured(470.0, mode="copy"), measured(300.0)).kind == "slow"
     assert judge(measured(300.0, cv=0.4)).kind == "cannot-judge"
     once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
     assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from nccl_doctor.agent import children
+from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.launch import py_spy
 from nccl_doctor.agent.collective.ranks import Identity, RankError, detect, first_host, local_size_of_slurm
 
@@ -116,3 +120,16 @@ def test_of_py_spys_answer_the_stacks_are_kept(tmp_path: Path, monkeypatch: pyte
     spy.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert py_spy(7) == "Thread 7: MainThread\n    wait\n"  # not our bootstrap, which is the command line
+
+
+def test_stacks_of_many_ranks_take_no_longer_than_those_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that came late with its answer, for the sake of stacks, would be called lost."""
+    monkeypatch.setattr(launch, "STACKS_S", 0.3)
+    monkeypatch.setattr(launch, "py_spy", lambda pid: time.sleep(0.2) or f"stack of {pid}")
+    run = launch.Launch({}, lambda event: None)
+    for number in range(8):
+        process = children.spawn(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run.ranks.append(launch.Rank(number, process))
+    run._end_with_evidence("the test is over")
+    assert [bool(rank.stack) for rank in run.ranks] == [True, True, *[False] * 6]
+    assert all(rank.killed and rank.process.poll() is not None for rank in run.ranks)

@@ -318,9 +318,11 @@ class Launch:
     def _end_with_evidence(self, why: str) -> None:
         """Take the state and the stacks of all that still run, then kill them."""
         alive = [rank for rank in self.ranks if rank.process.poll() is None]
+        spied_until = time.monotonic() + STACKS_S  # of all together: who asks for this host's answer does not wait long
         for rank in alive:
             rank.state = process_state(rank.process.pid)
-            rank.stack = py_spy(rank.process.pid) if rank.state != "T" else ""
+            if rank.state != "T" and time.monotonic() < spied_until:
+                rank.stack = py_spy(rank.process.pid)
             if rank.where["stage"] != "spawn":  # before that, SIGUSR1 would kill it
                 with contextlib.suppress(OSError):
                     os.kill(rank.process.pid, signal.SIGUSR1)

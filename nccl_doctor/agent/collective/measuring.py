@@ -94,9 +94,15 @@ class Measuring:
                     checker.prepare(mode, buffers)
                 _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
             iterations, estimate_s = self._warm_up(key, call, label)
-            if iterations * estimate_s > 2 * float(self.plan["budget_s"]):  # only of --iters: nobody is stuck then
-                self._skip(operation, asked, mode, "%d calls of %.3g s take over twice the time budget of %g s" % (
-                    iterations, estimate_s, float(self.plan["budget_s"])))  # fmt: skip
+            budget_s = float(self.plan["budget_s"])
+            if iterations > int(self.plan["min_iters"]) and iterations * estimate_s > 2 * budget_s:
+                # More than the budget allows was asked for: it would be ended as stuck.
+                words = "%d calls of %.3g s take over twice the time budget of %g s" % (
+                    iterations,
+                    estimate_s,
+                    budget_s,
+                )
+                self._skip(operation, asked, mode, words)
                 return ""
             calls = timing.calls_per_sample(self.device, iterations, estimate_s)
             limit_s = self.worker.limit_s + 3 * iterations * estimate_s

@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .worker import Worker
 
+CGROUPS = (  # versions 2 and 1
+    ("/sys/fs/cgroup/", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
 
 def lack(worker: "Worker", needed: int) -> str:
     """Why this rank cannot have so many bytes on its device, or empty."""
@@ -23,20 +28,26 @@ def lack(worker: "Worker", needed: int) -> str:
 
 
 def available_memory() -> int:
-    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less."""
+    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less.
+
+    What files were read fills a cgroup up to its limit, and is given up when memory is asked for: it counts as free.
+    """
     found = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
         for line in stream:
             if line.startswith("MemAvailable:"):
                 found.append(int(line.split()[1]) * 1024)
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    )
-    for limit, usage in pairs:
-        with contextlib.suppress(OSError, ValueError), open(limit) as one, open(usage) as two:
-            found.append(int(one.read()) - int(two.read()))
-    return min(found) if found else 1 << 62
+    for base, limit, usage in CGROUPS:
+        with contextlib.suppress(OSError, ValueError), open(base + limit) as one, open(base + usage) as two:
+            found.append(int(one.read()) - int(two.read()) + _cached(base + "memory.stat"))
+    return max(0, min(found)) if found else 1 << 62
+
+
+def _cached(statistics: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open(statistics) as stream:
+        rows = dict(line.split() for line in stream)
+        return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
+    return 0
 
 
 def amount(size: float) -> str:
