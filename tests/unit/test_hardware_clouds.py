@@ -67,6 +67,7 @@ SAVING = {"pcie_gen": 1, "performance_state": 8}
         ([X16] * 2 + [X8] * 2, False, {"gpu.pcie.slot-limited": "warn"}),  # half of them: built so, as far as one knows
         ([{**X16, **SAVING}] * 3 + [{**X16, "performance_state": 8}], False, {}),  # one has just been used
         ([X16] * 3 + [{**X16, **SAVING}], False, {}),
+        ([{**X16, "performance_state": 8}] * 3 + [{**X16, **SAVING}], False, {}),  # the first to save power
     ],
 )  # fmt: skip
 def test_pcie_of_cards(answers: list[dict[str, Any]], virtual: bool, wanted: dict[str, str], healthy: Facts) -> None:
