@@ -6,6 +6,7 @@ PCIe links as nvidia-smi -q of such machines prints them in public threads, Nove
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +428,15 @@ def test_where_all_rdma_ports_are_the_front_ends_nothing_is_judged(healthy_roce:
         result = run(rule, {"gpu01": {"infiniband": data}})
         assert result.skipped == {"gpu01": "none of the RDMA ports is a rail"} and not result.unknown
     assert found(front) == {}
+
+
+def test_a_devices_name_is_one_word_of_the_shell(healthy_roce: Facts) -> None:
+    hostile = copy.deepcopy(healthy_roce)
+    device = hostile["infiniband"]["data"]["devices"][3]
+    device["name"], device["netdevs"][0]["name"] = "a$(touch x)", "b;reboot"
+    device["ports"][0].update(state="1: DOWN", phys_state="2: Polling")
+    commands = [fix.command for item in found(hostile).values() for fix in item.fixes]
+    assert len(commands) == 3
+    for command in commands:
+        words = [word for word in shlex.split(command) if "touch" in word or "reboot" in word]
+        assert words and all(word in ("a$(touch x)", "b;reboot", "a$(touch x)|0000:4c:00.0") for word in words)
