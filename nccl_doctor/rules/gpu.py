@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
 
@@ -235,7 +235,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         fixes=[
             Fix(
                 "see why: an Xid 79 means it fell off the bus; 'probe failed' means the driver refused it",
-                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; lspci -vvs {missing[0].bus_id}",
+                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; sudo lspci -vvs {shell_word(missing[0].bus_id)}",
                 host.name,
             ),
             Fix(
@@ -274,7 +274,7 @@ def _display(host: Host, gpu: PciGpu) -> Finding:
         fixes=[
             Fix(
                 "nothing, if it is for the console; else see why the NVIDIA driver does not take it",
-                f"lspci -nnks {gpu.bus_id}; sudo dmesg -T | grep -i nvrm | tail",
+                f"lspci -nnks {shell_word(gpu.bus_id)}; sudo dmesg -T | grep -i nvrm | tail",
                 host.name,
             )
         ],

@@ -9,7 +9,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
 from nccl_doctor.rules.thresholds import value
@@ -90,7 +90,7 @@ def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
         fixes=[
             Fix(
                 "load it, if this host has an RDMA network",
-                f"sudo modprobe -a {module} ib_uverbs && ls /sys/class/infiniband",
+                f"sudo modprobe -a {shell_word(module)} ib_uverbs && ls /sys/class/infiniband",
                 host.name,
             )
         ],
