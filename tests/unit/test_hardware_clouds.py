@@ -97,6 +97,18 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
 
 
+def test_half_of_a_board_without_switches(healthy: Facts) -> None:
+    """Two of the four H100s of an HGX board without NVSwitches: six links between them, the others lead to nobody."""
+
+    def pair(up: int, kind: str) -> list[dict[str, Any]]:
+        links = [{"link": n, "active": n < up, "remote_type": kind} for n in range(18)]
+        return [{"name": "NVIDIA H100 80GB HBM3", "nvlinks": links}] * 2
+
+    assert found(cards(healthy, *pair(6, "gpu"), virtual=True)) == {}
+    for links in (pair(6, "switch"), pair(0, "gpu")):
+        assert set(found(cards(healthy, *links, virtual=True))) == {"gpu.nvlink.link-down"}
+
+
 def with_storage(facts: Facts, *ports: dict[str, Any], board: str = "MT_0000000834") -> Facts:
     """The machine with further ports of the rails' chip on another board, two to a card, as in a DGX H100."""
     changed = copy.deepcopy(facts)
