@@ -224,6 +224,7 @@ def rdma(facts: Facts, **values: Any) -> Facts:
         ({"class": "0x020000", "driver": None}, {}),
         ({"class": "0x020700", "driver": "vfio-pci"}, {}),  # a virtual machine's
         ({"driver": "mlx4_core"}, {"ib.device-not-found.no-driver": "warn"}),  # an older bundle
+        ({"driver": None}, {}),
     ],
 )
 def test_nics_without_an_rdma_device(nic: dict[str, Any], wanted: dict[str, str], healthy: Facts) -> None:
