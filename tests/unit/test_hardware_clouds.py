@@ -453,3 +453,13 @@ def test_a_devices_name_is_one_word_of_the_shell(healthy_roce: Facts) -> None:
     for command in commands:
         words = [word for word in shlex.split(command) if "touch" in word or "reboot" in word]
         assert words and all(word in ("a$(touch x)", "b;reboot", "a$(touch x)|0000:4c:00.0") for word in words)
+
+
+@pytest.mark.parametrize(("mode", "quote"), [(False, "nvidia-persistenced"), (True, "wchan")])
+def test_nvidia_smi_that_is_slow_without_persistence_mode(mode: bool, quote: str, healthy: Facts) -> None:
+    slow = copy.deepcopy(healthy)
+    slow["gpu"]["data"]["smi"].update(outcome="timed-out", detail="nvidia-smi did not answer within 15 s", gpus=[])
+    for gpu in slow["gpu"]["data"]["gpus"]:
+        gpu["persistence_mode"] = mode
+    item = found(slow)["gpu.driver.smi-hang"]
+    assert quote in item.fixes[0].command and ("persistence mode: disabled" in words(item)) is (not mode)
