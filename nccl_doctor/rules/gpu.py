@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
 
@@ -116,14 +116,29 @@ def _init_failure(nvml: Witness) -> tuple[str, str, str, str]:
 
 def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
     """nvidia-smi hangs, or contradicts an NVML that answers."""
+    unkept = [gpu for gpu in devices(fact) if gpu.persistence_mode is False]
     if fact.smi.outcome == "timed-out":
         yield finding(
             "gpu.driver.smi-hang",
             Severity.WARN,
             "nvidia-smi does not return, though NVML answers",
-            Evidence(fact.smi.detail, "nvidia-smi", host=host.name),
+            [
+                Evidence(fact.smi.detail, "nvidia-smi", host=host.name),
+                *(proof(host, gpu, "persistence mode: disabled") for gpu in unkept[:1]),
+            ],
             hosts=(host.name,),
-            confidence=0.8,
+            confidence=0.5 if unkept else 0.8,
+            fixes=[
+                Fix(
+                    "without persistence mode every start initialises all GPUs: run the persistence daemon, look again"
+                    if unkept
+                    else "see where it waits",
+                    "sudo systemctl enable --now nvidia-persistenced; time nvidia-smi -L"
+                    if unkept
+                    else "ps -eo pid,stat,wchan:30,args | grep '[n]vidia-smi'",
+                    host.name,
+                )
+            ],
         )
     elif proofs := _smi_differs(host, fact):
         yield finding(
@@ -235,7 +250,7 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         fixes=[
             Fix(
                 "see why: an Xid 79 means it fell off the bus; 'probe failed' means the driver refused it",
-                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; lspci -vvs {missing[0].bus_id}",
+                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; sudo lspci -vvs {shell_word(missing[0].bus_id)}",
                 host.name,
             ),
             Fix(
@@ -274,7 +289,7 @@ def _display(host: Host, gpu: PciGpu) -> Finding:
         fixes=[
             Fix(
                 "nothing, if it is for the console; else see why the NVIDIA driver does not take it",
-                f"lspci -nnks {gpu.bus_id}; sudo dmesg -T | grep -i nvrm | tail",
+                f"lspci -nnks {shell_word(gpu.bus_id)}; sudo dmesg -T | grep -i nvrm | tail",
                 host.name,
             )
         ],

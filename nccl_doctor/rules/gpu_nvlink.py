@@ -17,9 +17,10 @@ from nccl_doctor.rules.thresholds import value
 def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
     """All NVLinks of a module (SXM, superchip) are up, and none has repeated errors.
 
-    How many there should be comes from the catalogue of models; for cards with a bridge, from their neighbours: a card
-    none of whose links is up has no bridge, which is no fault. One GPU
-    alone (a virtual machine with one of eight) has no peer over NVLink: that its links are inactive is information.
+    How many there should be comes from the catalogue of models. Cards with a bridge, and modules joined straight to each
+    other (a virtual machine may have some of a board's) are judged by their neighbours: a card none of whose links is up
+    has no bridge, which is no fault. One GPU alone (a virtual machine with one of eight) has no peer over NVLink: that
+    its links are inactive is information.
     """
     gpus = devices(answered(host))
     if alone := _alone(gpus):
@@ -38,7 +39,7 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         active = sum(link.active for link in gpu.nvlinks)
         if model and model.nvlinks == 0 and not active:
             continue  # a card without a bridge
-        expected = (model.nvlinks if model and model.nvlinks else 0) or _most_among(gpus, gpu.name)
+        expected = (model.nvlinks if model and not _straight(gpus) else None) or _most_among(gpus, gpu.name)
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
@@ -67,6 +68,12 @@ def _inactive(host: Host, gpu: GpuDevice) -> Finding:
         proof(host, gpu, f"active NVLinks: 0 of {len(gpu.nvlinks or ())} that the driver tells; GPUs on this host: 1"),
         places=[place(host, gpu)],
     )
+
+
+def _straight(gpus: Iterable[GpuDevice]) -> bool:
+    """Whether all NVLinks that are up lead to other GPUs, none to a switch."""
+    ends = {link.remote_type for gpu in gpus for link in gpu.nvlinks or () if link.active}
+    return ends == {"gpu"}
 
 
 def _most_among(gpus: Iterable[GpuDevice], name: str | None) -> int:

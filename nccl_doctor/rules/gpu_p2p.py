@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_paths import NEAR, nvlinks
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, redirecting, translating
 from nccl_doctor.rules.nvidia import NO_GPU, superchip
@@ -53,7 +53,7 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
             Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+", host.name),
             Fix(
                 "turn ACS off in the BIOS (bare metal only), or on these ports until the next boot",
-                f"for port in {' '.join(port.bus_id for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
+                f"for port in {' '.join(shell_word(port.bus_id) for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
                 host.name,
                 True,
             ),

@@ -9,13 +9,13 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 
-ETHERNET_CLASS = "0x0200"  # of PCI devices; InfiniBand cards have 0x0207
+ETHERNET_CLASS, INFINIBAND_CLASS = "0x0200", "0x0207"  # of PCI devices
 
 
 @host_rule(
@@ -70,14 +70,14 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
 
 def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
     """RDMA-capable NICs without an RDMA device; ``SkipRule`` where there is none, or they are given to virtual machines."""
-    wanted = [nic for nic in fact.pci_rdma if not (nic.kind or "").startswith(ETHERNET_CLASS)]
-    capable = [nic for nic in fact.pci_rdma if nic.driver != "vfio-pci" and (nic.driver or nic in wanted)]
+    cards = [nic for nic in fact.pci_rdma if (nic.kind or "").startswith(INFINIBAND_CLASS)]
+    capable = [nic for nic in fact.pci_rdma if nic.driver != "vfio-pci" and (nic.driver or nic in cards)]
     if not capable:
         raise SkipRule(NO_DEVICE)
     module = (capable[0].driver or "mlx5_core").replace("_core", "_ib")
     return finding(
         "ib.device-not-found.no-driver",
-        Severity.WARN if any(nic in wanted for nic in capable) else Severity.INFO,
+        Severity.INFO if all((nic.kind or "").startswith(ETHERNET_CLASS) for nic in capable) else Severity.WARN,
         f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
         [
             Evidence(
@@ -90,7 +90,7 @@ def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
         fixes=[
             Fix(
                 "load it, if this host has an RDMA network",
-                f"sudo modprobe -a {module} ib_uverbs && ls /sys/class/infiniband",
+                f"sudo modprobe -a {shell_word(module)} ib_uverbs && ls /sys/class/infiniband",
                 host.name,
             )
         ],

@@ -12,7 +12,7 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import own_rails, place, sysfs, with_devices
 from nccl_doctor.rules.interface_view import nccl_version
@@ -102,7 +102,11 @@ def _judge_gid(
             places=[place(host, rail)],
             fixes=[
                 Fix("give the interface an address: without one there is no routable GID", "ip -br address", host.name),
-                Fix("see the driver's RoCE mode", f"sudo cma_roce_mode -d {name} -p {rail.port.port}", host.name),
+                Fix(
+                    "see the driver's RoCE mode",
+                    f"sudo cma_roce_mode -d {shell_word(name)} -p {rail.port.port}",
+                    host.name,
+                ),
             ],
             explains=("collectives",),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import (
     cable_fixes,
@@ -118,14 +118,19 @@ def _state(host: Host, rail: Rail) -> Evidence:
 
 def _naming(host: Host, usual: list[Rail]) -> Fix:
     names = ",".join(rail.label for rail in usual)
-    return Fix("if they are no rails, name the rails for the job", f"export NCCL_IB_HCA='={names}'", host.name)
+    return Fix(
+        "if they are no rails, name the rails for the job", f"export NCCL_IB_HCA={shell_word('=' + names)}", host.name
+    )
 
 
 def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
     """What to do about a port that is not active."""
     fixes = [own_view(host, rail), *cable_fixes(host, rail)]
     if rail.roce and rail.device.netdevs:
-        fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {rail.device.netdevs[0].name} up", host.name))
+        fixes.insert(
+            0,
+            Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up", host.name),
+        )
     if "INIT" in (rail.port.state or ""):
         fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo", host.name))
     return fixes
@@ -222,7 +227,7 @@ def mtu(host: Host, plan: Plan) -> Iterator[Finding]:
             fixes=[
                 Fix(
                     "raise it on hosts and switches together",
-                    f"sudo ip link set {interface.name} mtu 9000",
+                    f"sudo ip link set {shell_word(interface.name)} mtu 9000",
                     host.name,
                     True,
                 )

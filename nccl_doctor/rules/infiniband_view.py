@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Fix, Place
+from nccl_doctor.findings.model import Evidence, Fix, Place, shell_word
 from nccl_doctor.rules.engine import Host, SkipRule
 from nccl_doctor.rules.rails import MELLANOX, Rail, rails
 
@@ -66,11 +66,11 @@ def place(host: Host, rail: Rail) -> Place:
 
 def own_view(host: Host, rail: Rail) -> Fix:
     """How to see what a port says of its own link: mlxlink knows NVIDIA's cards alone."""
-    name, number = rail.device.name, rail.port.port
+    name, number = shell_word(rail.device.name), rail.port.port
     if rail.device.pci_vendor == MELLANOX or name.startswith("mlx"):
         command = f"ibstat {name} {number}; sudo mlxlink -d {name} -m -c"
     else:
-        netdevs = "".join(f"; sudo ethtool {interface.name}" for interface in rail.device.netdevs[:1])
+        netdevs = "".join(f"; sudo ethtool {shell_word(interface.name)}" for interface in rail.device.netdevs[:1])
         command = f"rdma -d link show {name}/{number}{netdevs}"
     return Fix("see the port's own view: speed, lanes, cable, errors", command, host.name)
 
@@ -82,7 +82,7 @@ def far_end(host: Host, rail: Rail) -> list[Fix]:
     if not rail.roce:
         command = f"sudo iblinkinfo --switches-only | grep {host.name}"
     elif rail.device.netdevs:
-        command = f"sudo lldpcli show neighbors ports {rail.device.netdevs[0].name}"
+        command = f"sudo lldpcli show neighbors ports {shell_word(rail.device.netdevs[0].name)}"
     else:
         return []
     return [Fix("find the switch port at the other end of its cable", command, host.name)]
@@ -95,7 +95,7 @@ def cable_fixes(host: Host, rail: Rail) -> list[Fix]:
         *far_end(host, rail),
         Fix(
             "check cable, transceiver and the switch port at the other end; look for what took it down",
-            f"sudo dmesg -T | grep -iE '{words}' | tail -20",
+            f"sudo dmesg -T | grep -iE {shell_word(words)} | tail -20",
             host.name,
         ),
     ]

@@ -543,6 +543,7 @@ esac
 
 
 _SWITCH = {"0": "Disabled", "1": "Enabled"}
+_COMPUTE_MODES = {"0": "Default", "1": "Exclusive_Thread", "2": "Prohibited", "3": "Exclusive_Process"}
 # nvidia-smi's name of a field -> the stand-in's, and how nvidia-smi prints it
 _FIELDS: dict[str, tuple[str, Callable[[str], str]]] = {
     "serial": ("serial", str),
@@ -561,7 +562,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], str]]] = {
     "ecc.errors.uncorrected.volatile.total": ("ecc_uncorrected_volatile", str),
     "ecc.errors.uncorrected.aggregate.total": ("ecc_uncorrected_aggregate", str),
     "persistence_mode": ("persistence_mode", _SWITCH.__getitem__),
-    "compute_mode": ("compute_mode", {"0": "Default", "2": "Prohibited", "3": "Exclusive_Process"}.__getitem__),
+    "compute_mode": ("compute_mode", lambda text: _COMPUTE_MODES.get(text, "[Unknown Error]")),
     "mig.mode.current": ("mig_mode", _SWITCH.__getitem__),
     "gsp.mode.current": ("gsp_firmware", lambda text: "Enabled"),
 }

@@ -6,6 +6,7 @@ PCIe links as nvidia-smi -q of such machines prints them in public threads, Nove
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ SAVING = {"pcie_gen": 1, "performance_state": 8}
         ([X16] * 2 + [X8] * 2, False, {"gpu.pcie.slot-limited": "warn"}),  # half of them: built so, as far as one knows
         ([{**X16, **SAVING}] * 3 + [{**X16, "performance_state": 8}], False, {}),  # one has just been used
         ([X16] * 3 + [{**X16, **SAVING}], False, {}),
+        ([{**X16, "performance_state": 8}] * 3 + [{**X16, **SAVING}], False, {}),  # the first to save power
     ],
 )  # fmt: skip
 def test_pcie_of_cards(answers: list[dict[str, Any]], virtual: bool, wanted: dict[str, str], healthy: Facts) -> None:
@@ -93,6 +95,18 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert found(cards(healthy, *quarter, quarter[0], virtual=True)) == {}
     item = found(cards(healthy, *quarter, {**volta, "nvlinks": lost}, virtual=True))["gpu.nvlink.link-down"]
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
+
+
+def test_half_of_a_board_without_switches(healthy: Facts) -> None:
+    """Two of the four H100s of an HGX board without NVSwitches: six links between them, the others lead to nobody."""
+
+    def pair(up: int, kind: str) -> list[dict[str, Any]]:
+        links = [{"link": n, "active": n < up, "remote_type": kind} for n in range(18)]
+        return [{"name": "NVIDIA H100 80GB HBM3", "nvlinks": links}] * 2
+
+    assert found(cards(healthy, *pair(6, "gpu"), virtual=True)) == {}
+    for links in (pair(6, "switch"), pair(0, "gpu")):
+        assert set(found(cards(healthy, *links, virtual=True))) == {"gpu.nvlink.link-down"}
 
 
 def with_storage(facts: Facts, *ports: dict[str, Any], board: str = "MT_0000000834") -> Facts:
@@ -210,6 +224,7 @@ def rdma(facts: Facts, **values: Any) -> Facts:
         ({"class": "0x020000", "driver": None}, {}),
         ({"class": "0x020700", "driver": "vfio-pci"}, {}),  # a virtual machine's
         ({"driver": "mlx4_core"}, {"ib.device-not-found.no-driver": "warn"}),  # an older bundle
+        ({"driver": None}, {}),
     ],
 )
 def test_nics_without_an_rdma_device(nic: dict[str, Any], wanted: dict[str, str], healthy: Facts) -> None:
@@ -426,3 +441,25 @@ def test_where_all_rdma_ports_are_the_front_ends_nothing_is_judged(healthy_roce:
         result = run(rule, {"gpu01": {"infiniband": data}})
         assert result.skipped == {"gpu01": "none of the RDMA ports is a rail"} and not result.unknown
     assert found(front) == {}
+
+
+def test_a_devices_name_is_one_word_of_the_shell(healthy_roce: Facts) -> None:
+    hostile = copy.deepcopy(healthy_roce)
+    device = hostile["infiniband"]["data"]["devices"][3]
+    device["name"], device["netdevs"][0]["name"] = "a$(touch x)", "b;reboot"
+    device["ports"][0].update(state="1: DOWN", phys_state="2: Polling")
+    commands = [fix.command for item in found(hostile).values() for fix in item.fixes]
+    assert len(commands) == 3
+    for command in commands:
+        words = [word for word in shlex.split(command) if "touch" in word or "reboot" in word]
+        assert words and all(word in ("a$(touch x)", "b;reboot", "a$(touch x)|0000:4c:00.0") for word in words)
+
+
+@pytest.mark.parametrize(("mode", "quote"), [(False, "nvidia-persistenced"), (True, "wchan")])
+def test_nvidia_smi_that_is_slow_without_persistence_mode(mode: bool, quote: str, healthy: Facts) -> None:
+    slow = copy.deepcopy(healthy)
+    slow["gpu"]["data"]["smi"].update(outcome="timed-out", detail="nvidia-smi did not answer within 15 s", gpus=[])
+    for gpu in slow["gpu"]["data"]["gpus"]:
+        gpu["persistence_mode"] = mode
+    item = found(slow)["gpu.driver.smi-hang"]
+    assert quote in item.fixes[0].command and ("persistence mode: disabled" in words(item)) is (not mode)

@@ -9,6 +9,7 @@ import time
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from nccl_doctor.agent import isolated, nvml, probing
 from nccl_doctor.agent.probes import gpu as gpu_probe
 from nccl_doctor.agent.probes import kernel_log, topology
+from nccl_doctor.collect.check import CheckOptions
 
 
 def test_isolated_call_reports_in_order() -> None:
@@ -193,3 +195,11 @@ def test_an_old_pynvml_gives_way_to_the_one_that_is_sent(monkeypatch: pytest.Mon
     monkeypatch.setattr(old, "nvmlDeviceGetMarginTemperature", None, raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", old)
     assert gpu_probe._pynvml() is old
+
+
+def test_slow_starts_of_the_driver_fit_into_the_probes_limit() -> None:
+    """Eight GPUs that are started anew take over 25 s; what hangs longer is told by name before the probe is given up."""
+    declared = probing.PROBES["gpu"]
+    (host,) = [field.default for field in msgspec.structs.fields(CheckOptions) if field.name == "host_limit_s"]
+    assert 30 < gpu_probe.NVML_START_S < gpu_probe.NVML_LIMIT_S
+    assert gpu_probe.NVML_LIMIT_S + gpu_probe.SMI_LIMIT_S < declared.limit_s < host
