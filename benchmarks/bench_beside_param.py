@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import paired  # noqa: E402
 
-from nccl_doctor.agent.collective import launch, operations  # noqa: E402
+from nccl_doctor.agent.collective import launch, operations, timing  # noqa: E402
 from nccl_doctor.agent.collective.board import Board  # noqa: E402
 from nccl_doctor.agent.collective.ranks import Identity  # noqa: E402
 from nccl_doctor.agent.collective.worker import Worker  # noqa: E402
@@ -75,7 +75,7 @@ def rank_main(options: argparse.Namespace) -> None:
             arguments.numIters, arguments.numCollPerIter = 1, iterations
 
         def second() -> float:
-            times = worker._timed(call, iterations, "benchmark", 600.0)
+            times = timing.timed(worker, call, iterations, "benchmark", 600.0)
             return sum(times) / len(times)
 
         found = paired.alternate(

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_overhead.py [--ranks 2] [--sizes 64K:16M:x4] [--seconds 0.01] [--limit 100] [--backend nccl]
 
-Each round runs the worker's own timed loop (``Worker._timed``: the code that bench runs) and a bare loop of
+Each round runs the worker's own timed loop (``timing.timed``: the code that bench runs) and a bare loop of
 ``dist.all_reduce`` calls with one clock reading before and one after, in an order drawn by lot, on the same buffers and
 the same process group (see paired.py). Owed: within 3 % at 64 KiB and above. The last column says whether the whole
 interval lies within. Exit status 1 if one lies beyond; an open one (a very busy machine) is no failure and no success.
@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import paired  # noqa: E402
 
-from nccl_doctor.agent.collective import launch, operations  # noqa: E402
+from nccl_doctor.agent.collective import group, launch, operations, timing  # noqa: E402
 from nccl_doctor.agent.collective.ranks import Identity  # noqa: E402
 from nccl_doctor.agent.collective.worker import Worker  # noqa: E402
 from nccl_doctor.bench.sizes import format_size, parse_sizes  # noqa: E402
@@ -43,15 +43,15 @@ def open_world(rank: int, world: int, port: int, backend: str) -> Worker:
     worker._import()
     worker._open_store()
     worker._gather_world()
-    worker._open_group()
+    group.form(worker)
     worker._first_collective()
     return worker
 
 
 def ours(worker: Worker, call: Any, iterations: int, seconds: float) -> float:
     """Seconds per call as bench measures them in a loop of ``seconds``."""
-    calls = worker._calls_per_sample(iterations, seconds / iterations)
-    times = worker._timed(call, iterations, "benchmark", 600.0, calls)
+    calls = timing.calls_per_sample(worker.device, iterations, seconds / iterations)
+    times = timing.timed(worker, call, iterations, "benchmark", 600.0, calls)
     return sum(times) / len(times)
 
 

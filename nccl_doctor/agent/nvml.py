@@ -9,8 +9,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-MAX_NVLINKS = 18  # where pynvml does not tell NVML_NVLINK_MAX_LINKS (Hopper and Blackwell have 18)
-
 # field -> (call, arguments). The call's answer is stored as it is (text decoded); see also _STRUCTURES.
 _SIMPLE = (
     ("uuid", "nvmlDeviceGetUUID", ()),
@@ -252,7 +250,13 @@ def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
 
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    memory = asker.ask("memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo", handle)
+    # The second version (R510) does not count what the driver keeps for itself as used: it grows with the memory.
+    names, call = "memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo"
+    memory = asker.ask(names, call, handle, asker.nvml.nvmlMemory_v2)
+    if memory is None:
+        for name in names.split():
+            asker.forget(name)
+        memory = asker.ask(names, call, handle)
     gpu["memory_total_bytes"] = None if memory is None else memory.total
     gpu["memory_used_bytes"] = None if memory is None else memory.used
     bar1 = asker.ask("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", handle)
@@ -264,9 +268,9 @@ def _structures(asker: _Asker, handle: Any) -> None:
         modes = asker.ask("%s %s_pending" % (field, field), call, handle)
         gpu[field] = None if modes is None else bool(modes[0])
         gpu[field + "_pending"] = None if modes is None else bool(modes[1])
-    names = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
-    rows = asker.ask(" ".join(names), "nvmlDeviceGetRemappedRows", handle)
-    for position, field in enumerate(names):
+    remaps = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+    rows = asker.ask(" ".join(remaps), "nvmlDeviceGetRemappedRows", handle)
+    for position, field in enumerate(remaps):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
     gpu["sram_threshold_exceeded"] = None
     field = "sram_threshold_exceeded"
@@ -285,7 +289,7 @@ def _fabric(asker: _Asker, handle: Any) -> None:
     gpu["fabric"] = None
     asker._refuse("not_supported", "fabric")
     for call, structure in (
-        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
     ):
         kind = getattr(nvml, structure, None)
@@ -304,7 +308,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
             "clique": int(info.cliqueId),
             # two bits each: 0 not supported, 1 yes, 2 no
             "degraded_bandwidth": None if mask is None else (mask & 3) == 1,
+            "route_recovery": None if mask is None else (mask >> 2 & 3) == 1,
             "route_unhealthy": None if mask is None else (mask >> 4 & 3) == 1,
+            "access_timeout": None if mask is None else (mask >> 6 & 3) == 1,
             "mistake": None if mask is None else _FABRIC_MISTAKES.get(mask >> 8 & 15),
         }
         return
@@ -330,7 +336,7 @@ def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
     scratch: Dict[str, Any] = {}
     probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
     links: List[Dict[str, Any]] = []
-    for link in range(getattr(asker.nvml, "NVML_NVLINK_MAX_LINKS", MAX_NVLINKS)):
+    for link in range(asker.nvml.NVML_NVLINK_MAX_LINKS):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
             if "state" in scratch["errors"]:
@@ -389,5 +395,6 @@ def _pairs(nvml: Any, report: Report, handles: Dict[int, Any]) -> None:
                 pair[name] = None if status is None else _P2P_STATUS.get(status, str(status))
             level = asker.ask("level", "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
             pair["level"] = None if level is None else _LEVELS.get(level, str(level))
+            pair["errors"] = {**dict.fromkeys(asker.into["not_permitted"], "not permitted"), **asker.into["errors"]}
             pairs.append(pair)
     report({"pairs": pairs})

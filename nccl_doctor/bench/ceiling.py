@@ -24,6 +24,11 @@ class Ceiling(msgspec.Struct, frozen=True):
     words: str
     measured: bool  # by this run, not claimed by a driver
 
+    @property
+    def name(self) -> str:
+        """What it is, in two words."""
+        return "pair rate" if self.measured else "ceiling"
+
 
 def find_ceiling(world: World, path: Path, results: Results, prepared: Mapping[str, Prepared]) -> Ceiling | None:
     """The ceiling, or None where no fact gives one."""

@@ -148,7 +148,7 @@ def conclude(
     found = verdicts(ground, plan.collectives)
     hosts = tuple(sorted(world.per_host))
     findings = [
-        *rules.failures(facts, lost or {}),
+        *rules.failures(facts, lost or {}, {name: host.addresses for name, host in prepared.items()}),
         *rules.wrong_results(facts),
         *rules.slow_hosts(facts, _lone_link(baseline) if not trouble else 0.0),
         *(path_findings(path, world, prepared) if path.proved else ()),

@@ -15,12 +15,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.model import Outcome, ProbeResult
 
 PREPARE_LIMIT_S = 40.0
 IMPORT_LIMIT_S = 180.0  # a first import of torch over NFS is slow
+RANK_BYTES = (
+    128 << 20
+)  # of its own, that a rank takes before it does anything: 148 MB with torch 2.13 on a CPU, more with CUDA
 NO_ANSWER = "no answer"
 LAST_CHANCE_S = 8.0  # after a failure elsewhere, beyond a step's own limit, for a host to answer at all
 STOP_AFTER_S = 3.0  # the other hosts' chance to tell by themselves where they were
@@ -80,6 +84,7 @@ class Prepared(msgspec.Struct, frozen=True):
     nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says
     pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
     peermem: bool = False
+    memory: int = 0  # bytes that are free; 0: not known
     processors: int = 1
     addresses: dict[str, str] = {}
     name_addresses: tuple[str, ...] = ()
@@ -176,7 +181,10 @@ def prepare(
 ) -> dict[str, ProbeResult]:
     """Ask every host what it offers."""
     # Our own Python as well: this machine's, or the same environment on a shared file system. The answer names it.
-    arguments = {"python": plan.python, "also": [sys.executable], "port": plan.master_port}
+    arguments = {
+        "python": plan.python, "also": [sys.executable], "port": plan.master_port,
+        "visible": plan.env.get("CUDA_VISIBLE_DEVICES"),
+    }  # fmt: skip
     return in_threads(sessions, lambda _, session: session.probe("bench-prepare", arguments, limit_s), limit_s + 5.0)
 
 
@@ -218,6 +226,10 @@ def place(
         if backend == "nccl" and ranks > gpus and not plan.same_gpu:
             why = "; --gpus-per-host goes before the host list's slots" if name in slots else ""
             raise CannotRun(f"{name} has {gpus} GPU(s), {ranks} ranks were asked for{why}", (name,))
+        free = prepared[name].memory
+        if 0 < free < ranks * RANK_BYTES:
+            need = f"{ranks} ranks need {amount(ranks * RANK_BYTES)} or more, for torch alone"
+            raise CannotRun(f"{need}, and {amount(free)} are free on {name}", (name,))
         shares.append(Share(name, first, ranks, prepared[name].python))
         first += ranks
     chosen = prepared[master]
@@ -247,9 +259,11 @@ def choose_backend(prepared: Mapping[str, Prepared], wanted: str) -> tuple[str, 
         return "gloo", "asked for"
     if wanted == "nccl":
         if without_gpu:
-            raise CannotRun(f"--backend nccl: no GPU on {', '.join(without_gpu)}", tuple(without_gpu))
+            raise CannotRun(f"nccl was asked for: no GPU on {', '.join(without_gpu)}", tuple(without_gpu))
         if without_cuda:
-            raise CannotRun(f"--backend nccl: a CPU build of torch on {', '.join(without_cuda)}", tuple(without_cuda))
+            raise CannotRun(
+                f"nccl was asked for: a CPU build of torch on {', '.join(without_cuda)}", tuple(without_cuda)
+            )
         return "nccl", "asked for"
     if len(without_gpu) == len(prepared):
         return "gloo", "no host has a GPU"

@@ -11,9 +11,10 @@ import msgspec
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.run import CannotRun, Prepared, Run, Session, place, prepare, read_prepared
 from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.rules.collectives import SHORT_RUN
 
 SHORT_PLAN = BenchPlan(
-    collectives=("allreduce", "allgather"),
+    collectives=SHORT_RUN,
     sizes=(64 << 10, 4 << 20),
     warmup=1,
     min_iters=2,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import msgspec
 
+NOISY = 0.25  # above this coefficient of variation nothing is decided
+FEWEST = 5  # times below which nothing is
+
 
 class Spread(msgspec.Struct, frozen=True):
-    """Times of one size over its iterations, in microseconds; ``cv`` is standard deviation over mean."""
+    """Times of one size over its iterations, in microseconds; ``cv`` is standard deviation over mean, None of one time
+    alone, which tells no noise."""
 
     n: int
     min_us: float
@@ -18,7 +23,19 @@ class Spread(msgspec.Struct, frozen=True):
     p95_us: float
     p99_us: float
     max_us: float
-    cv: float
+    cv: float | None
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing is decided by these times alone; empty where something can be."""
+        if self.cv is None or self.n < FEWEST:
+            return f"{self.n} time{'s' if self.n > 1 else ''} only"
+        return f"cv {percent(self.cv)}" if self.cv > NOISY else ""
+
+
+def percent(cv: float | None) -> str:
+    """A coefficient of variation for people."""
+    return "-" if cv is None else f"{cv * 100:.0f} %"
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -37,7 +54,7 @@ def spread(values_us: Sequence[float]) -> Spread:
     if not ordered:
         raise ValueError("no iteration was timed")
     mean = sum(ordered) / len(ordered)
-    variance = sum((value - mean) ** 2 for value in ordered) / (len(ordered) - 1) if len(ordered) > 1 else 0.0
+    cv = statistics.stdev(ordered, mean) / mean if len(ordered) > 1 and mean else None
     return Spread(
         n=len(ordered),
         min_us=ordered[0],
@@ -46,7 +63,7 @@ def spread(values_us: Sequence[float]) -> Spread:
         p95_us=percentile(ordered, 0.95),
         p99_us=percentile(ordered, 0.99),
         max_us=ordered[-1],
-        cv=math.sqrt(variance) / mean if mean else 0.0,
+        cv=cv,
     )
 
 
@@ -89,7 +106,7 @@ def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
     return Fit(alpha_us=a, beta_gbs=1.0 / b / 1e3, error=error, half_size=round(a / b), points=len(sizes))
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True, omit_defaults=True):
     """A change against a baseline: ``change`` is the relative difference of bandwidth (-0.12: 12 % slower),
     ``margin`` its uncertainty (95 %), ``decided`` whether the change is larger than the noise allows to doubt."""
 
@@ -97,9 +114,7 @@ class Comparison(msgspec.Struct, frozen=True):
     margin: float
     decided: bool
     noise: float  # the larger coefficient of variation of the two runs
-
-
-NOISY = 0.25  # above this coefficient of variation, and with few iterations, nothing is decided
+    doubt: str = ""  # why it is not decided
 
 
 def compare(now: Spread, before: Spread) -> Comparison:
@@ -109,8 +124,10 @@ def compare(now: Spread, before: Spread) -> Comparison:
     two runs of the same machine differ by that without any cause.
     """
     change = before.median_us / now.median_us - 1.0
-    errors = [1.2533 * item.cv / math.sqrt(item.n) for item in (now, before)]
+    errors = [1.2533 * (item.cv or 0.0) / math.sqrt(item.n) for item in (now, before)]
     margin = max(0.02, 1.96 * math.sqrt(sum(error * error for error in errors)) * (1.0 + change))
-    noise = max(now.cv, before.cv)
-    enough = min(now.n, before.n) >= 5
-    return Comparison(change, margin, enough and (noise < NOISY or abs(change) > 3 * margin), noise)
+    noise = max(now.cv or 0.0, before.cv or 0.0)
+    doubt = min(now, before, key=lambda item: item.n).doubt if min(now.n, before.n) < FEWEST else ""
+    if not doubt and noise > NOISY and abs(change) <= 3 * margin:
+        doubt = f"cv {percent(noise)}"
+    return Comparison(change, margin, not doubt, noise, doubt)

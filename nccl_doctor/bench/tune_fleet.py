@@ -12,6 +12,7 @@ from nccl_doctor.bench.fleet import run_fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
 from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
+from nccl_doctor.env import knowledge
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.lint import lint
 from nccl_doctor.findings.model import Severity
@@ -72,7 +73,9 @@ def tune_over(
     allow_busy: bool = False,
     told: Callable[[str], None],
 ) -> Tuning:
-    """Measure over these hosts; ``Refused`` where they cannot take part, ``Failed`` where the default fails."""
+    """Measure over these hosts; ``Refused`` where they cannot take part, ``Failed`` where the default fails,
+    ``BadCandidate`` for a variable that the backend chosen never reads.
+    """
     seen: dict[str, list[str]] = {}  # candidate -> the paths it took, and what its NCCL did not read
 
     def run(candidate: Candidate) -> Outcome:
@@ -92,9 +95,14 @@ def tune_over(
     told("warming up: one run that does not count")
     first = run(Candidate())
     times_of(first)
+    backend = first.world.backend
+    for candidate in candidates if backend == "gloo" else ():
+        for variable in filter(None, map(knowledge.load().variables.get, candidate.env)):
+            if variable.of_nccl:
+                raise BadCandidate(f"--set {candidate.label!r}: NCCL reads {variable.name}, and here gloo is measured")
     if not candidates:
         network = first.path.nccl.networks[0] if first.path.nccl and first.path.nccl.networks else ""
-        candidates = tuning.usual_candidates(first.world.backend, network)
+        candidates = tuning.usual_candidates(backend, network)
     per_run = first.seconds
     runs = rounds * (len(candidates) + 2)
     told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {len(candidates)} candidates and the default twice")

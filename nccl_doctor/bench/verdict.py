@@ -18,7 +18,7 @@ from nccl_doctor.bench.model import Measurement, Results
 from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import NOISY, Comparison, compare
+from nccl_doctor.bench.statistics import Comparison, compare, percent
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
@@ -56,12 +56,12 @@ class SizeChange(msgspec.Struct, frozen=True):
 
 def change_words(comparison: Comparison) -> str:
     """A comparison in words; never a bare number where the noise does not allow one."""
-    percent, margin = abs(comparison.change) * 100, comparison.margin * 100
+    change, margin = abs(comparison.change) * 100, comparison.margin * 100
     if not comparison.decided:
-        return f"cannot tell: cv {comparison.noise * 100:.0f} %"
+        return f"cannot tell: {comparison.doubt or f'cv {percent(comparison.noise)}'}"
     if abs(comparison.change) <= comparison.margin:
         return f"same (within {margin:.0f} %)"
-    return f"{'slower' if comparison.change < 0 else 'faster'} by {percent:.0f} % +- {margin:.0f} %"
+    return f"{'slower' if comparison.change < 0 else 'faster'} by {change:.0f} % +- {margin:.0f} %"
 
 
 def peak(measurements: Iterable[Measurement]) -> Measurement | None:
@@ -121,8 +121,9 @@ def _one(ground: Ground, name: str) -> Verdict:
         return verdict("cannot-judge", f"{said}; one rank alone communicates with nobody")
     share = ""
     if ground.ceiling:
-        percent = best.busbw_gbs / ground.ceiling.gbs * 100
-        share = f", {percent:.0f} % of {rate(ground.ceiling.gbs)} ({ground.ceiling.words})"
+        share = (
+            f", {percent(best.busbw_gbs / ground.ceiling.gbs)} of {rate(ground.ceiling.gbs)}{_binds(ground.ceiling)}"
+        )
     if ground.min_busbw and best.busbw_gbs < ground.min_busbw:
         if best.asked < ground.largest:
             less = f"less than the {rate(ground.min_busbw)} of --min-busbw"
@@ -198,8 +199,8 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
     range_ = f"{low:g}" if low == high else f"{low:g}-{high:g}"
     sources = f"{len({item.source for item in found})} source(s): {'; '.join(sorted({item.source for item in found}))}"
     against = f"expected {range_} GB/s ({sources})"
-    if best.spread.cv > NOISY:
-        return verdict("cannot-judge", f"{said}; cannot tell: cv {best.spread.cv * 100:.0f} %; {against}", "table")
+    if best.spread.doubt:
+        return verdict("cannot-judge", f"{said}; cannot tell: {best.spread.doubt}; {against}", "table")
     if best.busbw_gbs >= ENOUGH * low:
         return verdict("good", f"{said}{share}; {against}", "table")
     below = (1 - best.busbw_gbs / low) * 100
@@ -236,14 +237,20 @@ def rate(gbs: float) -> str:
 _THIRD = Fix("two hosts cannot tell which of them is slow: run again with a third", "")
 
 
-def together(verdicts: Iterable[Verdict]) -> Iterator[tuple[Kind, str]]:
-    """What the verdicts say; what is said of several collectives in the same words is said once, behind them."""
-    groups: dict[tuple[Kind, str], list[str]] = {}
+def _binds(ceiling: Ceiling) -> str:
+    return f" ({ceiling.words})"
+
+
+def together(verdicts: Iterable[Verdict], ceiling: Ceiling | None) -> Iterator[tuple[Kind, str]]:
+    """What the verdicts say; what is said of several collectives in the same words is said once, behind them, and the
+    link that binds them with the first."""
+    groups: dict[tuple[Kind, str], dict[str, list[str]]] = {}
     for item in verdicts:
         said, _, why = item.text.partition("; ")
-        groups.setdefault((item.kind, why), []).append(f"{item.collective}: {said}")
+        each = groups.setdefault((item.kind, why), {})
+        each.setdefault(said.replace(_binds(ceiling), "") if each and ceiling else said, []).append(item.collective)
     for (kind, why), each in groups.items():
-        yield kind, "; ".join([*each, why] if why else each)
+        yield kind, "; ".join([*(f"{', '.join(names)}: {said}" for said, names in each.items()), *filter(None, [why])])
 
 
 def verdict_findings(found: Iterable[Verdict], hosts: tuple[str, ...]) -> tuple[Finding, ...]:

@@ -49,7 +49,9 @@ def bench(
     slurm: _hosts.Slurm = False,
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="A:B[:xN|:+N]", help="Sizes in bytes; K, M, G, T are 1024-based; doubling by default."),
+        typer.Option(
+            metavar="A:B[:xN|:+N]", help=f"Sizes in bytes; K, M, G, T are 1024-based; A:B doubles [default: {SIZES}]."
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
@@ -133,8 +135,10 @@ def bench(
         float, typer.Option(show_default=False, metavar="GB/S", min=0.0, help="Less at the largest size is slow.")
     ] = 0.0,
     fail_on: Annotated[
-        str, typer.Option(metavar="slow|never", help="slow: exit 11 if slow, 4 if it cannot be judged.")
+        str,
+        typer.Option(metavar="slow|never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
     ] = "never",
+    verbose: _hosts.Verbose = False,
 ) -> None:
     """Measure collectives over torch.distributed, prove which path the data took, and judge the result.
 
@@ -142,10 +146,14 @@ def bench(
     failures give exit code 11, whatever --fail-on says.
     """
     _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
-    telling = _Telling(format, save, plot, fail_on)
+    telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
+    if plot is not None and not wanted:
+        _hosts.stop("--plot draws bandwidth over size, and gemm has neither")
     if gpus_per_host and ranks_per_host:
         _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
+    if gpus_per_host and backend == "gloo":
+        _hosts.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
     from nccl_doctor.bench.collectives import GEMM
     from nccl_doctor.bench.model import BenchPlan
 
@@ -154,7 +162,7 @@ def bench(
         sizes=wanted,
         dtype=dtype,
         op=op,
-        backend=backend,
+        backend="nccl" if gpus_per_host else backend,
         modes=_modes(in_place, out_of_place, both, format),
         ranks_per_host=gpus_per_host or ranks_per_host,
         warmup=warmup,
@@ -173,7 +181,8 @@ def bench(
     )
     telling.before = _baseline(baseline)
     local = _hosts.is_this_machine(hosts, host_list, slurm)
-    _inside_a_job(plan, min_busbw, telling, local)
+    elsewhere = {"--master": master, "--master-port": master_port, "--python": python, "--env-setup": env_setup}
+    _inside_a_job(plan, min_busbw, telling, local, [option for option, given in elsewhere.items() if given])
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, telling.before)
@@ -220,7 +229,7 @@ def _modes(in_place: bool, out_of_place: bool, both: bool, format: str) -> tuple
     return modes or (("out", "in") if format == "nccl-tests" else ())  # scripts expect both blocks
 
 
-def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: bool) -> None:
+def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: bool, elsewhere: list[str]) -> None:
     """Where torchrun, srun or mpirun started this process, be one of its ranks, to the process's end."""
     from nccl_doctor.bench import in_job
 
@@ -229,6 +238,11 @@ def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: b
         return
     if not local:
         _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
+    if elsewhere:
+        _hosts.stop(
+            f"{', '.join(elsewhere)}: that is for {identity.launcher} to say, which has already started this "
+            "(MASTER_ADDR and MASTER_PORT in its environment are where the ranks meet)"
+        )
     telling.plain = True
     try:
         in_job.run(identity, plan, min_busbw, telling.before, _command(), telling.tell)
@@ -315,6 +329,7 @@ class _Telling:
     save: Path | None
     plot: Path | None
     fail_on: str
+    verbose: bool = False
     before: Outcome | None = None
     plain: bool = False  # inside a job: what looks like a terminal may be none
 
@@ -347,15 +362,19 @@ class _Telling:
             from nccl_doctor.report.bench_console import render
             from nccl_doctor.report.terminal import stdout_console
 
-            render(outcome, stdout_console(self.plain), saved=saved, exit_code=code)
+            render(outcome, stdout_console(self.plain), verbose=self.verbose, saved=saved, exit_code=code)
         elif self.format == "json":
             from nccl_doctor.bench.outcome import encode
 
             sys.stdout.buffer.write(encode(outcome))
         else:
+            from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests
+            from nccl_doctor.report.safe_text import visible
 
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
+            for told in (*(f"{item.id}: {visible(item.title)}" for item in outcome.findings), *verdict_lines(outcome)):
+                typer.echo(f"nccl-doctor: {told}", err=True)  # these formats have no words for it
 
 
 def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:
@@ -380,7 +399,7 @@ def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
         return ExitCode.FINDINGS
     if not outcome.results.measurements and not outcome.results.gemm:
         return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
-    if fail_on == "slow" and any(item.kind == "slow" for item in outcome.verdicts):
+    if fail_on == "slow" and outcome.findings:  # a slow collective, host or pair, or a path worse than the hosts offer
         return ExitCode.FINDINGS
     if fail_on == "slow" and any(item.kind == "cannot-judge" for item in outcome.verdicts):
         return ExitCode.INCOMPLETE

@@ -90,7 +90,7 @@ def show(
     from nccl_doctor.report import env as report
 
     try:
-        answers = [knowledge.lookup(name.strip().split("=", 1)[0], nccl_version, torch_version) for name in names]
+        answers = [knowledge.lookup(_name_in(said), nccl_version, torch_version) for said in names]
     except ValueError as error:
         _hosts.stop(str(error))
     if format == "json":
@@ -100,6 +100,15 @@ def show(
         typer.echo("\n".join(report.answer_text(answer, _hosts.columns(report.WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
         raise typer.Exit(ExitCode.USAGE)
+
+
+def _name_in(said: str) -> str:
+    """The variable in ``NAME``, ``$NAME``, ``NAME=value`` or ``export NAME=value``."""
+    words = said.partition("=")[0].split()
+    name = words[-1].strip("${}'\"") if words else ""
+    if not name:
+        _hosts.stop(f"{said!r} names no variable")
+    return name
 
 
 @env.command(
@@ -121,7 +130,7 @@ def lint(
             "--file",
             "-f",
             metavar="PATH",
-            help="Script, env file, nccl.conf, Dockerfile, YAML, Python; or a directory or glob. Repeatable.",
+            help="Script, env file, nccl.conf, Dockerfile, YAML, Python; a directory or glob; - is standard input. Repeatable.",
         ),
     ] = None,
     log: Annotated[
@@ -155,14 +164,21 @@ def lint(
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
     from nccl_doctor.env import examine
     from nccl_doctor.env import fix as fixing
+    from nccl_doctor.env.assignments import is_ours
+    from nccl_doctor.env.files import STANDARD_INPUT
     from nccl_doctor.report import env as report
     from nccl_doctor.report.safe_text import visible
 
     if (write or in_place) and not fix:
         _hosts.stop("--write and --in-place need --fix")
+    if write and in_place:
+        _hosts.stop("--write writes beside the file, --in-place changes it: choose one")
     file = [*(paths or ()), *(file or ())]
-    if fix and not file:
+    if fix and not set(file) - {STANDARD_INPUT}:
         _hosts.stop("--fix needs a file: only files can be corrected")
+    for name in file:
+        if is_ours(name.partition("=")[0]) and not Path(name).exists():
+            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {name.partition('=')[0]}")
     _hosts.check_release(nccl_version, "--nccl-version")
     _hosts.check_release(torch_version, "--torch-version")
     facts = None
@@ -331,6 +347,8 @@ def tune(
             allow_busy=allow_busy,
             told=lambda text: typer.echo(text, err=True),
         )
+    except tune_fleet.BadCandidate as error:
+        _hosts.stop(str(error))
     except Refused as refusal:
         _hosts.stop(str(refusal), refusal.code)
     except Failed as reason:

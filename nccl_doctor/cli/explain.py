@@ -118,7 +118,9 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
         steps = tuple(item.next for item in judged.unknown if item.next)
         runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
     for name, run in benches.items():
-        left = tuple(f"not judged: {told}" for kind, told in together(run.verdicts) if kind == "cannot-judge")
+        left = tuple(
+            f"not judged: {told}" for kind, told in together(run.verdicts, run.ceiling) if kind == "cannot-judge"
+        )
         left = left if run.complete else (*left, "not measured: not every rank finished")
         runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), left))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0

@@ -106,7 +106,7 @@ def _from_file(file: str) -> list[Found]:
 
 def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     """The hosts whose matrix is there, and host -> why not for the others."""
-    from nccl_doctor.rules import topology
+    from nccl_doctor.rules import topology_view
     from nccl_doctor.rules.engine import Host, MissingFact, SkipRule
     from nccl_doctor.rules.gpudirect import sentences
 
@@ -118,11 +118,11 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
             missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
             continue
         try:
-            matrix = topology.matrix_of(host)
+            matrix = topology_view.matrix_of(host)
         except (MissingFact, SkipRule) as reason:
             missing[facts.name] = str(reason)
             continue
-        found.append((facts.name, matrix, [*topology.witnesses(host, matrix), *sentences(host, matrix)]))
+        found.append((facts.name, matrix, [*topology_view.witnesses(host, matrix), *sentences(host, matrix)]))
     return found, missing
 
 

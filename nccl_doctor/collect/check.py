@@ -55,8 +55,9 @@ F = TypeVar("F", bound=Fact)
 MESH_PROBES = ("names", "time", "listening", "links", "path-mtu", "throughput")
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
-# What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses.
-ALSO_NEEDED = {"interfaces": ("system", "software")}
+# What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses; the
+# variables are judged with those that stand in nccl.conf.
+ALSO_NEEDED = {"interfaces": ("system", "software"), "software": ("interfaces",)}
 KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 CONNECT_TIMEOUT_S = 3.0  # the agent connects anew each half second: six chances and more within it

@@ -33,7 +33,8 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     ``text`` is the line as it stands. Assignments of one ``scope`` act together (a script, a container, a host).
     ``branch`` are the if/case arms around it, (block, arm): two assignments in different arms of one block never meet.
     ``written`` is the name as it stands where that is not the name itself. ``lost`` says why the value never reaches
-    the job; ``not_text`` is the type the file gives a value that must be a string.
+    the job; ``not_text`` is the type the file gives a value that must be a string. ``benchmark``: the file runs
+    nccl-tests and no training.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     written: str = ""
     lost: str = ""
     not_text: str = ""
+    benchmark: bool = False
 
     @property
     def place(self) -> str:
@@ -78,7 +80,8 @@ INTEREST = re.compile(
 # A name that only looks like a variable NCCL reads: paths and versions for building, and for finding the library.
 _BUILD = re.compile(
     r"_(?:DIR|DIRS|PATH|HOME|ROOT|LIB|LIBS|LIBRARY|LIBRARIES|INCLUDE|INCLUDES|BIN|PREFIX|VERSION|VER|TAG|BRANCH|COMMIT"
-    r"|URL|REPO|SRC|SOURCE|BUILD|INSTALL|PKG|PACKAGE|MAJOR|MINOR|PATCH|IMAGE|SO|ARGS|CMD|TESTS|TEST)$"
+    r"|URL|REPO|SRC|SOURCE|BUILD|INSTALL|PKG|PACKAGE|MAJOR|MINOR|PATCH|IMAGE|CONTAINER|SO|ARGS|FLAGS?|OPTS|OPTIONS|CMD|EXE"
+    r"|SCRIPTS?|TARGET|TYPE|TESTS|TEST)$"
 )
 
 
@@ -94,5 +97,5 @@ def is_ours(name: str) -> bool:
     if nobody is not None:
         return not nobody.quiet
     if name.startswith(_PREFIXES):
-        return not _BUILD.search(name) or bool(knowledge.near(name))
+        return not _BUILD.search(name.upper()) or any(meant in known.variables for meant in knowledge.near(name))
     return name.startswith(_SLIPS) and bool(knowledge.near(name))

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from nccl_doctor.env import files, hosts, knowledge, sources, versions
+from nccl_doctor.env import files, hosts, knowledge, number, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.files import Problem
-from nccl_doctor.env.lint import Devices, Remark, remark, remarks
+from nccl_doctor.env.lint import Devices, Remark, remark, remarks, wrong
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
 
 # The wheels that bring libnccl, newest CUDA first.
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+
+
+# Before, the default of NCCL_DEBUG_SUBSYS leaves ENV out (src/debug.cc, all tags from 2.3.5 to 2.30.7); numbers are told.
+TEXTS_TOLD_SINCE = "2.16.5"
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -113,6 +117,8 @@ def _order(item: Remark) -> tuple[str, str, int, str]:
 
 
 def _judged(nccl: str, said: str, torch: str) -> str:
+    if nccl and knowledge.lookup("NCCL_DEBUG", nccl).beyond:
+        said += f"; newer than all that is known here, {knowledge.NEWEST_NCCL}"
     first = f"NCCL {nccl} ({said})" if nccl else f"NCCL {knowledge.NEWEST_NCCL} (no version named: the newest known)"
     second = f"PyTorch {torch}" if torch else f"PyTorch {knowledge.NEWEST_TORCH} (the newest known)"
     return f"{first}, {second}"
@@ -138,23 +144,32 @@ def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list
         return (), [], ""
     if not reading.speaks and not reading.refused:
         problems.append(Problem(path, "has no line of NCCL that tells what is set: run with NCCL_DEBUG=INFO"))
+    elif (
+        reading.nccl_version
+        and not versions.at_least(versions.parse(reading.nccl_version), TEXTS_TOLD_SINCE)
+        and all(number.is_number(item.value or "") for item in reading.assignments)
+    ):
+        why = f"NCCL before {TEXTS_TOLD_SINCE} tells them only with NCCL_DEBUG_SUBSYS=INIT,ENV"
+        problems.append(Problem(path, f"names no variable that is a text (an interface, an HCA): {why}"))
     failed = [
         remark(
-            "invalid-value",
-            Severity.FAIL,
-            f"NCCL refused {item.name}={item.value} and used its default",
             item,
-            fix=f"Correct or remove it (nccl-doctor env show {item.name}).",
+            wrong(
+                "invalid-value",
+                f"NCCL refused {item.name}={item.value} and used its default",
+                fix=f"Correct or remove it (nccl-doctor env show {item.name}).",
+            ),
         )
         for item in reading.refused
     ]
     failed += [
         remark(
-            "ifname-no-match",
-            Severity.FAIL,
-            f"{item.name}={item.value} matched no interface of this host: NCCL could not start",
             item,
-            fix="Remove it, or correct it; `nccl-doctor env recommend --hosts HOSTFILE` says whether any is needed.",
+            wrong(
+                "ifname-no-match",
+                f"{item.name}={item.value} matched no interface of this host: NCCL could not start",
+                fix="Remove it, or correct it; `nccl-doctor env recommend --hosts HOSTFILE` says whether any is needed.",
+            ),
         )
         for item in reading.matchless
     ]

@@ -8,12 +8,15 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from nccl_doctor.env.assignments import INTEREST, Assignment
+
+STANDARD_INPUT = "-"
 
 # A launch script is a few KiB; what is larger than this is something else.
 SIZE_LIMIT = 4 << 20
@@ -53,6 +56,13 @@ _NAMES = {
     **dict.fromkeys((".env", ".deepspeed_env", "environment"), Kind.ENV_FILE),
     **dict.fromkeys((".bashrc", ".bash_profile", ".profile", ".zshrc", ".envrc"), Kind.SHELL),
 }
+
+
+# What runs nccl-tests, and what runs a training.
+_NCCL_TESTS = re.compile(
+    r"\b(?:all_reduce|all_gather|alltoall|broadcast|gather|reduce|reduce_scatter|scatter|sendrecv)_perf"
+)
+_TRAINS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|python3?|torch\.distributed)\b")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -105,28 +115,27 @@ def kind_of_text(text: str) -> Kind:
 
 def read_text(path: str) -> str:
     """A file's text; ``Unreadable`` says why not (missing, no permission, a loop, too large, binary, a device)."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise Unreadable(_why(error)) from None
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("is no regular file")
-        if status.st_size > SIZE_LIMIT:
-            raise Unreadable(
-                f"is {status.st_size / 1e6:.0f} MB: no launch script is larger than {SIZE_LIMIT >> 20} MiB"
-            )
-        try:
-            data = stream.read(SIZE_LIMIT + 1)
-        except OSError as error:
-            raise Unreadable(_why(error)) from None
+    data = sys.stdin.buffer.read(SIZE_LIMIT + 1) if path == STANDARD_INPUT else _data(path)
+    if len(data) > SIZE_LIMIT:
+        raise Unreadable(f"is larger than {SIZE_LIMIT >> 20} MiB: no launch script is")
     if b"\0" in data[:8192]:
         raise Unreadable("is binary (a null byte in its first 8 KiB)")
     longest = max((len(line) for line in data.split(b"\n")), default=0)
     if longest > LINE_LIMIT:
         raise Unreadable(f"has a line of {longest / 1e6:.1f} MB: no person wrote that")
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def _data(path: str) -> bytes:
+    """The content of a regular file, and one byte more than is allowed at most."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise Unreadable("is no regular file")
+            return stream.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise Unreadable(_why(error)) from None
 
 
 def _why(error: OSError) -> str:
@@ -167,6 +176,9 @@ def find(names: Iterable[str], refused: Callable[[OSError], None] | None = None)
     """
     seen: set[str] = set()
     for name in names:
+        if name == STANDARD_INPUT:
+            yield name, True
+            continue
         paths = [name]
         if not os.path.lexists(name) and glob.has_magic(name):
             paths = sorted(glob.glob(name, recursive=True)) or [name]  # noqa: PTH207 - the user's pattern may be absolute
@@ -187,7 +199,7 @@ def _walk(top: str, refused: Callable[[OSError], None] | None) -> Iterator[tuple
                 yield str(Path(directory, name)), False
 
 
-def read(names: Iterable[str]) -> Reading:
+def read(names: Sequence[str]) -> Reading:
     """Read every file, directory and glob named; what goes wrong with one file keeps no other from being read."""
     assignments: list[Assignment] = []
     looked_at: list[str] = []
@@ -205,10 +217,15 @@ def read(names: Iterable[str]) -> Reading:
             kind = kind_of_name(path) or kind_of_text(text)
             if not named and kind_of_name(path) is None and kind is Kind.SHELL and not text.startswith("#!"):
                 continue  # some file without an ending that a directory happens to hold
-            assignments += extract(text, path, kind)
+            found_here = extract(text, path, kind)
+            if found_here and _NCCL_TESTS.search(text) and not _TRAINS.search(text):
+                found_here = [msgspec.structs.replace(item, benchmark=True) for item in found_here]
+            assignments += found_here
             looked_at.append(path)
         except Unreadable as error:
             # In a directory full of other things only what claims to be ours is worth a word.
             if named or kind_of_name(Path(path).name) is not None:
                 problems.append(Problem(path, str(error)))
+    if not looked_at and not problems:
+        problems.append(Problem(" ".join(names), "holds no file that looks like a script or a configuration"))
     return Reading(tuple(assignments), tuple(looked_at), tuple(problems))

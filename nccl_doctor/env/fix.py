@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.env.files import Unreadable, read_text
+from nccl_doctor.env.files import Unreadable, extract, kind_of_name, kind_of_text, read_text
 from nccl_doctor.env.lint import Edit, Remark
 from nccl_doctor.findings.model import Severity
 
@@ -71,7 +71,14 @@ def _change(file: str, before: str, found: list[Remark]) -> Change:
             for place, line in mended.items():
                 lines[place - 1] = line
             done[key] = item.edit or Edit()
-    return Change(file, before, "\n".join(lines), tuple(left))
+    after = "\n".join(lines)
+    try:
+        extract(after, file, kind_of_name(file) or kind_of_text(before))
+    except Unreadable as error:
+        return Change(
+            file, before, before, (f"{file}: with what would be changed it {error}: nothing is changed", *left)
+        )
+    return Change(file, before, after, tuple(left))
 
 
 def _weight(item: Remark) -> tuple[int, int]:
@@ -146,9 +153,9 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
         # An arm of an if must not become empty: ':' does nothing and keeps the shell content.
         return {number: f"{indent}: {note}{line.strip()}" if indent else f"{note}{line.strip()}"}
     cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
-    if count == 1 and item.how in (How.EXPORT, How.PREFIX, How.OPTION) and not re.search(r"--(?:export|env)=", line):
-        return {number: cut}
-    return None
+    # An empty line in the middle of a command over several lines of YAML would end it.
+    whole = count == 1 and cut.strip() and not re.search(r"--(?:export|env)=", line)
+    return {number: cut} if whole and item.how in (How.EXPORT, How.PREFIX, How.OPTION) else None
 
 
 def _remove_yaml(lines: list[str], number: int, item: Assignment, note: str) -> dict[int, str] | None:

@@ -11,7 +11,7 @@ from nccl_doctor.env import knowledge, nccl_conf, sources, versions
 from nccl_doctor.env.assignments import Assignment
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem
-from nccl_doctor.env.lint import Devices, Remark, remark
+from nccl_doctor.env.lint import Devices, Remark, Said, remark
 from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.infiniband import InfinibandFact
@@ -154,13 +154,15 @@ def disagreements(winners: Mapping[str, Mapping[str, Assignment]]) -> Iterator[R
         shown = [winners[hosts[0]][name] for value, hosts in groups if value is not None]
         severity = Severity.FAIL if name in knowledge.load().must_agree and len(shown) > 1 else Severity.WARN
         made = remark(
-            "disagreement",
-            severity,
-            f"{name} differs between hosts: {said}",
             shown[0],
+            Said(
+                "disagreement",
+                f"{name} differs between hosts: {said}",
+                severity=severity,
+                fix=f"Set {name} to one value on all hosts, or nowhere.",
+                confidence=0.9,
+            ),
             others=shown[1:4],
-            fix=f"Set {name} to one value on all hosts, or nowhere.",
-            confidence=0.9,
         )
         odd = tuple(host for _, hosts in groups[1:] for host in hosts)
         yield msgspec.structs.replace(made, finding=msgspec.structs.replace(made.finding, hosts=tuple(sorted(odd))))

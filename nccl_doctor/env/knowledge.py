@@ -47,6 +47,8 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     words: tuple[str, ...] = ()
     newer: dict[str, str] = {}  # words that came later: word -> first release
+    older: dict[str, str] = {}  # words that are gone: word -> last release
+    functions: tuple[str, ...] = ()  # what may stand before a colon: ``AllReduce:Ring``
     folds_case: bool = False
     trimmed_since: str = ""  # the release since which blanks around a word do no harm
     numbers: bool = False  # the old numbers are read besides the words
@@ -238,6 +240,12 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.variable.default_at(versions.parse(self.version)) if self.version else self.variable.default
 
     @property
+    def beyond(self) -> str:
+        """The newest release that is known, where a later one was asked for: what holds there is not known."""
+        newest = NEWEST_TORCH if self.variable is not None and self.variable.of_torch else NEWEST_NCCL
+        return newest if self.version and versions.parse(self.version)[:2] > versions.parse(newest)[:2] else ""
+
+    @property
     def replaced_by(self) -> str:
         """The name to use instead; empty if none."""
         if self.variable is not None:
@@ -270,6 +278,12 @@ def lookup(name: str, nccl_version: str = "", torch_version: str = "") -> Answer
     if family is not None and not family.complete:
         return Answer(name, Status.CURRENT, family=family)
     return Answer(name, Status.UNKNOWN, family=family, near=near(name))
+
+
+def beginning(part: str) -> tuple[str, ...]:
+    """The variables whose names begin so; a ``*`` at the end is no letter."""
+    wanted = part.upper().removesuffix("*")
+    return tuple(name for name in load().variables if len(wanted) > len("NCCL_") and name.startswith(wanted))
 
 
 def family_of(name: str) -> Family | None:

@@ -6,6 +6,7 @@ INFO: harmless. Every finding quotes the line and has a playbook.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -23,6 +24,9 @@ _LOST = ("not-exported", "conf-syntax", "invalid-value")
 WITHOUT_EFFECT = frozenset(f"{AREA}.{name}" for name in (*_DEAD, *_LOST))
 
 
+# What a benchmark may try on purpose.
+_TRIED = frozenset(f"{AREA}.{name}" for name in ("pinned", "leftover-debugging", "algo-without-ring"))
+
 # In a comment on a line: the findings there are known and accepted.
 IGNORE = "nccl-doctor: ignore"
 
@@ -37,6 +41,25 @@ class Edit(msgspec.Struct, frozen=True):
     def removes(self) -> bool:
         """Whether the assignment goes."""
         return not self.name and self.value is None
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a rule says of an assignment; ``name`` is the last part of the finding's id, ``code`` can be pasted."""
+
+    name: str
+    title: str
+    severity: Severity
+    fix: str = ""
+    code: str = ""
+    edit: Edit | None = None
+    confidence: float = 1.0
+    advice: EnvAdvice | None = None
+
+
+# As users are told them: what is written is not what happens; no effect, or it costs speed or safety; harmless.
+wrong = functools.partial(Said, severity=Severity.FAIL)
+doubtful = functools.partial(Said, severity=Severity.WARN)
+worth_knowing = functools.partial(Said, severity=Severity.INFO)
 
 
 class Remark(msgspec.Struct, frozen=True):
@@ -74,8 +97,12 @@ class Context(msgspec.Struct, frozen=True):
         """Whether the judged NCCL is this release or later."""
         return versions.at_least(knowledge.nccl_release(self.nccl_version), first)
 
+    def nccl_at_most(self, last: str) -> bool:
+        """Whether the judged NCCL is this release or earlier."""
+        return versions.at_most(knowledge.nccl_release(self.nccl_version), last)
 
-SingleRule = Callable[[Assignment, Answer, Context], Iterator[Remark]]
+
+SingleRule = Callable[[Assignment, Answer, Context], Iterator[Said]]
 
 
 def lint(
@@ -104,14 +131,13 @@ def remarks(
     meaning: tuple[SingleRule, ...] = lint_values.RULES
     for item in items:
         answer = context.answer(item.name)
-        named = list(lint_names.judge(item, answer, context))
-        found += named
-        if any(remark.finding.severity is not Severity.INFO for remark in named) or item.lost:
-            continue  # of a variable nobody reads the value does not matter
-        broken = [made for rule in syntax for made in rule(item, answer, context)]
-        found += broken
-        if not any(made.finding.id.startswith(f"{AREA}.invalid-value") for made in broken):
-            found += [made for rule in meaning for made in rule(item, answer, context)]
+        told = list(lint_names.judge(item, answer, context))
+        if all(said.severity is Severity.INFO for said in told) and not item.lost:
+            # Of a variable nobody reads the value does not matter, and of a value nobody reads the meaning.
+            told += [said for rule in syntax for said in rule(item, answer, context)]
+            if not any(said.name.startswith("invalid-value") for said in told):
+                told += [said for rule in meaning for said in rule(item, answer, context)]
+        found += [remark(item, said) for said in told]
     scopes: dict[str, list[Assignment]] = {}
     for item in items:
         if not item.lost:
@@ -119,10 +145,17 @@ def remarks(
     for members in scopes.values():
         for together in lint_together.RULES:
             found += together(members, context)
-    found = [made for made in found if not ignored(made)]
+    found = [_in_a_benchmark(made) for made in found if not ignored(made)]
     order = {id(item): place for place, item in enumerate(items)}
     found.sort(key=lambda remark: (order.get(id(remark.assignment), len(order)), remark.finding.id))
     return found
+
+
+def _in_a_benchmark(made: Remark) -> Remark:
+    """What a file that only runs nccl-tests tries is its purpose."""
+    if not (made.assignment.benchmark and made.finding.id in _TRIED):
+        return made
+    return msgspec.structs.replace(made, finding=msgspec.structs.replace(made.finding, severity=Severity.INFO))
 
 
 def ignored(made: Remark) -> bool:
@@ -151,37 +184,28 @@ def _vendors(items: Iterable[Assignment]) -> dict[str, str]:
     return vendors
 
 
-def remark(
-    name: str,
-    severity: Severity,
-    title: str,
-    item: Assignment,
-    *,
-    fix: str = "",
-    code: str = "",
-    edit: Edit | None = None,
-    confidence: float = 1.0,
-    others: Iterable[Assignment] = (),
-    advice: EnvAdvice | None = None,
-) -> Remark:
-    """Build one remark; ``name`` is the last part of the finding's id."""
-    fixes = (Fix(fix, command=code),) if fix or code else ()
+def remark(item: Assignment, said: Said, others: Iterable[Assignment] = ()) -> Remark:
+    """The finding on an assignment; the ``others`` it is about are quoted with it."""
+    fixes = (Fix(said.fix, command=said.code),) if said.fix or said.code else ()
     evidence = [quote(item), *(quote(other) for other in others)]
     hosts = sorted({one.host for one in (item, *others) if one.host})
-    if advice is None and edit is not None and edit.removes and item.how is not How.CONF:  # no unset helps there
-        short = title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
+    advice = said.advice
+    if (
+        advice is None and said.edit is not None and said.edit.removes and item.how is not How.CONF
+    ):  # no unset helps there
+        short = said.title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
         advice = EnvAdvice(item.name, item.value or "", short, unset=True)
     made = finding(
-        f"{AREA}.{name}",
-        severity,
-        title,
+        f"{AREA}.{said.name}",
+        said.severity,
+        said.title,
         evidence,
         hosts=hosts,
-        confidence=confidence,
+        confidence=said.confidence,
         fixes=fixes,
         env=(advice,) if advice else (),
     )
-    return Remark(made, item, edit)
+    return Remark(made, item, said.edit)
 
 
 def quote(item: Assignment) -> Evidence:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from nccl_doctor.env import hca, knowledge
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer
-from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.env.socket_interface import Filter, parse_filter
 from nccl_doctor.findings.model import Severity
 
 _SOCKET = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _HCA = "NCCL_IB_HCA"
 _HCA_NAME = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|rocep|roceo)")
-_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|ib|hsn|wlan|docker|lo)\d?")
+_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|hsn|wlan|docker|lo)\d?|ib\d")  # ib: ibp0 and the like
+_HCA_FAMILY = re.compile(r"mlx[45]")  # a driver's name, the prefix of all its devices
 
 
 def _filter(item: Assignment) -> Filter | None:
@@ -27,43 +28,44 @@ def _filter(item: Assignment) -> Filter | None:
     return Filter(tuple(name for name, _ in found.entries), found.exclude, found.exact) if value else None
 
 
-def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Blanks, modifiers in the middle, and values NCCL ignores."""
     value = item.value
     if value is None or item.name not in (*_SOCKET, _HCA) or (item.how is How.CONF and re.search(r"[\s'\"]", value)):
         return  # what nccl.conf makes of blanks and quotes is said already
     parts = value.split(",")
-    if len(value) == 1 and item.name != _HCA:
-        yield remark(
-            "ifname-ignored", Severity.FAIL, f"{item.name}={value} is ignored: NCCL skips values of one character", item
+    if value.endswith(",") and item.how in (How.EXPORT, How.PREFIX, How.OPTION):
+        yield doubtful(
+            "ifname-blank",
+            f"{item.name}={value} ends in a comma: what comes after the blank is no part of it any more",
+            fix="Write the list without blanks.",
+            confidence=0.8,
         )
+    if len(value) == 1 and item.name != _HCA:
+        yield wrong("ifname-ignored", f"{item.name}={value} is ignored: NCCL skips values of one character")
         return
     if re.search(r"\s", value):
         lost = [part for part in parts if part != part.strip()]
         mended = ",".join(part.strip() for part in parts)
-        yield remark(
+        yield wrong(
             "ifname-blank",
-            Severity.FAIL,
             f"{item.name}: blanks are part of a name, so {' and '.join(map(repr, lost or [value]))} never match",
-            item,
             fix=f"Write {item.name}={mended}",
             edit=Edit(value=mended),
         )
     inner = [part for part in parts[1:] if part[:1] in ("^", "=")]
     if inner:
         mended = parts[0] + "".join("," + part.lstrip("^=") for part in parts[1:])
-        yield remark(
+        yield wrong(
             "ifname-modifier",
-            Severity.FAIL,
             f"{item.name}={value}: ^ and = count only at the very start and hold for the whole list; "
             f"{' and '.join(inner)} never match",
-            item,
             fix=f"Write {item.name}={mended}, if that is meant",
             edit=Edit(value=mended),
         )
 
 
-def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """An exclude list replaces NCCL's own exclusions: without lo in it, lo can be chosen."""
     wanted = _filter(item) if item.name == "NCCL_SOCKET_IFNAME" else None
     if wanted is None:
@@ -72,70 +74,61 @@ def loopback(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
         own = ",".join(dict.fromkeys(("lo", "docker0" if wanted.exact else "docker", *wanted.names)))
         mended = f"^{'=' if wanted.exact else ''}{own}"
         if wanted.takes("lo"):
-            yield remark(
+            yield wrong(
                 "ifname-admits-loopback",
-                Severity.FAIL,
                 f"{item.name}={item.value} can select lo: a list of one's own replaces NCCL's exclusion of lo and "
                 "docker, and lo comes first in kernel order",
-                item,
                 fix=f"Remove it (NCCL leaves out lo, docker and virbr itself), or write {item.name}={mended}",
                 edit=Edit(value=mended),
             )
         elif wanted.takes("docker0"):
-            yield remark(
+            yield Said(
                 "ifname-admits-docker",
-                Severity.WARN,
                 f"{item.name}={item.value} can select docker0: a list of one's own replaces NCCL's exclusion of docker",
-                item,
+                severity=Severity.INFO if item.how is How.YAML else Severity.WARN,  # a container seldom has one
                 fix=f"Remove it (NCCL leaves out lo, docker and virbr itself), or write {item.name}={mended}",
                 edit=Edit(value=mended),
                 confidence=0.8,
             )
     elif "lo" in wanted.names:
-        yield remark(
+        yield doubtful(
             "ifname-loopback",
-            Severity.WARN,
             f"{item.name}={item.value} works on one host only: lo comes first in kernel order, and other hosts cannot "
             "reach it",
-            item,
             fix="Remove it for jobs on several hosts.",
             confidence=0.8,
         )
 
 
-def wrong_kind(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def wrong_kind(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """HCA names where interfaces belong, and the other way round."""
     if item.value is None or item.name not in ("NCCL_SOCKET_IFNAME", _HCA, "GLOO_SOCKET_IFNAME"):
         return
     names = [part.strip().split(":")[0] for part in item.value.strip().lstrip("^=").split(",")]
     if item.name == _HCA:
-        wrong = [name for name in names if _LOOKS_LIKE_INTERFACE.fullmatch(name.strip())]
-        if wrong and not context.devices_of(item):
-            yield remark(
+        strange = [name for name in names if _LOOKS_LIKE_INTERFACE.fullmatch(name.strip())]
+        if strange and not context.devices_of(item):
+            yield wrong(
                 "hca-names-interface",
-                Severity.FAIL,
-                f"{item.name}={item.value}: {', '.join(wrong)} is an interface, not an HCA: nothing matches, and "
+                f"{item.name}={item.value}: {', '.join(strange)} is an interface, not an HCA: nothing matches, and "
                 "NCCL falls back to TCP without an error",
-                item,
                 fix="Name HCAs as ibv_devices lists them (mlx5_0), or remove the line: NCCL uses all active ones.",
                 edit=Edit(),
                 confidence=0.9,
             )
     else:
-        wrong = [name for name in names if _HCA_NAME.match(name.strip())]
-        if wrong:
-            yield remark(
+        strange = [name for name in names if _HCA_NAME.match(name.strip())]
+        if strange:
+            yield wrong(
                 "ifname-names-hca",
-                Severity.FAIL,
-                f"{item.name}={item.value}: {', '.join(wrong)} is an HCA, not a network interface",
-                item,
+                f"{item.name}={item.value}: {', '.join(strange)} is an HCA, not a network interface",
                 fix="Name an interface as `ip -br link` lists it, or remove the line.",
                 edit=Edit(),
                 confidence=0.95,
             )
 
 
-def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Prefixes that take more than they name, and lists that match nothing on the host."""
     if not item.value or item.name not in ("NCCL_SOCKET_IFNAME", _HCA) or re.search(r"\s", item.value):
         return
@@ -150,49 +143,42 @@ def prefix(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
         taken = [name for name in present if wanted.takes(name)]
         if not taken:
             ends = "falls back to TCP" if item.name == _HCA else "cannot start: there is no fallback"
-            yield remark(
+            yield wrong(
                 "ifname-no-match",
-                Severity.FAIL,
                 f"{item.name}={item.value} matches no {what} of this host ({', '.join(present)}): NCCL {ends}",
-                item,
                 fix="Correct or remove it.",
                 edit=Edit(),
             )
         for name in wanted.names:
             more = [other for other in present if other.startswith(name) and other != name]
             if name in present and more and not wanted.exact:
-                yield remark(
+                yield doubtful(
                     "ifname-prefix",
-                    Severity.WARN,
                     f"{item.name}={item.value}: {name} also takes {', '.join(more)}",
-                    item,
                     fix=f"Write {item.name}={exact}",
                     edit=Edit(value=exact),
                 )
         return
-    wide = [name for name in wanted.names if re.search(r"(?<!\d)[1-9]\Z", name)]
+    numbered = [name for name in wanted.names if not _HCA_FAMILY.fullmatch(name)]
+    wide = [name for name in numbered if re.search(r"(?<!\d)[1-9]\Z", name)]
     if wide and not wanted.exact:
-        yield remark(
+        yield worth_knowing(
             "ifname-prefix",
-            Severity.INFO,
             f"{item.name}={item.value} is a list of prefixes: {wide[0]} also takes {wide[0]}0 to {wide[0]}9",
-            item,
             fix=f"Write {item.name}={exact} if only {'this is' if len(wanted.names) == 1 else 'these are'} meant",
             edit=Edit(value=exact),
         )
 
 
-def gloo(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def gloo(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Gloo wants exact names."""
     if item.name != "GLOO_SOCKET_IFNAME" or not item.value:
         return
     value = item.value
     if re.search(r"[\^=\s]", value):
-        yield remark(
+        yield wrong(
             "gloo-syntax",
-            Severity.FAIL,
             f"{item.name}={value}: Gloo knows no ^, no = and no blanks; it looks for an interface of exactly this name",
-            item,
             fix="Write one exact interface name, or remove the line and mend the host's name in /etc/hosts.",
             edit=Edit() if value.startswith("^") else Edit(value=value.replace("=", "").replace(" ", "")),
         )
@@ -200,19 +186,15 @@ def gloo(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]
     devices = context.devices_of(item)
     absent = [name for name in value.split(",") if devices and devices.interfaces and name not in devices.interfaces]
     if absent:
-        yield remark(
+        yield wrong(
             "ifname-no-match",
-            Severity.FAIL,
             f"{item.name}={value}: this host has no interface {', '.join(absent)} (Gloo takes exact names only)",
-            item,
             fix="Correct or remove it.",
         )
     elif re.fullmatch(r"eth|en|ens|eno|enp|ib|bond", value):
-        yield remark(
+        yield doubtful(
             "gloo-syntax",
-            Severity.WARN,
             f"{item.name}={value} looks like a prefix; Gloo takes exact names only",
-            item,
             fix=f"Write the exact name ({value}0).",
             confidence=0.7,
         )

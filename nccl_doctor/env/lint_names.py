@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.env.knowledge import Answer, Status
-from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.knowledge import Answer, Nobody, Status
+from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.findings.model import EnvAdvice, Severity
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 
-def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """What is wrong with the name. At most one remark about its status, and one about it being lost."""
     if item.written and item.how is How.CONF:
         yield from _conf_name(item)
@@ -21,14 +21,15 @@ def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark
     if item.lost and answer.status is not Status.UNKNOWN:
         yield from _lost(item, answer)
     if answer.nobody is not None:
-        yield from _nobody(item, answer)
+        if item.how is not How.PLAIN:  # not exported: somebody's own shell variable is not our business
+            yield from _nobody(item, answer.nobody)
     elif answer.status is Status.UNKNOWN:
         yield from _unknown(item, answer)
     elif answer.variable is not None:
         yield from _dated(item, answer, context)
 
 
-def _conf_name(item: Assignment) -> Iterator[Remark]:
+def _conf_name(item: Assignment) -> Iterator[Said]:
     value = (item.value or "").strip()
     seen = f" (NCCL sees a variable {item.written!r})"
     if "=" not in item.text:
@@ -39,49 +40,39 @@ def _conf_name(item: Assignment) -> Iterator[Remark]:
         what = "export is not understood"
     else:
         what = "blanks belong to the name"
-    yield remark(
+    yield wrong(
         "conf-syntax",
-        Severity.FAIL,
         f"{item.name} has no effect: nccl.conf is no shell script, {what}{seen}",
-        item,
         fix=f"Write {item.name}={value}",
         edit=Edit(name=item.name, value=value),
     )
 
 
-def _lost(item: Assignment, answer: Answer) -> Iterator[Remark]:
+def _lost(item: Assignment, answer: Answer) -> Iterator[Said]:
     if answer.nobody is not None or answer.variable is None or answer.variable.category in ("rendezvous", "torchrun"):
         return  # a dead name is reported as such; MASTER_PORT and the like are ordinary shell variables in scripts
-    yield remark(
+    yield doubtful(
         "not-exported",
-        Severity.WARN,
         f"{item.name} never reaches the job as it stands: {item.lost}",
-        item,
         fix=f"ENV {item.name}={item.value or ''}" if "ENV" in item.lost else f"export {item.name}",
         confidence=0.85,
     )
 
 
-def _nobody(item: Assignment, answer: Answer) -> Iterator[Remark]:
-    nobody = answer.nobody
-    assert nobody is not None
+def _nobody(item: Assignment, nobody: Nobody) -> Iterator[Said]:
     if nobody.timeout:
-        yield remark(
+        yield wrong(
             "timeout-does-nothing",
-            Severity.FAIL,
             f"{item.name} does nothing: the time-out of collectives is an argument in code",
-            item,
             fix="Set it where the process group is made (Lightning, Accelerate, DeepSpeed, Trainer: see the playbook):",
             code=TIMEOUT_CODE,
             edit=Edit(),
         )
         return
     instead = f"; {nobody.instead} is read" if nobody.instead else ""
-    yield remark(
+    yield doubtful(
         "read-by-nobody",
-        Severity.WARN,
         f"{item.name} does nothing: no release of NCCL or PyTorch reads it{instead}",
-        item,
         fix=nobody.truth or "Remove it" + (f", or set {nobody.instead}." if nobody.instead else "."),
         edit=Edit(),
     )
@@ -90,78 +81,70 @@ def _nobody(item: Assignment, answer: Answer) -> Iterator[Remark]:
 _OURS = "NCCL_DOCTOR_"
 
 
-def _unknown(item: Assignment, answer: Answer) -> Iterator[Remark]:
+def _unknown(item: Assignment, answer: Answer) -> Iterator[Said]:
     if item.name.startswith(_OURS):
         return
-    if answer.near:
-        first = answer.near[0]
-        real = first in knowledge.load().variables
-        yield remark(
+    first = answer.near[0] if answer.near else ""
+    if first in knowledge.load().variables:
+        yield wrong(
             "misspelled",
-            Severity.FAIL,
             f"{item.name} is read by nobody; did you mean {' or '.join(answer.near)}?",
-            item,
-            fix=f"Write {first}" if real else f"({first} would do nothing either.)",
-            edit=Edit(name=first) if real and len(answer.near) == 1 else None,
+            fix=f"Write {first}",
+            edit=Edit(name=first) if len(answer.near) == 1 else None,
             confidence=0.95,
         )
-    elif not item.lost:  # somebody's own shell variable is not our business
-        yield remark(
+    elif item.lost:
+        return  # somebody's own shell variable is not our business
+    elif first:  # another spelling of what nobody reads either
+        yield from _nobody(item, knowledge.load().nobody[first])
+    else:
+        yield doubtful(
             "unknown-name",
-            Severity.WARN,
             f"{item.name} is read by no known release of NCCL, PyTorch or a known plugin",
-            item,
             fix="Remove it, unless a plugin or a private build of yours reads it.",
             confidence=0.7,
         )
 
 
-def _dated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def _dated(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     variable = answer.variable
     assert variable is not None
     reader = "PyTorch" if variable.of_torch else "NCCL" if variable.of_nccl else variable.reader
     who = f"{reader} {answer.version}".strip()
     if answer.status is Status.REMOVED:
-        yield remark(
+        yield doubtful(
             "removed",
-            Severity.WARN,
             f"{item.name} does nothing: {who} no longer reads it (last: {variable.last})",
-            item,
             fix=variable.never or (f"Use {variable.replaced_by}." if variable.replaced_by else "Remove it."),
             edit=Edit(),
         )
     elif answer.status is Status.RENAMED:
         yield from _renamed(item, answer, who)
     elif answer.status is Status.READ_BY_NOBODY:
-        yield remark(
+        yield doubtful(
             "too-new",
-            Severity.WARN,
             f"{item.name} does nothing yet: {who} does not read it (first: {variable.first})",
-            item,
             fix=f"Remove it, or use {reader} {variable.first} or later.",
         )
     elif variable.replaced_in and versions.at_least(versions.parse(answer.version or "0.0"), variable.replaced_in):
-        yield remark(
+        yield worth_knowing(
             "renamed",
-            Severity.INFO,
             f"{item.name} is still read; {variable.replaced_by} took its place in {variable.replaced_in}",
-            item,
             fix=f"Write {variable.replaced_by}",
         )
 
 
-def _renamed(item: Assignment, answer: Answer, who: str) -> Iterator[Remark]:
+def _renamed(item: Assignment, answer: Answer, who: str) -> Iterator[Said]:
     variable = answer.variable
     assert variable is not None
     alive = versions.at_most(versions.parse(answer.version), variable.last)
     since = f" in {variable.replaced_in}" if variable.replaced_in else ""
     says = f"{who} still accepts the old name, but the new one wins" if alive else f"{who} no longer reads this name"
     looks_like_nccl = item.name.startswith("NCCL_") and variable.of_torch
-    yield remark(
+    yield Said(
         "renamed",
-        Severity.WARN if looks_like_nccl or not alive else Severity.INFO,
         f"{item.name} was renamed {variable.replaced_by}{since}: {says}",
-        item,
+        severity=Severity.WARN if looks_like_nccl or not alive else Severity.INFO,
         fix=variable.never or f"Write {variable.replaced_by}",
         edit=Edit(name=variable.replaced_by),
         advice=EnvAdvice(variable.replaced_by, item.value or "", f"the name since {variable.replaced_in or who}"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.env import number
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.lint import Context, Edit, Remark, Said, doubtful, remark
 from nccl_doctor.findings.model import Severity
 
 _IB_ONLY = (
@@ -43,7 +43,7 @@ def _against(
     edit: Edit | None = None,
 ) -> Remark:
     """A setting that another one stands against; both are quoted."""
-    return remark("contradiction", severity, title, item, others=(other,), fix=fix, edit=edit)
+    return remark(item, Said("contradiction", title, severity=severity, fix=fix, edit=edit), others=(other,))
 
 
 def no_infiniband(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
@@ -144,17 +144,28 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
                 )
 
 
-def silent_subsystems(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
-    """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through."""
-    for subsystems in _of(members, "NCCL_DEBUG_SUBSYS")[-1:]:
-        levels = [item for item in _of(members, "NCCL_DEBUG") if item.meets(subsystems)]
-        if levels and levels[-1].value is not None and levels[-1].value.upper() in ("VERSION", "WARN"):
+def subsystems_and_level(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+    """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through, or lets all of them through."""
+    for subsystems, level in _pairs(members, "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG"):
+        chosen, printed = (subsystems.value or "").upper(), (level.value or "").upper()
+        if printed in ("VERSION", "WARN"):
             yield _against(
                 subsystems,
-                levels[-1],
-                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={levels[-1].value} prints none",
+                level,
+                f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG={level.value} prints none",
                 "Remove it, or set NCCL_DEBUG=INFO.",
                 Severity.INFO,
+            )
+        elif printed == "INFO" and chosen[:1] != "^" and {"ALL", "COLL"} & set(chosen.split(",")):
+            yield remark(
+                subsystems,
+                doubtful(
+                    "leftover-debugging",
+                    f"NCCL_DEBUG_SUBSYS={subsystems.value} prints a line for every collective of every rank",
+                    fix="Write NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH, which tells devices and paths.",
+                    edit=Edit(value="INIT,ENV,NET,GRAPH"),
+                ),
+                others=(level,),
             )
 
 
@@ -171,13 +182,14 @@ def first_line_wins(members: Sequence[Assignment], context: Context) -> Iterator
         first_wins = item.how is How.CONF
         loser, winner = (item, before) if first_wins else (before, item)
         yield remark(
-            "set-twice",
-            Severity.WARN,
-            f"{item.name} is set twice: the {'first' if first_wins else 'last'} line wins ({winner.value!r})",
             loser,
+            doubtful(
+                "set-twice",
+                f"{item.name} is set twice: the {'first' if first_wins else 'last'} line wins ({winner.value!r})",
+                fix="Remove the line that loses.",
+                edit=Edit(),
+            ),
             others=(winner,),
-            fix="Remove the line that loses.",
-            edit=Edit(),
         )
 
 
@@ -186,6 +198,6 @@ RULES = (
     no_peer_to_peer,
     limits_crossed,
     torch_pairs,
-    silent_subsystems,
+    subsystems_and_level,
     first_line_wins,
 )

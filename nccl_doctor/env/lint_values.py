@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from nccl_doctor.env import number, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Risk, Variable
-from nccl_doctor.env.lint import Context, Edit, Remark, remark
+from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
-from nccl_doctor.findings.model import Severity
 
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
 _YES_NO = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
+
+_SILENCE = "an empty set of subsystems silences everything, WARN lines too"
 
 # What people take for the name of a network: NCCL_NET wants the name a network gives itself.
 _NOT_A_NETWORK = frozenset(
@@ -44,7 +45,7 @@ def _integers(variable: Variable) -> bool:
     return kind in ("integer", "int", "size")
 
 
-def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """A value that must be a string and is not."""
     if not item.not_text:
         return
@@ -54,12 +55,10 @@ def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
         who = "Kubernetes and compose refuse" if item.not_text == "boolean" else "Kubernetes refuses"
         what = f"the value is read as {item.not_text}, not as a string: {who} it"
     quoted = f'"{item.value}"'
-    yield remark(
-        "not-a-string", Severity.FAIL, f"{item.name}: {what}", item, fix=f"Quote it: {quoted}", edit=Edit(value=quoted)
-    )
+    yield wrong("not-a-string", f"{item.name}: {what}", fix=f"Quote it: {quoted}", edit=Edit(value=quoted))
 
 
-def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """nccl.conf takes everything after the equals sign as it is."""
     value = item.value
     if item.how is not How.CONF or value is None:
@@ -80,11 +79,9 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[R
         trouble = "no $ is filled in, it becomes"
     if trouble:
         filled = "$" not in plain
-        yield remark(
+        yield wrong(
             "conf-syntax",
-            Severity.FAIL,
             f"{item.name}: in nccl.conf {trouble} part of the value ({value!r})",
-            item,
             fix=f"Write {item.name}={plain}"
             if filled
             else "Write the value itself, or set it in the job's environment.",
@@ -93,17 +90,15 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[R
     variable = answer.variable
     if variable is not None and (variable.of_torch or item.name in ("NCCL_CONF_FILE", "HOME")):
         who = "PyTorch has read its variables" if variable.of_torch else "NCCL has decided which file to read"
-        yield remark(
+        yield wrong(
             "conf-too-late",
-            Severity.FAIL,
             f"{item.name} has no effect in nccl.conf: by the time NCCL reads the file, {who}",
-            item,
             fix="Set it in the environment of the job.",
             confidence=0.9,
         )
 
 
-def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """A value the reader does not understand, or understands otherwise than it looks."""
     variable, value = answer.variable, item.value
     if variable is None or value is None or item.not_text or (item.how is How.CONF and value != value.strip()):
@@ -111,7 +106,9 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
     if item.how is How.LOG:
         return  # NCCL has printed what it made of it
     kind = variable.values.kind if variable.values else variable.type
-    if kind in ("word", "word-list", "tuning-list", "pattern"):
+    if not value:
+        trouble = _empty(variable)
+    elif kind in ("word", "word-list", "tuning-list", "pattern"):
         trouble = _words(variable, value, kind, context)
     elif kind in ("boolean", "bool"):
         trouble = _boolean(variable, value)
@@ -124,11 +121,9 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Rema
     if item.name == "NCCL_NET" and value.casefold() in _NOT_A_NETWORK:
         trouble = "is no network's name, so initialisation fails: IB, Socket, or what a plugin calls itself"
     if trouble:
-        yield remark(
+        yield wrong(
             "invalid-value.fatal" if _fatal(variable, trouble, context) else "invalid-value",
-            Severity.FAIL,
             f"{item.name}={value}: {trouble}",
-            item,
             fix=_valid(variable),
             edit=Edit() if not variable.replaced_by and kind == "word" and value == "" else None,
         )
@@ -151,6 +146,25 @@ def _valid(variable: Variable) -> str:
     return f"Valid: {said}." if said else (variable.never or "Remove it.")
 
 
+def _by_getcvar(variable: Variable) -> bool:
+    """Whether PyTorch reads it with getCvarBool or getCvarInt, which raise at what they do not understand."""
+    return variable.of_torch and variable.name.startswith(("TORCH_NCCL_", "NCCL_", "TORCH_FR_"))
+
+
+def _empty(variable: Variable) -> str:
+    """Set but empty is the same as not set, but for a few."""
+    if variable.name == "NCCL_DEBUG_SUBSYS":
+        return _SILENCE
+    if variable.values is not None and variable.values.fatal and variable.of_torch:
+        return f"empty is none of its values; it {variable.values.otherwise}"
+    switch = variable.values.kind if variable.values else variable.type
+    return _raises(variable) if _by_getcvar(variable) and switch in ("boolean", "bool", "integer", "int") else ""
+
+
+def _raises(variable: Variable) -> str:
+    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+
+
 def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     values = variable.values
     if values is None:
@@ -158,22 +172,23 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
     if kind == "pattern":
         flags = re.IGNORECASE if values.folds_case else 0
         return "" if re.fullmatch(values.pattern, value, flags) else f"{values.otherwise}"
-    if variable.name == "NCCL_DEBUG_SUBSYS" and value in ("", "^ALL", "^all"):
-        return "an empty set of subsystems silences everything, WARN lines too"
-    if not value:
-        return ""  # set but empty: the same as not set
+    if variable.name == "NCCL_DEBUG_SUBSYS" and value.upper() == "^ALL":
+        return _SILENCE
     if values.trimmed_since and context.nccl_at_least(values.trimmed_since):
         value = value.strip()
     entries = [value]
     if kind == "word-list":
         entries = value.removeprefix("^").split(",")
     elif kind == "tuning-list":
-        lists = [part.rsplit(":", 1)[-1] for part in value.split(";")]
-        entries = [entry for part in lists for entry in part.removeprefix("^").split(",")]
-    words = (*values.words, *(word for word, first in values.newer.items() if context.nccl_at_least(first)))
-    known = {word.casefold() if values.folds_case else word for word in words}
-    if variable.name == "NCCL_ALGO":
-        known.add("collnet")
+        lists = [part.rpartition(":") for part in value.split(";")]
+        functions = {name.casefold() for name in values.functions}
+        strange = [name for name, colon, _ in lists if colon and name.casefold() not in functions]
+        if strange:
+            return f"{strange[0]!r} is no operation; it {values.otherwise}"
+        entries = [entry for _, _, part in lists for entry in part.removeprefix("^").split(",")]
+    newer = [word for word, first in values.newer.items() if context.nccl_at_least(first)]
+    older = [word for word, last in values.older.items() if context.nccl_at_most(last)]
+    known = {word.casefold() if values.folds_case else word for word in (*values.words, *newer, *older)}
     bad = [entry for entry in entries if (entry.casefold() if values.folds_case else entry) not in known]
     if values.numbers:
         bad = [entry for entry in bad if not re.match(r"[0-9]", entry)]
@@ -184,14 +199,10 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
 
 
 def _boolean(variable: Variable, value: str) -> str:
-    if not variable.of_torch or not value or value.lower() in _YES_NO:
-        return ""
-    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES_NO else ""
 
 
 def _integer(variable: Variable, value: str, default: str, context: Context) -> str:
-    if not value:
-        return ""
     if not number.is_number(value):
         if variable.of_torch:
             return _torch_integer(variable, value)
@@ -223,21 +234,19 @@ def _torch_integer(variable: Variable, value: str) -> str:
     digits = re.match(r"\s*[+-]?[0-9]+", value)
     if digits:
         return f"read as {int(digits[0])}: PyTorch takes the digits at the start and ignores the rest"
-    return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
+    return _raises(variable)
 
 
-def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Debugging settings that were forgotten."""
     variable, value = answer.variable, item.value
     if variable is None or value is None:
         return
     why = next((said for known, said in variable.leftover.items() if _same(known, value, variable)), "")
     if why:
-        yield remark(
+        yield doubtful(
             "leftover-debugging",
-            Severity.WARN,
             f"{item.name}={value} is a debugging setting: {why}",
-            item,
             fix=_fix("Remove it.", variable, ""),
             edit=Edit(),
         )
@@ -253,7 +262,7 @@ def _same(known: str, value: str, variable: Variable) -> bool:
     return known.casefold() == value.casefold()
 
 
-def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Settings that fix by hand what NCCL tunes itself."""
     variable = answer.variable
     if variable is None or variable.risk is not Risk.PIN or is_default(item, answer) or item.value == "":
@@ -261,45 +270,37 @@ def pinned(item: Assignment, answer: Answer, context: Context) -> Iterator[Remar
     value = "" if item.value is None else f"={item.value}"
     vendor = context.vendors.get(item.scope, "")
     if vendor:
-        yield remark(
+        yield worth_knowing(
             "pinned",
-            Severity.INFO,
             f"{item.name}{value} overrides NCCL's tuning; {vendor} prescribes such settings: follow its profile",
-            item,
         )
         return
     if item.name == "NCCL_IB_GID_INDEX" and not context.nccl_at_least("2.21.5"):
-        yield remark(
+        yield worth_knowing(
             "pinned",
-            Severity.INFO,
             f"{item.name}{value}: right for RoCE before NCCL 2.21 (default: index 0), if every host's table agrees",
-            item,
             fix="Remove it when NCCL 2.21 or later is used: it then finds the RoCE v2 IPv4 GID itself.",
         )
         return
     why = variable.pin or "an internal setting that NCCL chooses for each GPU generation and network"
-    yield remark(
+    yield doubtful(
         "pinned",
-        Severity.WARN,
         f"{item.name}{value} fights NCCL's own choice: {why}",
-        item,
         fix=_fix("Remove it, or keep the measurement that proves it beside it.", variable),
         edit=Edit(),
     )
 
 
-def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def no_ring(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """NCCL_ALGO without Ring: since 2.24 nothing falls back to Ring by itself."""
     value = (item.value or "").casefold()
     if item.name != "NCCL_ALGO" or not value or value[:1] == "^" or ":" in value or not context.nccl_at_least("2.24.3"):
         return
     if "ring" not in value.split(","):
-        yield remark(
+        yield wrong(
             "algo-without-ring",
-            Severity.FAIL,
             f"{item.name}={item.value}: since NCCL 2.24 an operation that none of these can do ends the job "
             "(Tree has all-reduce only)",
-            item,
             fix="Remove it, or add Ring.",
             edit=Edit(),
             confidence=1.0 if context.nccl_version else 0.9,
@@ -313,21 +314,19 @@ def _fix(what: str, variable: Variable, only: str = "Set it only when: ") -> str
     return f"{what} {only}{variable.set_when}" if variable.set_when else what
 
 
-def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def dangerous(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Settings that can corrupt data, hang or break a job."""
     variable = answer.variable
     if variable is None or variable.risk is not Risk.DANGEROUS or is_default(item, answer) or item.value == "":
         return
-    yield remark(
+    yield doubtful(
         "dangerous",
-        Severity.WARN,
         f"{shown(item)} can break a job: {variable.never or variable.meaning}",
-        item,
         fix=_fix("Remove it.", variable),
     )
 
 
-def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Remark]:
+def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """Values that say what holds anyway, or what held in an older release."""
     variable, value = answer.variable, item.value
     if variable is None or value is None or item.how is How.LOG or not (variable.of_nccl or variable.of_torch):
@@ -335,11 +334,9 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
     if is_default(item, answer):
         release = variable.history[-1][0] if variable.history and answer.assumed else ""
         since = f" since {release}" if release else f" in {answer.version}" if answer.version else ""
-        yield remark(
+        yield worth_knowing(
             "default-restated",
-            Severity.INFO,
             f"{item.name}={value} is the default{since}: it does nothing, until the default changes and it is wrong",
-            item,
             fix="Remove it.",
             edit=Edit(),
         )
@@ -348,16 +345,46 @@ def restated(item: Assignment, answer: Answer, context: Context) -> Iterator[Rem
     if past and variable.values and variable.values.kind == "integer":
         later = next((r for r, _ in variable.history if versions.parse(r) > versions.parse(past[-1])), "")
         if later and versions.at_least(versions.parse(answer.version), later):
-            yield remark(
+            yield worth_knowing(
                 "default-restated",
-                Severity.INFO,
                 f"{item.name}={value} was the default until {later}; it is {answer.default} now",
-                item,
                 fix="Remove it, unless the old behaviour is wanted.",
                 edit=Edit(),
             )
 
 
+def outdated(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+    """A number that was chosen to raise an earlier default, and is below today's: NCCL_IB_TIMEOUT=16."""
+    variable, value = answer.variable, item.value or ""
+    if variable is None or not number.is_number(value) or not answer.default.isdigit():
+        return
+    defaults = [int(default) for _, default in variable.history if default.isdigit()]
+    past = [default for default in defaults if default < int(answer.default)]
+    if defaults != sorted(defaults) or not past or past[0] < 1 or number.as_read(value) in past:
+        return
+    if past[0] < number.as_read(value) < int(answer.default):
+        yield doubtful(
+            "outdated-value",
+            f"{item.name}={value} was above the default once ({past[0]}); now it lowers it ({answer.default})",
+            fix=_fix("Remove it.", variable),
+            edit=Edit(),
+        )
+
+
+def shared_log(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+    """NCCL_DEBUG_FILE without the process in its name: each rank opens the file anew, and what was in it is gone."""
+    if item.name == "NCCL_DEBUG_FILE" and item.value and "%p" not in item.value and not item.value.startswith("/dev/"):
+        host = "" if "%h" in item.value else ".%h"
+        yield doubtful(
+            "shared-log",
+            f"{shown(item)} is one file for {'all ranks of a host' if not host else 'all ranks that see it'}: each opens "
+            "it anew and empties it",
+            fix=f"Write {item.name}={item.value}{host}.%p (%h: host, %p: process)",
+            edit=Edit(value=f"{item.value}{host}.%p"),
+            confidence=0.9,
+        )
+
+
 # A value that is not understood at all (the first group) needs no opinion on what it would mean (the second).
 SYNTAX_RULES = (not_text, conf_value, invalid)
-RULES = (leftover, pinned, no_ring, dangerous, restated)
+RULES = (leftover, pinned, no_ring, dangerous, restated, outdated, shared_log)

@@ -160,6 +160,12 @@ class _Draft:
         advice = EnvAdvice(name, value, reason, versions=releases, risky=risky, hosts=tuple(only))
         self.lines.append(Line(advice, confidence, fact))
 
+    def leave(self, name: str, why: str) -> None:
+        self.left.append(Left(name, why))
+
+    def note(self, text: str, command: str = "") -> None:
+        self.notes.append(Note(text, command))
+
 
 def recommend(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt] = (), purpose: Purpose = Purpose.RUN) -> Advice:
     """The smallest set for these hosts. ``attempts``: the connections that were tried between them."""
@@ -202,7 +208,7 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
         draft.unknown.append(f"{IFNAME}: what NCCL would choose on {_some(missing)} is not known")
     if len(stations) < 2:
         if not missing:
-            draft.left.append(Left(IFNAME, "one host: nothing leaves it"))
+            draft.leave(IFNAME, "one host: nothing leaves it")
         return {}
     found = decide(stations, attempts)
     unproved = [host for host in half_reached(attempts) if host in stations]
@@ -228,9 +234,9 @@ def _interface(hosts: Sequence[HostNeeds], attempts: Sequence[Attempt], draft: _
         }
     elif found.set_on:
         for place, names in _places(stations, found.set_on):
-            draft.notes.append(Note(f"{place} on {_some(names)} is not needed: NCCL chooses right by itself"))
+            draft.note(f"{place} on {_some(names)} is not needed: NCCL chooses right by itself")
     if found.harmful or found.advice is None:
-        draft.left.append(Left(IFNAME, found.reason))
+        draft.leave(IFNAME, found.reason)
         _family(choices, {host: station.facts for host, station in stations.items()}, draft)
     return {host: choice.address.name for host, choice in choices.items() if choice.address is not None}
 
@@ -253,7 +259,7 @@ def _wrongly_set(stations: Mapping[str, Station], found: Recommendation, draft: 
         advice = msgspec.structs.replace(found.advice, reason=f"{why}; without it NCCL chooses right")
         draft.lines.append(Line(advice, 0.95, said))
     for place, hosts in _places(stations, [host for host in found.set_on if stations[host].settings[IFNAME].line]):
-        draft.notes.append(Note(f"remove {place} on {_some(hosts)}: {why}"))
+        draft.note(f"remove {place} on {_some(hosts)}: {why}")
 
 
 def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draft: _Draft) -> None:
@@ -261,7 +267,7 @@ def _family(choices: Mapping[str, Choice], known: Mapping[str, Interfaces], draf
     families = Counter(choice.address.family for choice in choices.values() if choice.address is not None)
     if set(families) == {"inet6"}:
         why = "the hosts have only IPv6 addresses there: NCCL takes them by itself"
-        draft.left.append(Left("NCCL_SOCKET_FAMILY", why))
+        draft.leave("NCCL_SOCKET_FAMILY", why)
     if len(families) < 2:
         return
     rare = families.most_common()[-1][0]
@@ -292,7 +298,7 @@ def _gloo(hosts: Sequence[HostNeeds], taken: Mapping[str, str], draft: _Draft) -
         if choice is not None and choice.address is not None and choice.address.loopback:
             bad.append(host.host)
     if not bad:
-        draft.left.append(Left(name, "every host's own name resolves to an address its peers know"))
+        draft.leave(name, "every host's own name resolves to an address its peers know")
         return
     interfaces = {taken.get(host, "") for host in bad}
     if len(interfaces) == 1 and "" not in interfaces:
@@ -304,11 +310,9 @@ def _gloo(hosts: Sequence[HostNeeds], taken: Mapping[str, str], draft: _Draft) -
             confidence=0.85,
             only=bad if len(bad) < len(hosts) else (),
         )
-    draft.notes.append(
-        Note(
-            f"better than {name}: mend the host's own name on {_some(bad)}, so that no job needs it",
-            "sudo sed -i 's/^127\\.0\\.1\\.1/#&/' /etc/hosts; getent ahosts $(hostname)",
-        )
+    draft.note(
+        f"better than {name}: mend the host's own name on {_some(bad)}, so that no job needs it",
+        "sudo sed -i 's/^127\\.0\\.1\\.1/#&/' /etc/hosts; getent ahosts $(hostname)",
     )
 
 
@@ -377,7 +381,7 @@ def _removals(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     lines: dict[str, Line] = {}
     for (name, value, where, reason), names in sorted(found.items()):
         if where:
-            draft.notes.append(Note(f"remove {where}: {name}={value} on {_some(names)}: {reason}"))
+            draft.note(f"remove {where}: {name}={value} on {_some(names)}: {reason}")
         elif name not in lines:
             own = tuple(names) if len(names) < len(hosts) else ()
             advice = EnvAdvice(name, "", reason, unset=True, hosts=own)
@@ -402,15 +406,15 @@ def _adapters(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     with_ports = [(host, [port for port in ports if port.active]) for host, ports in known]
     if not any(ports for _, ports in with_ports):
         if known:
-            draft.left.append(Left(name, "no host has an active RDMA port"))
+            draft.leave(name, "no host has an active RDMA port")
         return
     without = [host.host for host, ports in with_ports if not any(port.rail for port in ports)]
     if without:
-        draft.notes.append(Note(f"{_some(without)} have no active rail, others do: the whole job would run over TCP"))
+        draft.note(f"{_some(without)} have no active rail, others do: the whole job would run over TCP")
     strays = [(host, port) for host, ports in with_ports for port in ports if not port.rail and not port.efa]
     if not strays:
         counts = " or ".join(map(str, sorted({sum(port.rail for port in ports) for _, ports in with_ports})))
-        draft.left.append(Left(name, f"all active RDMA ports are rails ({counts} per host): NCCL uses them all"))
+        draft.leave(name, f"all active RDMA ports are rails ({counts} per host): NCCL uses them all")
         return
     rails = {host.host: {port.device for port in ports if port.rail} for host, ports in with_ports}
     odd = sorted({port.device for _, port in strays})
@@ -438,7 +442,7 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     ports = [(host, port) for host in hosts for port in host.ports or () if port.active and port.rail and not port.efa]
     roce = [(host, port) for host, port in ports if port.ethernet]
     if ports and not roce:
-        draft.left.append(Left(name, "the rails are InfiniBand: the variable is ignored there since NCCL 2.22"))
+        draft.leave(name, "the rails are InfiniBand: the variable is ignored there since NCCL 2.22")
         return
     if not roce:
         return
@@ -447,9 +451,7 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
         return
     wrong = [(host, port) for host, port in roce if not _usable(_chosen(host, port))]
     if not wrong:
-        draft.left.append(
-            Left(name, "NCCL finds a RoCE v2 GID by itself on every rail; a fixed index would break first")
-        )
+        draft.leave(name, "NCCL finds a RoCE v2 GID by itself on every rail; a fixed index would break first")
         return
     host, port = wrong[0]
     seen = _chosen(host, port)
@@ -469,9 +471,7 @@ def _gids(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
             risky=True,
         )
         if not at_least(host.version, gid.AUTOMATIC_SINCE):
-            draft.notes.append(
-                Note(f"NCCL {gid.AUTOMATIC_SINCE} and later finds this GID by itself: upgrade, drop {name}")
-            )
+            draft.note(f"NCCL {gid.AUTOMATIC_SINCE} and later finds this GID by itself: upgrade, drop {name}")
     elif all(at_least(host.version, gid.AUTOMATIC_SINCE) and _ipv6_works(host, port) for host, port in wrong):
         draft.add(
             "NCCL_IB_ADDR_FAMILY",
@@ -507,41 +507,35 @@ def _plugins(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     efa = [host for host in hosts if any(port.efa for port in host.ports or ())]
     bare = [host.host for host in efa if not host.net_plugins]
     if bare:
-        draft.notes.append(
-            Note(
-                f"{_some(bare)} have EFA devices and no network plugin is found: NCCL would run over TCP. Install "
-                f"{AWS_PLUGIN} (part of the EFA installer and of the AWS deep-learning images); no variable replaces it"
-            )
+        draft.note(
+            f"{_some(bare)} have EFA devices and no network plugin is found: NCCL would run over TCP. Install "
+            f"{AWS_PLUGIN} (part of the EFA installer and of the AWS deep-learning images); no variable replaces it"
         )
     elif efa:
-        draft.left.append(
-            Left("FI_PROVIDER, FI_EFA_*, NCCL_PROTO, NCCL_BUFFSIZE", f"{AWS_PLUGIN} sets what its instance type needs")
+        draft.leave(
+            "FI_PROVIDER, FI_EFA_*, NCCL_PROTO, NCCL_BUFFSIZE", f"{AWS_PLUGIN} sets what its instance type needs"
         )
     gve = [host for host in hosts if host.interfaces and sum(d.driver == "gve" for d in host.interfaces.devices) >= 4]
     if gve and not any(host.net_plugins for host in gve):
-        draft.notes.append(
-            Note(
-                f"{_some(h.host for h in gve)} have four or more Google gVNIC interfaces and no network plugin: on A3 "
-                "machines install GPUDirect-TCPX(O) and source its nccl-env-profile.sh; its variables are a contract"
-            )
+        draft.note(
+            f"{_some(h.host for h in gve)} have four or more Google gVNIC interfaces and no network plugin: on A3 "
+            "machines install GPUDirect-TCPX(O) and source its nccl-env-profile.sh; its variables are a contract"
         )
     if any("sharp" in plugin for host in hosts for plugin in host.net_plugins):
         why = "a SHARP plugin is there; that the switches offer SHARP is not known from the hosts"
-        draft.left.append(Left("NCCL_COLLNET_ENABLE", why))
+        draft.leave("NCCL_COLLNET_ENABLE", why)
 
 
 def _containers(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
     """Shared memory and locked memory are no variables: say what to do instead."""
     small = [host for host in hosts if host.shm_bytes is not None and 0 < host.shm_bytes < SMALL_SHM_BYTES]
     if small:
-        draft.notes.append(
-            Note(
-                f"/dev/shm is only {(small[0].shm_bytes or 0) / 2**20:.0f} MiB on {_some(h.host for h in small)}; "
-                "NCCL_SHM_DISABLE=1 would hide that and cost bandwidth. Enlarge it",
-                "docker run --shm-size=16g ...   # Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
-                if any(host.container for host in small)
-                else "sudo mount -o remount,size=16G /dev/shm",
-            )
+        draft.note(
+            f"/dev/shm is only {(small[0].shm_bytes or 0) / 2**20:.0f} MiB on {_some(h.host for h in small)}; "
+            "NCCL_SHM_DISABLE=1 would hide that and cost bandwidth. Enlarge it",
+            "docker run --shm-size=16g ...   # Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
+            if any(host.container for host in small)
+            else "sudo mount -o remount,size=16G /dev/shm",
         )
     locked = [
         host
@@ -549,12 +543,10 @@ def _containers(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
         if host.memlock_bytes is not None and host.memlock_bytes >= 0 and any(port.active for port in host.ports or ())
     ]
     if locked:
-        draft.notes.append(
-            Note(
-                f"locked memory is limited to {(locked[0].memlock_bytes or 0) / 1024:.0f} KiB on "
-                f"{_some(h.host for h in locked)}: registering buffers with the HCA fails; no variable helps",
-                "docker run --ulimit memlock=-1 ...   # host: memlock unlimited in limits.conf; LimitMEMLOCK=infinity",
-            )
+        draft.note(
+            f"locked memory is limited to {(locked[0].memlock_bytes or 0) / 1024:.0f} KiB on "
+            f"{_some(h.host for h in locked)}: registering buffers with the HCA fails; no variable helps",
+            "docker run --ulimit memlock=-1 ...   # host: memlock unlimited in limits.conf; LimitMEMLOCK=infinity",
         )
 
 
@@ -574,11 +566,9 @@ def _hang(hosts: Sequence[HostNeeds], draft: _Draft) -> None:
         draft.unknown.append("flight recorder: no PyTorch was found, its variables depend on the release")
     else:
         _recorder(versions.parse(found[0]), found[0], draft)
-    draft.notes.append(
-        Note(
-            "the time-out is code; a longer one cures stragglers only, and a shorter one makes a hang show sooner",
-            TIMEOUT_CODE,
-        )
+    draft.note(
+        "the time-out is code; a longer one cures stragglers only, and a shorter one makes a hang show sooner",
+        TIMEOUT_CODE,
     )
 
 
@@ -592,18 +582,18 @@ def recorder(torch_version: str) -> tuple[EnvAdvice, ...]:
 def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
     fact = f"PyTorch {said}"
     if not at_least(release, "2.2"):
-        draft.left.append(Left("TORCH_NCCL_TRACE_BUFFER_SIZE", f"{fact} has no flight recorder (2.2 and later)"))
+        draft.leave("TORCH_NCCL_TRACE_BUFFER_SIZE", f"{fact} has no flight recorder (2.2 and later)")
         return
     new = at_least(release, "2.8")
     size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
     if at_least(release, "2.11"):
-        draft.left.append(Left(size, f"{fact}: the flight recorder is on by default (2000 entries)"))
+        draft.leave(size, f"{fact}: the flight recorder is on by default (2000 entries)")
     else:
         why = "the flight recorder is off by default before 2.11"
         draft.add(size, "2000", why, fact, confidence=0.95, releases="torch 2.2-2.10")
     dump = "TORCH_NCCL_DUMP_ON_TIMEOUT"
     if at_least(release, "2.7"):
-        draft.left.append(Left(dump, f"{fact}: on by default"))
+        draft.leave(dump, f"{fact}: on by default")
     else:
         draft.add(dump, "1", "off by default before 2.7", fact, confidence=0.95, releases="torch 2.2-2.6")
     draft.add(
@@ -616,7 +606,7 @@ def _recorder(release: tuple[int, ...], said: str, draft: _Draft) -> None:
     )
     if at_least(release, "2.15"):
         why = f"{fact}: the default backend nccl2 does not read it (TORCH_DIST_USE_NCCL2=0 brings the old one back)"
-        draft.left.append(Left("TORCH_NCCL_DESYNC_DEBUG", why))
+        draft.leave("TORCH_NCCL_DESYNC_DEBUG", why)
         return
     draft.add(
         "TORCH_NCCL_DESYNC_DEBUG",
@@ -645,7 +635,7 @@ def _always_left(draft: _Draft) -> None:
         ("NCCL_ASYNC_ERROR_HANDLING", "on by default, and torchrun sets the new name"),
     ):
         if not any(name in said for name in names.split(", ")):
-            draft.left.append(Left(names, why))
+            draft.leave(names, why)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -14,9 +14,8 @@ from nccl_doctor.env import knowledge, nccl_conf
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem, Unreadable, read_text
-from nccl_doctor.env.lint import Remark, remark
+from nccl_doctor.env.lint import Remark, doubtful, remark
 from nccl_doctor.facts.interfaces import ConfFile
-from nccl_doctor.findings.model import Severity
 
 SYSTEM_CONF = "/etc/nccl.conf"
 
@@ -90,11 +89,12 @@ def source_order(layers: Sequence[tuple[str, Sequence[Assignment]]]) -> Iterator
             if item.lost or winner is None or winner is item or winner.file == item.file or winner.value == item.value:
                 continue
             yield remark(
-                "source-order",
-                Severity.WARN,
-                f"{item.name}={item.value} of {item.file} loses against {winner.value} of {winner.file} "
-                "(environment, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf)",
                 item,
+                doubtful(
+                    "source-order",
+                    f"{item.name}={item.value} of {item.file} loses against {winner.value} of {winner.file} "
+                    "(environment, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf)",
+                    fix="Remove the one that is not meant.",
+                ),
                 others=(winner,),
-                fix="Remove the one that is not meant.",
             )

@@ -9,6 +9,7 @@ from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import shape
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
@@ -30,6 +31,8 @@ def for_cause(
         for heading in ("Fix now", "Fix for good")
     )
     set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
+    if case.gpudirect_off:
+        set_here.setdefault("NCCL_NET_GDR_LEVEL", "LOC")  # what it would switch off is off
     quoted = " ".join(item.text for item in evidence)
     blamed = [
         Assignment(name, value, how=How.LOG)
@@ -58,10 +61,10 @@ def _here(text: str, evidence: tuple[Evidence, ...]) -> str:
 
 
 def device(cause: Cause) -> str:
-    """The GPU or RDMA device that the deciding line names, if it names one."""
-    first = cause.evidence[0].text if cause.evidence else ""
+    """The GPU or RDMA device that the deciding line names, if it names one and no line like it names another."""
+    alike = [item.text for item in cause.evidence if shape(item.text) == shape(cause.evidence[0].text)]
     for (_, pattern), start in zip(_DEVICES, ("ib.", "gpu."), strict=True):
-        named = set(pattern.findall(first))
+        named = set(pattern.findall(" ".join(alike)))
         if cause.id.startswith(start) and len(named) == 1:
             return str(named.pop())
     return ""
@@ -113,6 +116,8 @@ def _closed_first(case: Case) -> str:
     return ", ".join(hosts) if len(hosts) <= 3 else ""
 
 
+# What goes without the suspect: the same command tells in a minute whether it was that.
+_TRIALS = {"gpu.p2p": "NCCL_P2P_DISABLE=1", "sys.shm": "NCCL_SHM_DISABLE=1"}
 _SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
 
 
@@ -157,6 +162,8 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS:
+        yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "NCCL INFO"):  # any such line: what is missing was cut away, not switched off

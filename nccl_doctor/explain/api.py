@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, quotes, ranking, verdict
+from nccl_doctor.explain import advice, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
@@ -52,6 +52,7 @@ def explain(summary: Summary) -> Explanation:
         versions=case.versions,
         evidence=tuple(quotes.quote(hit) for hit in good),
         overcome=_overcome(candidates) if healthy else (),
+        worth_knowing=costs.remarks(case, causes),
         notes=_notes(case),
         timeline=_timeline(case),
         problems=tuple(summary.problems),

@@ -9,7 +9,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import place, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
@@ -66,6 +66,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
 
 _CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
+_CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
@@ -73,21 +74,25 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     if not _CANCELLED.search(hit.text) or "DUE TO" in hit.text:
         return False
     failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
-    failed += case.hits("watchdog-timeout", "watchdog-down", "monitored-barrier")
+    failed += case.hits(
+        "watchdog-timeout", "watchdog-down", "monitored-barrier", *(_CRASHED if "STEP" in hit.text else ())
+    )
     failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 
 
 def _ended_by_others(case: Case, hit: Hit) -> bool:
-    """Whether this is only how a program ends after a time-out: a watchdog's SIGKILL, of which the shell tells, or the trap
-    by which a kernel of DeepEP ends when it has waited in vain."""
+    """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
+    by which a kernel of DeepEP ends when it has waited in vain, or a crash after XLA had aborted its communicators."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
         before = case.hits("deepep-timeout")
+    elif hit.signature in _CRASHED:
+        before = case.hits("xla-communicator")
     else:
         return False
-    return bool(before) and case.after(hit, before[0]) is True
+    return any(later(hit, one) or case.after(hit, one) is True for one in before)
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
@@ -124,7 +129,7 @@ def _last_resort(case: Case) -> list[Candidate]:
     last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
     if not last:
         return []
-    title = f"the log ends with {last[-1].text.strip()[-110:]!r}; why, it does not say"
+    title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"
     return [Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True)]
 
 
@@ -135,7 +140,7 @@ def _title(template: str, hits: list[Hit]) -> str:
     """The title with the words of the first hit that has them all; not every wording of a message says everything."""
     names = set(_HOLE.findall(template))
     groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
-    return _HOLE.sub(lambda hole: groups.get(hole.group(1), "?")[:80], template)
+    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), "?"), 80), template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

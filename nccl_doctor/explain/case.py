@@ -155,7 +155,17 @@ class Case:
     def nodes(self) -> int:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
         told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
-        return max([*told, len(self.nccl_hosts)], default=0)
+        return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
+
+    @functools.cached_property
+    def between_hosts(self) -> bool:
+        """Whether anything shows that the job's data goes from host to host."""
+        return self.nodes > 1 or self.has("channel-net")
+
+    @functools.cached_property
+    def gpudirect_off(self) -> list[Hit]:
+        """The lines that say that GPUDirect RDMA is off for whole adapters."""
+        return self.hits("peermem-missing") or [hit for hit in self.hits("gdr-disabled") if "HCA" in hit.text]
 
     @functools.cached_property
     def sockets(self) -> list[Hit]:

@@ -53,6 +53,7 @@ _RETRIES = frozenset(
         "serving-watchdog",
         "grpc-unavailable",
         "horovod-stall",
+        "xla-rendezvous",
         "volume-not-mounted",
         "sandbox-failed",
         "adapters-not-handed-out",
@@ -81,6 +82,7 @@ _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _STEADY = 6  # so many steps at a log's end were slow
+_WRITES_NOTHING = re.compile(r"generation throughput: 0\.0 tokens/s, Running: [1-9]")  # vLLM
 _NUMBERS = re.compile(r"[\d.,:]+")
 
 
@@ -100,8 +102,9 @@ class Course:
 
     @property
     def _began(self) -> bool:
-        """Whether NCCL began to initialise."""
-        return self._case.has(*_BEGINNINGS)
+        """Whether NCCL began to initialise, or an engine whose next step it is."""
+        engine = self._case.has("engine-names-its-nccl") and not self._case.has("engine-went-on")
+        return engine or self._case.has(*_BEGINNINGS)
 
     @functools.cached_property
     def _interrupted(self) -> list[Hit]:
@@ -113,6 +116,8 @@ class Course:
         """Whether this line is how a job ended that stood still, by Ctrl-C or a time limit: the hang has a cause of its own."""
         if SIGINT.search(hit.text):
             return bool(self.interrupted_hang)
+        if _STOPPED.search(hit.text) and self._case.has("own-time-limit") and not self._case.has(*_WORK):
+            return True  # the command had a limit of its own, and did nothing
         return self._out_of_time and (_STOPPED.search(hit.text) or _TIME_LIMIT.search(hit.text)) is not None
 
     @functools.cached_property
@@ -198,6 +203,15 @@ class Course:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
         lasts = self._case.lasts("stack-process")
         return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits("stack-process")
+
+    @functools.cached_property
+    def idle_engine(self) -> list[Hit]:
+        """A log's last reports of a serving engine that has requests at work and writes nothing, three times in a row."""
+        for hits in self._case.summary.tails.values():
+            last = [hit for hit in hits if "generation throughput: " in hit.text][-3:]
+            if len(last) == 3 and all(_WRITES_NOTHING.search(hit.text) for hit in last):
+                return last
+        return []
 
     # after one line --------------------------------------------------------------------------------------------------
 

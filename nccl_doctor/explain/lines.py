@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 
 # File and line of a hit: what tells lines apart, and their order.
 place: Callable[[Hit], tuple[str, int]] = operator.attrgetter("file", "line")
@@ -34,3 +35,15 @@ def hosts_of(hits: Iterable[Hit]) -> set[str]:
 def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
     """The ranks and the hosts that these lines are known to come from."""
     return ranks_of(hits), hosts_of(hits)
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, cut between words, with an ellipsis where something was left out."""
+    text = text.strip()
+    return text if len(text) <= most else (text[:most].rsplit(None, 1)[0] + " …")
+
+
+def ending(text: str, most: int) -> str:
+    """The end of a line without the prefixes of those who passed it on, cut between words."""
+    text = prefix.parse(text.strip()).body.strip() or text.strip()
+    return text if len(text) <= most else "… " + text[-most:].split(None, 1)[-1]

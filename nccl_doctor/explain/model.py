@@ -127,6 +127,15 @@ class Consequence(msgspec.Struct, frozen=True, omit_defaults=True):
     hosts: tuple[str, ...] = ()
 
 
+class Remark(msgspec.Struct, frozen=True):
+    """Something that made the job slower than it could be, though it failed nothing: with a line that shows it, and the
+    playbook that tells more."""
+
+    text: str
+    evidence: Evidence
+    playbook: str
+
+
 class Verdict(enum.Enum):
     """The answer in one word."""
 
@@ -172,6 +181,7 @@ class Explanation(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     evidence: tuple[Evidence, ...] = ()  # what a verdict without a cause (healthy) rests on
     overcome: tuple[str, ...] = ()  # of a healthy log: faults that the work got over
+    worth_knowing: tuple[Remark, ...] = ()  # what cost speed, whatever the verdict
     notes: tuple[str, ...] = ()  # known-harmless lines, and advice that is not about the cause
     timeline: tuple[Moment, ...] = ()
     problems: tuple[InputProblem, ...] = ()

@@ -52,7 +52,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "ib.port-down": "ib.qp-connect ib.device-not-found ib.gid-index gpu.driver",
         "ib.gid-index": "ib.qp-connect env.bad-nccl-var",
         "ib.memlock": "ib.qp-connect ib.gdr",
-        "ib.gdr": "ib.qp-connect",
+        "ib.gdr": "ib.qp-connect net.slow",
         "sys.shm": "sys.disk-full app.dataloader-worker sys.container gpu.p2p sys.host-oom gpu.driver",
         "sys.host-oom": "sys.threads",
         "sys.threads": "sys.host-oom",
@@ -130,8 +130,8 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     """Whether the work went on, or came to a good end, after the candidate's last line in its file."""
     if last.file in case.course.failed_files:
         return False
-    end = case.last("ended-well", last.file) or case.last("nccl-tests-ok", last.file)
-    if end is not None and end.line > last.line:
+    ends = (case.last(name, last.file) for name in ("ended-well", "nccl-tests-ok"))
+    if any(end is not None and end.line > last.line for end in ends):
         return True
     soon = _at_start(item) or _told(case, item) or _retried(item)
     step = case.last("progress", last.file)

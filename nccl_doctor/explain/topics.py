@@ -137,20 +137,23 @@ def may_say_failure(texts: Iterable[str]) -> bool:
 
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
-    return _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None and not records.lists_settings(text)
+    told = _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
+    return told and not records.lists_settings(text) and not prefix.is_of_a_model(text)
 
 
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    return [
+    found = [
         hit
         for hit in case.hits("error-line")
         if place(hit) not in quiet
         and not _NOISE.search(hit.text)
+        and not prefix.is_of_a_model(hit.text)
         and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
     ]
+    return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")

@@ -47,7 +47,12 @@ def _failure_seen(case: Case) -> bool:
         return False
     if course.interrupted_hang or exceptions.ordinary or any(not item.type for item in case.summary.tracebacks):
         return True  # an exception, or a traceback that was cut before it
-    if course.slower_steps or course.stands or any("baseline" not in hit.text for hit in complaints(case)):
+    if (
+        course.slower_steps
+        or course.stands
+        or course.idle_engine
+        or any("baseline" not in hit.text for hit in complaints(case))
+    ):
         return True
     outlived = [signature for signature in case.seen(*Role) if course.overcome(signature.name)]
     symptoms = [signature for signature in case.seen(Role.SYMPTOM) if signature not in outlived]

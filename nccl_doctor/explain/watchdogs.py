@@ -9,6 +9,9 @@ import msgspec
 
 from nccl_doctor.explain.model import Hit
 
+# Operations whose ranks do different things.
+ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
+
 
 class Work(msgspec.Struct):
     """Where one rank of one process group stood when its watchdog spoke."""

@@ -34,7 +34,9 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster: str = ""  # 32 hex digits; all zero on one node
     clique: int = 0
     degraded_bandwidth: bool | None = None
+    route_recovery: bool | None = None  # under way
     route_unhealthy: bool | None = None
+    access_timeout: bool | None = None  # its recovery is under way
     mistake: str | None = None  # what is configured wrongly, in words
 
 
@@ -129,6 +131,7 @@ class GpuPair(msgspec.Struct, frozen=True, omit_defaults=True):
     write: str | None = None
     nvlink: str | None = None
     level: str | None = None
+    errors: dict[str, str] = {}
 
 
 class Witness(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -155,6 +158,7 @@ class PciGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     link_width_max: str | None = None
     driver: str | None = None
     slot: str | None = None
+    kind: str | None = msgspec.field(default=None, name="class")  # PCI class: 0x0300.. display, 0x0302.. 3D controller
 
 
 class System(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,7 +28,6 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     operstate: str | None = None
     mtu: Count | None = None
-    carrier_changes: Count | None = None
     master: str | None = None
 
 
@@ -65,6 +64,13 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     def active(self) -> bool:
         """The port's state is ACTIVE: NCCL uses no other."""
         return (self.state or "").upper().endswith("ACTIVE")
+
+    @property
+    def linked(self) -> bool | None:
+        """Whether the port has had a link since its counters began (the driver's start); None where they do not tell."""
+        if any(self.counters.get(name) for name in ("link_downed", "port_rcv_packets")):
+            return True
+        return False if "port_rcv_packets" in self.counters else None
 
     @property
     def gbps(self) -> float | None:
@@ -108,6 +114,7 @@ class PciNic(msgspec.Struct, frozen=True, omit_defaults=True):
     vendor: str | None = None
     device: str | None = None
     driver: str | None = None
+    kind: str | None = msgspec.field(default=None, name="class")  # PCI class: 0x0207.. InfiniBand, 0x0200.. Ethernet
 
 
 class Memlock(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -156,7 +156,8 @@ def _compare(name: str, said: Said, device: Device, port: Port) -> list[Disagree
 def _plain(text: str) -> str:
     """A value without its number in front and its width behind: ``400 Gb/sec (4X NDR)`` and ``400 Gb/sec`` are one."""
     text = text.partition(":")[2] if text[:1].isdecimal() and ":" in text else text
-    return text.partition("(")[0].strip().lower().replace("gb/sec", "").strip()
+    bare = text.partition("(")[0].strip().lower().replace("gb/sec", "").strip()
+    return "unspecified" if bare == "unknown" else bare  # an EFA's link layer, in the kernel's word and in libibverbs'
 
 
 def completed(fact: InfinibandFact) -> InfinibandFact:

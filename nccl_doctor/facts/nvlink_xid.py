@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -91,14 +92,15 @@ def _hopper(text: str) -> Decoded | None:
         if value and index in (1, 3, 4, 5):
             words.append(f"register {index} {_bits([b for b in range(32) if value >> b & 1])}: not in NVIDIA's table")
             actions.append("reset-gpu")
-    return Decoded(int(found.group(1)), tuple(words), _worst(actions))
+    return Decoded(int(found.group(1)), tuple(words), worst(actions))
 
 
 def _bits(bits: list[int]) -> str:
     return f"bit{'s' if len(bits) > 1 else ''} {', '.join(map(str, bits))}"
 
 
-def _worst(actions: list[str]) -> str | None:
+def worst(actions: Sequence[str]) -> str | None:
+    """The most serious of the actions in this table; None if there is none."""
     return max(actions, key=lambda action: _WEIGHT[action], default=None)
 
 
@@ -131,7 +133,7 @@ def _unit(unit: str, info: int, status: int) -> tuple[str, str | None]:
     found = [_status(known.units[unit], info, 1 << bit) for bit in range(32) if status >> bit & 1]
     if not found or None in found:
         return f"error status {status:#x} is not in NVIDIA's table", None
-    return f"error status {status:#x}", _worst([action for action in found if action])
+    return f"error status {status:#x}", worst([action for action in found if action])
 
 
 def _status(row: dict[str, tuple[int, ...]], info: int, bit: int) -> str | None:

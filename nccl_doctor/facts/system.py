@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -63,14 +64,34 @@ class Cgroup(msgspec.Struct, frozen=True):
     pids_group: str = ""
     cpu_limit: Amount | None = None  # in CPUs
 
+    @property
+    def memory_room_bytes(self) -> int | None:
+        """What the memory limit leaves, as page cache gives way; None without a limit, or where the use is not known."""
+        if self.memory_limit_bytes is None or self.memory_used_bytes is None:
+            return None
+        return self.memory_limit_bytes - (self.memory_used_bytes - self.memory_cache_bytes)
+
+
+IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
+
 
 class Container(msgspec.Struct, frozen=True):
-    """Hints that this is a container; empty on a plain host. ``seccomp`` 2 is a filter."""
+    """Hints that this is a container; empty on a plain host. ``seccomp`` 2 is a filter, ``capabilities`` a hexadecimal mask.
+
+    ``user_namespace``: its users are not the kernel's own, and its capabilities hold in it alone; None: not known.
+    """
 
     hints: tuple[str, ...] = ()
     seccomp: str = ""
     no_new_privileges: str = ""
     capabilities: str = ""
+    user_namespace: bool | None = None
+
+    @property
+    def locks_freely(self) -> bool:
+        """Whether the kernel holds no limit on locked memory against this login (CAP_IPC_LOCK in the first namespace)."""
+        mask = int(self.capabilities, 16) if re.fullmatch(r"[0-9a-f]{1,32}", self.capabilities) else 0
+        return self.user_namespace is False and bool(mask >> IPC_LOCK & 1)
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -144,6 +165,12 @@ class System(Fact, frozen=True):
     machine: Machine = Machine()
     sysctls: dict[str, str] = msgspec.field(default_factory=dict)
     rdma_devices: tuple[str, ...] = ()
+
+    @property
+    def usable_cpus(self) -> float:
+        """How many CPUs affinity and the cgroup's quota leave."""
+        limit = self.cgroup.cpu_limit
+        return float(self.processors.allowed) if limit is None else min(self.processors.allowed, limit)
 
     def sysctl_numbers(self, name: str) -> tuple[int, ...]:
         """A sysctl of one or more numbers; empty if this kernel does not have it."""

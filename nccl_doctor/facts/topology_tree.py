@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Container
 
 import msgspec
 
-from nccl_doctor.facts.gpu import GpuDevice, GpuFact
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact, NvLink
 from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Gpu, Link, Matrix, Nic, TopologyError
 from nccl_doctor.facts.topology_paths import per_matrix
@@ -55,12 +56,19 @@ class Node(msgspec.Struct, frozen=True):
     ends: tuple[str, ...] | None = None
 
 
-def node(name: str, device: PciDevice, gpu: GpuDevice | None = None, verbs: str = "") -> Node:
-    """The node of a device, with the NVLinks that NVML told of it."""
+def node(
+    name: str, device: PciDevice, gpu: GpuDevice | None = None, verbs: str = "", gpus: Container[str] = ()
+) -> Node:
+    """The node of a device, with the NVLinks that NVML told of it; ``gpus`` are the PCI addresses of all GPUs."""
     ends = None
     if gpu is not None and gpu.nvlinks is not None:
-        ends = tuple([SWITCH if one.remote_type == SWITCH else one.remote or "" for one in gpu.nvlinks if one.active])
+        ends = tuple([_end(one, gpus) for one in gpu.nvlinks if one.active])
     return Node(name, device.bus_id, device.path, device.numa_node, device.cpus, verbs, ends)
+
+
+def _end(link: NvLink, gpus: Container[str]) -> str:
+    """Where a link ends. What no PCI address here bears is a switch (in virtual machines, NVLink 5), as NCCL has it."""
+    return link.remote if link.remote and (link.remote_type in ("gpu", "ibmnpu") or link.remote in gpus) else SWITCH
 
 
 def kind_between(a: Node, b: Node) -> str | None:
@@ -130,7 +138,7 @@ def _gpus(topology: TopologyFact, fact: GpuFact | None) -> tuple[Node, ...]:
     on_bus = {device.bus_id: device for device in topology.devices if device.kind == "gpu" and device.path}
     if fact is not None and fact.nvml.outcome == "ok":
         told = {f"GPU{gpu.index}": gpu for gpu in fact.gpus if gpu.bus_id in on_bus}
-        return tuple(node(name, on_bus[gpu.bus_id or ""], gpu) for name, gpu in told.items())
+        return tuple(node(name, on_bus[gpu.bus_id or ""], gpu, gpus=on_bus) for name, gpu in told.items())
     return tuple(node(f"GPU{index}", on_bus[bus_id]) for index, bus_id in enumerate(sorted(on_bus)))
 
 

@@ -9,23 +9,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
-from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import NOISY, Fit
-from nccl_doctor.bench.verdict import SizeChange, Verdict, rate, together
+from nccl_doctor.bench.statistics import NOISY, Fit, percent
+from nccl_doctor.bench.verdict import SizeChange, rate, together
 from nccl_doctor.facts.fold import fold
-from nccl_doctor.findings.model import Finding, Severity
-from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot
+from nccl_doctor.report.console import entries
 from nccl_doctor.report.safe_text import visible
 
 _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "wrong": ("✗ WRONG", "bold red"),
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
-_MODE = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
+MODES = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
 _BAR = 10
 POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
@@ -54,7 +54,7 @@ def table(
     rows, changed = list(measurements), {(c.collective, c.mode, c.size): c for c in changes}
     top = ceiling.gbs if ceiling else max((item.busbw_gbs for item in rows), default=0.0)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    share = ("of pair rate" if ceiling.measured else "of ceiling") if ceiling else "of best"
+    share = f"of {ceiling.name if ceiling else 'best'}"
     names = ("size", "time", "algbw", "busbw", share, "p50", "p99", "cv", "#wrong")
     dropped = {"algbw", "p50"} if width < 98 + (28 if changed else 0) else set()
     dropped |= {share} if width < (100 if changed else 80) else set()
@@ -77,7 +77,7 @@ def table(
 
 def _cells(item: Measurement, top: float) -> list[RenderableType]:
     share = item.busbw_gbs / top if top else 0.0
-    noisy = item.spread.cv > NOISY
+    noisy = item.spread.cv is None or item.spread.cv > NOISY
     wrong = "-" if item.wrong is None else f"{item.wrong}"
     return [
         format_size(item.size),
@@ -87,7 +87,7 @@ def _cells(item: Measurement, top: float) -> list[RenderableType]:
         Text(f"{bar(share)} {share * 100:3.0f} %"),
         microseconds(item.spread.median_us),
         microseconds(item.spread.p99_us),
-        Text(f"{item.spread.cv * 100:.0f} %", style="yellow" if noisy else ""),
+        Text(percent(item.spread.cv), style="yellow" if noisy else ""),
         Text(wrong, style="bold red" if item.wrong else ""),
     ]
 
@@ -111,7 +111,7 @@ def head(world: World, results: Results) -> Iterator[Text]:
             yield Text(f"different {field} on the ranks: {visible(', '.join(names))}", "yellow")
 
 
-def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: int = 0) -> None:
+def render(outcome: Outcome, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
     """Print the outcome."""
     for line in head(outcome.world, outcome.results):
         console.print(line)
@@ -122,8 +122,10 @@ def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: in
         console.print(Text(f"{torch}; path: {visible(outcome.path.words)}") + mark)
     else:
         console.print(Text(torch))
+    told = {item.collective for item in outcome.results.measurements}
+    told |= {item.collective for item in outcome.results.skips}
     for name in outcome.plan.collectives:
-        if name in COLLECTIVES:
+        if name in told:  # of the others the verdict says it
             console.print()
             _collective(outcome, name, console)
             for line in _plot(outcome.results, name, outcome.changes, outcome.ceiling, console.width):
@@ -131,10 +133,9 @@ def render(outcome: Outcome, console: Console, *, saved: str = "", exit_code: in
     if outcome.results.gemm:
         console.print()
         _gemm(outcome, console)
+    entries(outcome.findings, console, verbose)
     console.print()
-    for item in outcome.findings:
-        _finding(item, console)
-    for line in _verdicts(outcome.verdicts):
+    for line in verdict_lines(outcome):
         console.print(line)
     notes = [*outcome.notes]
     if not outcome.complete:
@@ -148,15 +149,13 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
     skips = [item for item in outcome.results.skips if item.collective == name]
     modes = list(dict.fromkeys([item.mode for item in own] + [item.mode for item in skips if item.mode]))
     for mode in modes or [""]:
-        title = f"{name}, {outcome.plan.dtype}" + (f", {_MODE.get(mode, mode)}" if mode else "")
+        title = f"{name}, {outcome.plan.dtype}" + (f", {MODES.get(mode, mode)}" if mode else "")
         console.print(Text(title, "bold"))
         rows = [item for item in own if item.mode == mode]
         left_out = [item for item in skips if item.mode in (mode, "")]
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
         if rows:
             console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
-        elif not left_out:
-            console.print(Text("  nothing was measured", "yellow"))
         for reason, sizes in _by_reason(left_out).items():
             console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
         for item in outcome.fits:
@@ -180,7 +179,7 @@ def _fit(line: Fit) -> str:
         return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
     return (
         f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "
-        f"half bandwidth at {format_size_about(line.half_size)}"
+        f"half bandwidth at {amount(line.half_size)}"
     )
 
 
@@ -191,16 +190,6 @@ def _plot(
     before = [(item.mode, item.size, item.before_gbs) for item in changes if item.collective == name]
     drawn = plot(lines_of(now, before), ceiling.gbs if ceiling else 0.0, min(width, WIDTH) - 2)
     return [Text("  " + line, "dim") for line in drawn]
-
-
-def format_size_about(size: int) -> str:
-    """A size rounded to two digits, in binary units."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
 
 
 def _by_reason(skips: Iterable[Skip]) -> dict[str, str]:
@@ -238,27 +227,15 @@ def _flops(tflops: float) -> str:
     return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
 
 
-def _verdicts(verdicts: Iterable[Verdict]) -> Iterator[Text]:
-    for kind, told in together(verdicts):
+def verdict_lines(outcome: Outcome) -> Iterator[Text]:
+    """The judgement, a line for each: what broke the run, then what can be said of the collectives."""
+    broken = next((item for item in outcome.findings if item.severity is Severity.FAIL), None)
+    if broken is not None and not any(item.kind == "wrong" for item in outcome.verdicts):
+        mark = "✗ FAULTY" if outcome.complete else "✗ FAILED"
+        yield Text(mark, "bold red") + Text(f"  {visible(broken.title)}")
+    for kind, told in together(outcome.verdicts, outcome.ceiling):
         mark, style = _MARK[kind]
         yield Text(mark, style) + Text(f"  {visible(told)}")
-
-
-def _finding(item: Finding, console: Console) -> None:
-    style = {Severity.FAIL: "bold red", Severity.WARN: "bold yellow", Severity.INFO: "bold cyan"}[item.severity]
-    console.print(Text(f"{item.id}", style) + Text(f"  {visible(fold(item.hosts))}"))
-    console.print(Padding(Text(visible(item.title)), (0, 0, 0, 2), expand=False))
-    for proof in item.evidence[:10]:
-        for line in proof.text.splitlines():
-            where = ":".join(filter(None, (proof.host, proof.source)))
-            console.print(Padding(Text(f"{visible(where)}  ", "dim") + Text(visible(line)), (0, 0, 0, 4), expand=False))
-    for fix in item.fixes:
-        on = f" on {fix.host}" if fix.host else ""
-        console.print(Padding(Text(visible(f"fix{on}: {fix.text}  {fix.command}")), (0, 0, 0, 2), expand=False))
-    playbook = for_finding(item.id)
-    if playbook:
-        console.print(Text(f"  playbook: nccl-doctor playbook {playbook}", "dim"))
-    console.print()
 
 
 def live(world: World, results: Results, now: str, width: int = 120, height: int = 24) -> Group:

@@ -110,7 +110,7 @@ def _csv_rows(outcome: Outcome) -> Iterator[Iterable[object]]:
         yield (
             item.collective, item.mode, item.size, item.asked, item.count, plan.dtype, plan.op, item.root, world.size,
             len(world.per_host), world.backend, spread.n, f"{item.time_us:.3f}", f"{spread.min_us:.3f}",
-            f"{spread.median_us:.3f}", f"{spread.p95_us:.3f}", f"{spread.p99_us:.3f}", f"{spread.cv:.4f}",
+            f"{spread.median_us:.3f}", f"{spread.p95_us:.3f}", f"{spread.p99_us:.3f}", "" if spread.cv is None else f"{spread.cv:.4f}",
             f"{item.algbw_gbs:.6g}", f"{item.busbw_gbs:.6g}", item.slowest_rank, f"{item.slowest_behind:.4f}",
             "" if item.wrong is None else item.wrong, int(outcome.path.proved), "",
         )  # fmt: skip

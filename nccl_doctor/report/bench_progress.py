@@ -12,6 +12,7 @@ from rich.live import Live
 from nccl_doctor.bench.model import Collector
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
+from nccl_doctor.bench.statistics import percent
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.report.bench_console import live, microseconds
 from nccl_doctor.report.safe_text import visible
@@ -72,7 +73,7 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
         wrong = "" if not item.wrong else f"  {item.wrong} WRONG"
         self._say(
             f"{item.collective} {format_size(item.size):>8}  {microseconds(item.time_us):>9}  "
-            f"busbw {rate(item.busbw_gbs):>10}  cv {item.spread.cv * 100:.0f} %{wrong}"
+            f"busbw {rate(item.busbw_gbs):>10}  cv {percent(item.spread.cv)}{wrong}"
         )
 
     def _status(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 from rich.console import Console
 from rich.text import Text
@@ -66,10 +66,15 @@ def _reasons(because: set[str]) -> str:
 def body(report: Report, console: Console, verbose: bool) -> None:
     """Print the causes with their proof and what to do."""
     causes = [item for item in report.causes if verbose or item.severity is not Severity.INFO]
+    entries(causes, console, verbose, report.findings)
+    console.print()
+
+
+def entries(causes: Sequence[Finding], console: Console, verbose: bool, findings: Sequence[Finding] = ()) -> None:
+    """Print causes, each with its proof, what to do, and which of all ``findings`` it explains."""
     for number, items in enumerate(alike(causes), 1):
         console.print()
-        _finding(number, items, report, console, verbose)
-    console.print()
+        _finding(number, items, findings, console, verbose)
 
 
 def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -110,7 +115,7 @@ def _verdict(report: Report) -> Text:
     return text
 
 
-def _finding(number: int, items: list[Finding], report: Report, console: Console, verbose: bool) -> None:
+def _finding(number: int, items: list[Finding], findings: Sequence[Finding], console: Console, verbose: bool) -> None:
     first = items[0]
     hosts = sorted({host for item in items for host in item.hosts})
     sure = f"{first.severity.value}, {confidence_word(min(item.confidence for item in items))}"
@@ -126,10 +131,15 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     if len(titles) > TITLES_SHOWN and not verbose:
         line(Text(f"... and {len(titles) - TITLES_SHOWN} more like these (--verbose shows all)", "dim"))
     # The proof of each, before more proof of any: the reader wants to see that all of them are real.
-    proofs = [proof for rank in zip_longest(*(item.evidence for item in items)) for proof in rank if proof is not None]
+    proofs = [
+        proof
+        for rank in itertools.zip_longest(*(item.evidence for item in items))
+        for proof in rank
+        if proof is not None
+    ]
     shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]
-    for proof in shown:
-        line(_evidence(proof), 7)
+    for text in itertools.chain.from_iterable(map(_evidence, shown)):
+        line(text, 7)
     if len(proofs) > len(shown):
         more = len(proofs) - len(shown)
         line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
@@ -146,9 +156,7 @@ def _finding(number: int, items: list[Finding], report: Report, console: Console
     book = for_finding(first.id)
     if book:
         line(Text(f"playbook   nccl-doctor playbook {book}", "dim"), label=11)
-    effects = [
-        other for other in report.findings if other.folded_under == first.id and other.severity is not Severity.INFO
-    ]
+    effects = [other for other in findings if other.folded_under == first.id and other.severity is not Severity.INFO]
     if effects:
         told = sorted(
             {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
@@ -188,14 +196,17 @@ def setting_reason(advice: EnvAdvice) -> str:
     return advice.reason + (f"; only {fold(advice.hosts)}" if advice.hosts else "")
 
 
-def _evidence(proof: Evidence) -> Text:
+def _evidence(proof: Evidence) -> Iterator[Text]:
+    """The quoted line, or lines (a stack), behind where it is from."""
     place = ":".join(part for part in (proof.host, proof.source, str(proof.line or "")) if part)
     text = Text()
     if place:
         text.append(f"{visible(place)}  ", "cyan")
     if proof.rank is not None:
         text.append(f"rank {proof.rank}  ", "cyan")
-    return text.append(visible(proof.text))
+    first, *more = proof.text.splitlines() or [""]
+    yield text.append(visible(first))
+    yield from (Text("  " + visible(line)) for line in more)
 
 
 def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:

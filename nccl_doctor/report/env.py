@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable
+from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable, beginning
 from nccl_doctor.env.lint_names import TIMEOUT_CODE
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings import playbooks
@@ -44,6 +44,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "replaced_by": answer.replaced_by or None,
         "version": answer.version or None,
         "version_assumed": answer.assumed,
+        "newer_than": answer.beyond or None,
         "did_you_mean": list(answer.near),
     }
     if variable:
@@ -89,7 +90,9 @@ def status_line(answer: Answer) -> str:
         return "unknown: no known release of NCCL, PyTorch or a known plugin reads it"
     who = variable.reader
     if variable.of_torch or variable.of_nccl:
-        who = f"{who} {answer.version}{' (the newest known)' if answer.assumed else ''}"
+        known = " (the newest known)" if answer.assumed else ""
+        known = f" (as far as {answer.beyond}, the newest known, tells)" if answer.beyond else known
+        who = f"{who} {answer.version}{known}"
     if answer.status is Status.CURRENT:
         return f"read by {who}"
     if answer.status is Status.READ_BY_NOBODY:
@@ -114,6 +117,8 @@ def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
         yield "source", answer.nobody.source
     elif answer.near:
         yield "did you mean", ", ".join(answer.near) + "?"
+    elif names := beginning(answer.name):
+        yield "begin so", ", ".join(names)
 
 
 def _variable_rows(answer: Answer, variable: Variable) -> Iterator[tuple[str, str]]:
@@ -224,8 +229,10 @@ def _verdict(result: Examination) -> str:
         return f"! nothing wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
     if not result.looked_at:
         return f"? nothing could be read{unread}: no verdict"
-    mark, found = ("?", "nothing wrong was found") if result.problems else ("✓", "nothing wrong")
-    return f"{mark} {found}{f', {infos} worth knowing' if infos else ''}; {read}{unread}"
+    known = f", {infos} worth knowing" if infos else ""
+    if result.problems:
+        return f"? nothing wrong in what could be read{known}; {read}{unread}"
+    return f"✓ nothing wrong{known}; {read}"
 
 
 def _finding_lines(item: Remark, width: int) -> list[str]:

@@ -43,6 +43,10 @@ def to_json(explanation: Explanation) -> str:
         "evidence": [_evidence(item) for item in explanation.evidence],
         "next": list(explanation.next),
         "overcome": list(explanation.overcome),
+        "worth_knowing": [
+            {"text": item.text, "playbook": item.playbook, "evidence": _evidence(item.evidence)}
+            for item in explanation.worth_knowing
+        ],
         "notes": list(explanation.notes),
         "timeline": [msgspec.to_builtins(item) for item in explanation.timeline],
         "versions": explanation.versions,

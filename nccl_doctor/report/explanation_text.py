@@ -75,13 +75,16 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         _print_timeline(explanation, console)
     if not undecided:
         _print_next(explanation, console)
-    if explanation.verdict is Verdict.HEALTHY:
-        for item in explanation.evidence[:3]:
-            console.print(_quote(item))
-        for fault in explanation.overcome[:6]:
-            _row(console, "overcome", fault)
-        for note in explanation.notes[:6]:
-            _row(console, "harmless here", note)
+    healthy = explanation.verdict is Verdict.HEALTHY
+    for item in explanation.evidence[:3] if healthy else ():
+        console.print(_quote(item))
+    for fault in explanation.overcome[:6]:
+        _row(console, "overcome", fault)
+    for remark in explanation.worth_knowing[:3]:
+        told = f"{remark.evidence.text} | {remark.text} (nccl-doctor playbook {remark.playbook})"
+        _row(console, "worth knowing", told)
+    for note in explanation.notes[:6] if healthy else ():
+        _row(console, "harmless here", note)
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.collectives import Collectives, RankEnd, bus_factor
+from nccl_doctor.facts.collectives import Collectives, E, Gemm, HostPair, Path, RankEnd, Size, bus_factor
 from nccl_doctor.facts.fold import few, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
@@ -50,6 +49,7 @@ SLOW_HOST_SHARE = 0.4  # a host whose best pair is below this share of the other
 # A lone pair has only its line rate to be held against. One TCP stream with small buffers reaches a quarter of 10 Gb/s
 # on any host, but not of 100 Gb/s; and no data network is slower than 1 Gb/s, whatever an interface says of itself.
 SLOW_LINE_SHARE, LEAST_LINE_GBPS, MOST_LINE_GBPS = 0.25, 1.0, 10.0
+SHORT_RUN = ("allreduce", "allgather")  # what `check` measures
 QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
@@ -57,7 +57,9 @@ _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
 # What the first rank that is ended does to the connections of the others.
 _ECHOES = ("net.peer-lost", "net.firewall")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
-_CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved|^[ ^~]+$")  # carets of a traceback
+_CHATTER = re.compile(
+    r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}"
+)  # and the code of a traceback
 
 
 class RankOnHost:
@@ -129,11 +131,10 @@ def short_run(fleet: Fleet) -> Iterator[Finding]:
         for host in fleet.hosts
         if Collectives.PROBE in host.facts.probes
     }
-    found = list(failures(facts, lost_hosts(probes), _owners(fleet)))
+    found = list(failures(facts, lost_hosts(probes), _addresses(fleet)))
     yield from found
-    if not found and (absent := _absent(ranks_of(facts))):
-        why = f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
-        fleet.lack("collectives", why, *facts)
+    if not found and (gap := _not_measured(facts)):
+        fleet.lack("collectives", gap, *facts)
     yield from wrong_results(facts)
     yield from slow_hosts(facts)
     yield from _measured(facts, _other_pythons(fleet, facts))
@@ -165,16 +166,38 @@ class BusBandwidth(msgspec.Struct, frozen=True):
     gbs: float
 
 
-def _bus_bandwidth(event: Mapping[str, Any]) -> BusBandwidth:
-    ranks = len(event["rank_means_us"])
-    time_us = sum(event["rank_means_us"]) / ranks
-    gbs = event["size"] / time_us / 1e3 * bus_factor(event["collective"], ranks)
-    return BusBandwidth(event["collective"], event["size"], ranks, time_us, gbs)
-
-
 def bus_bandwidths(facts: Mapping[str, Collectives]) -> list[BusBandwidth]:
     """What rank 0 measured, in its order."""
-    return [_bus_bandwidth(event) for event in _events(facts, "size")]
+    return [_bus_bandwidth(size) for size in _told(facts, Size)]
+
+
+def _bus_bandwidth(told: Size) -> BusBandwidth:
+    ranks = len(told.rank_means_us)
+    time_us = sum(told.rank_means_us) / ranks
+    gbs = told.size / time_us / 1e3 * bus_factor(told.collective, ranks)
+    return BusBandwidth(told.collective, told.size, ranks, time_us, gbs)
+
+
+def _not_measured(facts: Mapping[str, Collectives]) -> str:
+    """What is not known of a run in which no rank failed; empty if all of it is."""
+    ranks, sizes = ranks_of(facts), list(_told(facts, Size))
+    world = max(fact.world for fact in facts.values())
+    if not world:
+        return "nobody told how many ranks there are"
+    if absent := _absent(ranks):
+        return (
+            f"nothing was heard of rank{'s' if len(absent) > 1 else ''} {few(absent, 8)}, which the others waited for"
+        )
+    if missing := [name for name in SHORT_RUN if name not in {size.collective for size in sizes}]:
+        return f"no {' and no '.join(missing)} was measured"
+    products = [end for gemm in _told(facts, Gemm) for end in gemm.ranks]
+    if any(size.wrong is None or len(size.wrong) != len(size.rank_means_us) for size in sizes) or any(
+        end.wrong is None for end in products
+    ):
+        return "what came out was not compared on all ranks"
+    if any(len(size.rank_means_us) != world for size in sizes):
+        return "not all ranks took part in each collective"
+    return ""
 
 
 def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
@@ -186,15 +209,15 @@ def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
 def _measured(facts: Mapping[str, Collectives], others: Sequence[str]) -> Iterator[Finding]:
     """What was measured and over what, for the record; with ``others`` than the examined Pythons, if any."""
     evidence = []
-    for event in _events(facts, "size"):
-        item = _bus_bandwidth(event)
+    for told in _told(facts, Size):
+        item = _bus_bandwidth(told)
         text = f"{item.collective} of {item.size} B: {item.time_us:.0f} us, busbw {rate(item.gbs)}"
-        checked = "right on all ranks" if not any(event.get("wrong") or ()) else "WRONG"
+        checked = "not compared" if told.wrong is None else "WRONG" if any(told.wrong) else "right on all ranks"
         evidence.append(Evidence(f"{text}, {checked}", source="measurement"))
     if not evidence:
         return
     fact = next(iter(facts.values()))
-    used = sorted({item["interface"] or "?" for event in _events(facts, "path") for item in event["connections"]})
+    used = sorted({item.interface or "?" for path in _told(facts, Path) for item in path.connections})
     over = f" over {', '.join(used)}" if used else ""
     by = f"; with {few(others)}, not with the Python that was examined" if others else ""
     yield finding(
@@ -212,23 +235,32 @@ def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
     return sorted(found, key=lambda item: item.end.rank)
 
 
-def _owners(fleet: Fleet) -> dict[str, str]:
-    """Address -> the host that has it; not those that several have (docker0)."""
-    owners: dict[str, set[str]] = {}
+def _addresses(fleet: Fleet) -> dict[str, list[str]]:
+    found = {}
     for host in fleet.hosts:
         names = host.want(Names)
-        for address in (host.facts.reach.address, *(names.addresses if names else ())):
-            owners.setdefault(address, set()).add(host.name)
+        found[host.name] = [host.facts.reach.address, *(names.addresses if names else ())]
+    return found
+
+
+def _owners(addresses: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Address -> the host that has it; not those that several have (docker0)."""
+    owners: dict[str, set[str]] = {}
+    for host, its in addresses.items():
+        for address in its:
+            owners.setdefault(address, set()).add(host)
     return {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
 
 
 def failures(
-    facts: Mapping[str, Collectives], lost: Mapping[str, str] | None = None, owners: Mapping[str, str] | None = None
+    facts: Mapping[str, Collectives],
+    lost: Mapping[str, str] | None = None,
+    addresses: Mapping[str, Iterable[str]] | None = None,
 ) -> Iterator[Finding]:
     """Why a run did not end well: the root only; nothing if every rank finished.
 
-    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``owners`` tells whose an
-    address is.
+    ``lost`` are the hosts whose connection was lost while their ranks ran, with the reason; ``addresses`` are those of
+    each host.
     """
     ranks = ranks_of(facts)
     if lost:
@@ -239,7 +271,7 @@ def failures(
         return
 
     def unanswered(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
-        return _unanswered(ranks, bad, owners or {})
+        return _unanswered(ranks, bad, _owners(addresses or {}))
 
     own = (_setup, _died, _stopped, _wrong_first, _own_error)
     for judge in own if _absent(ranks) else (*own, unanswered, _stuck):
@@ -309,7 +341,9 @@ def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[E
             said = rank.text.splitlines()[0][:200] if rank.text else f"was in {rank.end.where.words}"
             groups.setdefault(said, []).append(rank)
     return [
-        members[0].evidence(f"{said} (rank{'s' if len(members) > 1 else ''} {_numbers(members)})", "other ranks")
+        members[0].evidence(said, "other ranks")
+        if len(members) == 1
+        else Evidence(f"{said} (ranks {_numbers(members)})", source="other ranks")
         for said, members in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
     ]
 
@@ -470,14 +504,14 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
     for culprit in blame(dict.fromkeys(asked, True)):
         calls = [call for pair in culprit.pairs for call in asked[pair]]
         stage = calls[0][0].end.where.stage
-        if culprit.direction == "pair":
+        if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
             title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
         elif culprit.direction == "out":
-            title = f"no connection from {culprit.hosts[0]} is answered"
+            title = f"no connection from {culprit.names} is answered"
         else:
-            title = f"{culprit.hosts[0]} answers no connection"
+            title = f"{culprit.names} answers no connection"
         shown = [rank.evidence(f"connect {place}: no answer (SYN_SENT)", "/proc/net/tcp") for rank, place in calls]
         yield finding(
             STUCK_IDS.get(stage, "collectives.stuck.measure"),
@@ -491,7 +525,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
                     f"nccl-doctor check --stage ports --stage connectivity -H '{fold({rank.host for rank in ranks})}'",
                 )
             ],
-            confidence=0.9 if culprit.direction == "pair" else 0.95,
+            confidence=0.95 if culprit.known_end else 0.9,
         )
 
 
@@ -540,11 +574,9 @@ def _start_by_hand(rank: RankOnHost) -> tuple[Fix, ...]:
     )
 
 
-def _events(facts: Mapping[str, Collectives], kind: str) -> Iterator[dict[str, Any]]:
+def _told(facts: Mapping[str, Collectives], kind: type[E]) -> Iterator[E]:
     for fact in facts.values():
-        for event in fact.events:
-            if event.get("event") == kind:
-                yield event
+        yield from fact.told(kind)
 
 
 def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
@@ -554,11 +586,9 @@ def host_of(facts: Mapping[str, Collectives], rank: int) -> str:
 
 def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
     """Elements that are not what they must be: corrupt data, one finding for all sizes and matrix products."""
-    counts = [
-        (f"{event['collective']} of {event['size']} B", event.get("wrong") or []) for event in _events(facts, "size")
-    ]
-    for event in _events(facts, "gemm"):
-        counts.append((f"gemm of {event['edge']} x {event['edge']}", [record["wrong"] for record in event["ranks"]]))
+    counts = [(f"{told.collective} of {told.size} B", told.wrong or ()) for told in _told(facts, Size)]
+    for gemm in _told(facts, Gemm):
+        counts.append((f"gemm of {gemm.edge} x {gemm.edge}", tuple(end.wrong or 0 for end in gemm.ranks)))
     evidence: list[Evidence] = []
     places: dict[int, Place] = {}
     for what, wrong in counts:
@@ -582,8 +612,8 @@ def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]
     """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
     hosts = {end.rank: host for host, fact in facts.items() for end in fact.ranks}  # 1,000 hosts are 500,000 pairs
     return {
-        (hosts.get(event["first"], ""), hosts.get(event["second"], "")): event["size"] / event["seconds"] / 1e9
-        for event in _events(facts, "link")
+        (hosts.get(pair.first, ""), hosts.get(pair.second, "")): pair.size / pair.seconds / 1e9
+        for pair in _told(facts, HostPair)
     }
 
 
@@ -611,17 +641,18 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
             for a, b in pairs[:6]
         ]
         good = [rate for pair, rate in rates.items() if not slow[pair]]
-        if len(culprit.hosts) == 2:
+        if not culprit.known_end:
             if min(rates.get(pair, rates.get(pair[::-1], 0.0)) for pair in culprit.pairs) >= SLOW_PAIR_SHARE * typical:
                 continue
             yield _slow_pair(
+                culprit.names,
                 culprit.hosts,
                 f"only the exchange between them is slow: {rate(_median(sorted(good)))} for the other pairs (median)",
-                [*quoted, Evidence("both are as fast as others with other hosts", source="exchange of host pairs")],
+                [*quoted, Evidence("each is as fast as others with other hosts", source="exchange of host pairs")],
                 Fix(
-                    "look at what lies between these two alone",
-                    f"traceroute -n {shell_word(culprit.hosts[1])}",
-                    host=culprit.hosts[0],
+                    "look at what lies between them alone",
+                    f"traceroute -n {shell_word(culprit.pairs[0][1])}",
+                    host=culprit.pairs[0][0],
                 ),
             )
             continue
@@ -630,7 +661,7 @@ def slow_hosts(facts: Mapping[str, Collectives], before_gbs: float = 0.0) -> Ite
         yield finding(
             "collectives.slow-host",
             Severity.WARN,
-            f"every exchange with {culprit.hosts[0]} is slow: {best} at best, and {others}",
+            f"every exchange with {culprit.names} is slow: {best} at best, and {others}",
             quoted,
             hosts=culprit.hosts,
             confidence=0.9,
@@ -653,6 +684,7 @@ def _lone_pair(
     else:
         return
     yield _slow_pair(
+        " and ".join(pair),
         pair,
         f"{why}; two hosts cannot tell which of them, or what lies between, is slow",
         [Evidence(f"{pair[0]} <-> {pair[1]}: {rate(gbs)}", source="exchange of host pairs"), proof],
@@ -663,11 +695,11 @@ def _lone_pair(
     )
 
 
-def _slow_pair(hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
+def _slow_pair(names: str, hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: Fix) -> Finding:
     return finding(
         "collectives.slow-pair",
         Severity.WARN,
-        f"{hosts[0]} and {hosts[1]} exchange slowly: {why}",
+        f"{names} exchange slowly: {why}",
         evidence,
         hosts=sorted(hosts),
         fixes=[fix],
@@ -678,12 +710,11 @@ def _slow_pair(hosts: tuple[str, ...], why: str, evidence: list[Evidence], fix: 
 def _line_rates(facts: Mapping[str, Collectives]) -> list[tuple[float, str]]:
     """Gb/s that the drivers of the real interfaces in use claim, and which one on which host."""
     return [
-        (interface["speed_mbps"] / 1e3, f"{name} on {host}")
+        (card.speed_mbps / 1e3, f"{name} on {host}")
         for host, fact in facts.items()
-        for event in fact.events
-        if event.get("event") == "path"
-        for name, interface in event["interfaces"].items()
-        if interface["physical"] and interface["speed_mbps"]
+        for path in fact.told(Path)
+        for name, card in path.interfaces.items()
+        if card.physical and card.speed_mbps
     ]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import alone, untried
 
@@ -26,6 +26,42 @@ DELAY_FACTOR, DELAY_MS = 10.0, 5.0
 CLOCK_SECONDS = 1.0
 # What IP_MTU says of Linux's loopback interface (65536, capped); the largest of real interfaces is IPoIB's 65520.
 LOOPBACK_MTU = 65535
+
+
+def _laid_at(
+    culprit: Blame,
+    id: str,
+    title: str,
+    told: Callable[[Pair], str],
+    source: str,
+    fix: Fix,
+    *,
+    severity: Severity = Severity.FAIL,
+    sure: tuple[float, float] = (1.0, 0.9),
+    explains: tuple[str, ...] = ("collectives",),
+) -> Finding:
+    """A finding about links, with what each of them told. ``sure``: where the guilty end is known, and where not."""
+    return finding(
+        id,
+        severity,
+        title,
+        [Evidence(f"{pair[0]} -> {pair[1]}: {told(pair)}", source=source, host=pair[0]) for pair in culprit.pairs],
+        confidence=sure[0] if culprit.known_end else sure[1],
+        places=[Place(host=host) for host in culprit.hosts],
+        fixes=[fix],
+        explains=explains,
+    )
+
+
+def _fix(fleet: Fleet, culprit: Blame, addresses: Mapping[Pair, str], text: str, command: str) -> Fix:
+    """A fix on the host at fault; INTERFACE becomes the one that its links to these addresses go through."""
+    host = next((host for host in fleet.hosts if host.name == culprit.host), None)
+    links, interfaces = (host.want(Links), host.want(Interfaces)) if host else (None, None)
+    ends = {addresses[pair] for pair in culprit.pairs}
+    ends |= {link.source for link in links.links if link.address in ends} if links else set()
+    used = {address.name for address in interfaces.addresses if address.address in ends} if interfaces else set()
+    name = shell_word(used.pop()) if len(used) == 1 else "INTERFACE"
+    return Fix(text, command.replace("INTERFACE", name), culprit.host)
 
 
 # ------------------------------------------------------------------------------------------------------ MTU
@@ -76,7 +112,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     for (host, _), path in paths.items():
         if 0 < path.interface_mtu < LOOPBACK_MTU:  # from a machine to itself, which was named twice
             own[host] = max(own.get(host, 0), path.interface_mtu)
-    yield from _different_mtu(own)
+    yield from _different_mtu(fleet, paths)
     holes = {pair: path for pair, path in paths.items() if path.outcome in ("ok", "black-hole")}
     bad = {
         pair: path.outcome == "black-hole" and path.largest_passed < min(own.get(pair[0], 0), own.get(pair[1], 1 << 30))
@@ -108,15 +144,31 @@ def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
     }
 
 
-def _different_mtu(own: dict[str, int]) -> Iterator[Finding]:
-    by_mtu: dict[int, list[str]] = {}
-    for host, mtu in own.items():
-        by_mtu.setdefault(mtu, []).append(host)
-    if len(by_mtu) < 2:
+def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Finding]:
+    """Interfaces at the two ends of a path that differ; towards another peer, or back, another one may be used."""
+    mtus = {pair: path.interface_mtu for pair, path in paths.items() if 0 < path.interface_mtu < LOOPBACK_MTU}
+    known = ((host.name, links) for host in fleet.hosts if (links := host.want(Links)))
+    sources = {(name, link.address): link.source for name, links in known for link in links.links if link.source}
+
+    def is_way_back(pair: Pair) -> bool:
+        back = paths[pair[::-1]].address
+        return sources.get((pair[0], paths[pair].address), back) == back
+
+    unequal = {
+        pair: mtu
+        for pair, mtu in mtus.items()
+        if mtus.get(back := pair[::-1], mtu) != mtu and is_way_back(pair) and is_way_back(back)
+    }
+    if not unequal:
         return
-    most = max(len(hosts) for hosts in by_mtu.values())
-    odd = sorted(host for hosts in by_mtu.values() if len(hosts) < most for host in hosts) or sorted(own)
+    by_mtu: dict[int, set[str]] = {}
+    for (host, _), mtu in unequal.items():
+        by_mtu.setdefault(mtu, set()).add(host)
+    most = max(map(len, by_mtu.values()))
+    everyone = set().union(*by_mtu.values())
+    odd = sorted(set().union(*(hosts for hosts in by_mtu.values() if len(hosts) < most)) or everyone)
     usual = max(by_mtu, key=lambda mtu: (len(by_mtu[mtu]), mtu))
+    culprit = Blame(tuple(odd), "both", tuple(sorted(pair for pair in unequal if pair[0] in odd)))
     yield finding(
         "net.mtu.mismatch",
         Severity.WARN,
@@ -127,56 +179,41 @@ def _different_mtu(own: dict[str, int]) -> Iterator[Finding]:
         ],
         hosts=odd,
         fixes=[
-            Fix(
-                f"give all hosts (and the switch ports between them) the same MTU, here {usual} B",
-                f"ip -br link; sudo ip link set dev IFACE mtu {usual}",
-                odd[0] if len(odd) == 1 else "",
-            )
-        ],
-    )
-
-
-def _fix(fleet: Fleet, culprit: Blame, text: str, command: str) -> Fix:
-    """A fix on the host at fault; INTERFACE becomes the one through which that host talks to its peers."""
-    if len(culprit.hosts) != 1:
-        return Fix(text, command)
-    (name,) = culprit.hosts
-    host = next((host for host in fleet.hosts if host.name == name), None)
-    links, interfaces = (host.want(Links), host.want(Interfaces)) if host else (None, None)
-    sources = {link.source for link in links.links} if links else set()
-    used = {address.name for address in interfaces.addresses if address.address in sources} if interfaces else set()
-    return Fix(text, command.replace("INTERFACE", used.pop()) if len(used) == 1 else command, name)
-
-
-def _black_hole(fleet: Fleet, culprit: Blame, paths: dict[Pair, PathSize]) -> Finding:
-    first = paths[culprit.pairs[0]]
-    names = " and ".join(culprit.hosts)
-    where = {"in": f"towards {names}", "out": f"from {names}", "both": f"to and from {names}"}.get(
-        culprit.direction, f"between {names}"
-    )
-    return finding(
-        "net.mtu.black-hole",
-        Severity.FAIL,
-        f"packets above {first.largest_passed} B vanish {where} (interface MTU {first.interface_mtu} B)",
-        [
-            Evidence(
-                f"{pair[0]} -> {pair[1]}: {paths[pair].largest_passed} B arrive, {paths[pair].smallest_lost} B do not, "
-                f"interface MTU {paths[pair].interface_mtu} B",
-                source=f"UDP with don't-fragment to {paths[pair].address}",
-                host=pair[0],
-            )
-            for pair in culprit.pairs
-        ],
-        confidence=1.0 if culprit.direction != "pair" else 0.9,
-        places=[Place(host=host) for host in culprit.hosts],
-        fixes=[
             _fix(
                 fleet,
                 culprit,
-                f"until the path is mended, keep to what passes: MTU {first.largest_passed} B",
-                f"sudo ip link set dev INTERFACE mtu {first.largest_passed}",
+                {pair: path.address for pair, path in paths.items()},
+                f"give all hosts (and the switch ports between them) the same MTU, here {usual} B",
+                f"ip -br link; sudo ip link set dev INTERFACE mtu {usual}",
             )
         ],
+    )
+
+
+def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) -> Finding:
+    """``paths`` is of all pairs; what passes on each path of the culprit is what may be sent."""
+    of_culprit = [paths[pair] for pair in culprit.pairs]
+    passes = min(path.largest_passed for path in of_culprit)
+
+    def told(pair: Pair) -> str:
+        path = paths[pair]
+        sizes = f"{path.largest_passed} B arrive, {path.smallest_lost} B do not, interface MTU {path.interface_mtu} B"
+        return f"{sizes} (to {path.address})"
+
+    return _laid_at(
+        culprit,
+        "net.mtu.black-hole",
+        f"packets above {passes} B vanish {culprit.where} (interface MTU {of_culprit[0].interface_mtu} B)",
+        told,
+        "UDP with don't-fragment",
+        _fix(
+            fleet,
+            culprit,
+            {pair: path.address for pair, path in paths.items()},
+            f"until the path is mended, keep to what passes: MTU {passes} B"
+            + (" (below 1280 B the kernel takes IPv6 off the interface)" if passes < 1280 else ""),
+            f"sudo ip link set dev INTERFACE mtu {passes}",
+        ),
         explains=("collectives", "net.slow", "net.packet-loss"),
     )
 
@@ -199,7 +236,10 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     alone(fleet)
     sent: dict[Pair, int] = {}
     lost: dict[Pair, int] = {}
+    addresses: dict[Pair, str] = {}
     for host, link in _measured(fleet):
+        addresses[host, link.peer] = link.address
+        addresses.setdefault((link.peer, host), link.address)  # which never asked itself: its end of this connection
         for pair, count in (((host, link.peer), link.lost_forward), ((link.peer, host), link.lost_back)):
             if count is None:
                 continue  # the peer's own messages tell of this direction
@@ -213,33 +253,19 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
         counts = [(total, out_of), *((lost[pair], sent[pair]) for pair in culprit.pairs)]
         if not any(count >= LOSS_COUNT and count >= LOSS_SHARE * of for count, of in counts):
             continue
-        share = 100.0 * total / out_of
-        names = " and ".join(culprit.hosts)
-        where = {"in": f"towards {names}", "out": f"from {names}", "both": f"at {names}", "pair": f"between {names}"}
-        if culprit.direction == "pair" and len(culprit.pairs) == 1:
-            where["pair"] = f"from {culprit.pairs[0][0]} to {culprit.pairs[0][1]}"
-        yield finding(
+        yield _laid_at(
+            culprit,
             "net.packet-loss",
-            Severity.FAIL,
-            f"{share:.1f} % of packets {where[culprit.direction]} are lost",
-            [
-                Evidence(
-                    f"{pair[0]} -> {pair[1]}: {lost[pair]} of {sent[pair]} small packets were lost and sent again",
-                    source="TCP_INFO: total_retrans less dsack_dups",
-                    host=pair[0],
-                )
-                for pair in culprit.pairs
-            ],
-            confidence=1.0 if culprit.direction != "pair" else 0.9,
-            places=[Place(host=host) for host in culprit.hosts],
-            fixes=[
-                _fix(
-                    fleet,
-                    culprit,
-                    "look at the link's error counters; change cable or port",
-                    "ip -s link show INTERFACE; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
-                )
-            ],
+            f"{100.0 * total / out_of:.1f} % of packets {culprit.where} are lost",
+            lambda pair: f"{lost[pair]} of {sent[pair]} small packets were lost and sent again",
+            "TCP_INFO: total_retrans less dsack_dups",
+            _fix(
+                fleet,
+                culprit,
+                addresses,
+                "look at the link's error counters; change cable or port",
+                "ip -s link show INTERFACE; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
+            ),
             explains=("net.slow", "collectives"),
         )
 
@@ -262,7 +288,9 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     """
     alone(fleet)
     trips: dict[Pair, float] = {}
+    addresses: dict[Pair, str] = {}
     for host, link in _measured(fleet):
+        addresses[host, link.peer] = link.address
         fastest = link.rtt_p50_ms if link.rtt_min_ms is None else link.rtt_min_ms
         if fastest is not None:
             trips[(host, link.peer)] = fastest
@@ -277,19 +305,21 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     usual = _good(trips.values())
     bad = {pair: trip > DELAY_MS and trip > DELAY_FACTOR * usual for pair, trip in trips.items()}
     for culprit in plausible(bad):
-        yield finding(
+        (client, server), slowest = culprit.pairs[0], max(trips[pair] for pair in culprit.pairs)
+        yield _laid_at(
+            culprit,
             "net.latency",
-            Severity.WARN,
-            f"round trips with {' and '.join(culprit.hosts)} take {max(trips[pair] for pair in culprit.pairs):.1f} ms "
-            f"at best; good pairs of hosts take {usual:.2f} ms",
-            [
-                Evidence(
-                    f"{pair[0]} -> {pair[1]}: fastest {trips[pair]:.2f} ms", source="TCP connect and echo", host=pair[0]
-                )
-                for pair in culprit.pairs
-            ],
-            places=[Place(host=host) for host in culprit.hosts],
-            fixes=[Fix("compare the routes and the load of the hosts", "ip route get PEER; uptime")],
+            f"round trips {culprit.where} take {slowest:.1f} ms at best; good pairs of hosts take {usual:.2f} ms",
+            lambda pair: f"fastest {trips[pair]:.2f} ms",
+            "TCP connect and echo",
+            Fix(
+                "compare the routes and the load of the hosts",
+                f"ip route get {addresses[client, server]}; uptime",
+                client,
+            ),
+            severity=Severity.WARN,
+            sure=(1.0, 1.0),
+            explains=(),
         )
 
 
@@ -300,8 +330,10 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
+    addresses: dict[Pair, str] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
+            addresses[host, flow.peer] = flow.address
             if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
@@ -315,45 +347,51 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     bad = {pair: rate < SLOW_SHARE * usual for pair, rate in rates.items()}
     for culprit in plausible(bad):
         slowest = min(rates[pair] for pair in culprit.pairs)
-        names = " and ".join(culprit.hosts)
-        side = {"in": "towards", "out": "from", "both": "to and from"}.get(culprit.direction, "between")
-        yield finding(
+        yield _laid_at(
+            culprit,
             "net.slow.link",
-            Severity.FAIL,
-            f"TCP {side} {names} runs at {slowest * 8 / 1e6:.0f} Mbit/s; good pairs of hosts "
-            f"reach {usual * 8 / 1e6:.0f} Mbit/s",
-            [
-                Evidence(
-                    f"{pair[0]} -> {pair[1]}: {rates[pair] * 8 / 1e6:.0f} Mbit/s over one TCP stream",
-                    source="timed transfer",
-                    host=pair[0],
-                )
-                for pair in culprit.pairs
-            ],
-            confidence=0.95 if culprit.direction != "pair" else 0.7,
-            places=[Place(host=host) for host in culprit.hosts],
-            fixes=[
-                _fix(
-                    fleet,
-                    culprit,
-                    "look at the negotiated speed and at shaping on the host",
-                    "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
-                )
-            ],
-            explains=("collectives",),
+            f"TCP {culprit.where} runs at {_mbits(slowest)}; good pairs of hosts reach {_mbits(usual)}",
+            lambda pair: f"{_mbits(rates[pair])} over one TCP stream",
+            "timed transfer",
+            _fix(
+                fleet,
+                culprit,
+                addresses,
+                "look at the negotiated speed and at shaping on the host",
+                "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
+            ),
+            sure=(0.95, 0.7),
         )
 
 
-@host_rule("connectivity", "host.clock-offset")
-def clock_offset(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The host's clock differs by more than a second from this machine's: logs cannot be put in order by time."""
-    clock = host.need(Clock)
-    if abs(clock.offset) - clock.uncertainty > CLOCK_SECONDS:
+def _mbits(rate: float) -> str:
+    return f"{rate * 8 / 1e6:.0f} Mbit/s"
+
+
+@fleet_rule("connectivity", "host.clock-offset")
+def clock_offset(fleet: Fleet) -> Iterator[Finding]:
+    """No host's clock differs by more than a second from the others': logs cannot be put in order by time.
+
+    The clocks of all hosts and of the machine that runs the check are compared: a host is wrong where most agree on
+    another time. Where that machine is the odd one, no host is.
+    """
+    clocks = fleet.every(Clock)
+    # Half of the hosts against the other half: this machine, at 0, decides. Of two clocks nobody knows which is right.
+    offsets = sorted([clock.offset for clock in clocks.values()] + [0.0] * (len(clocks) % 2 == 0))
+    usual = offsets[len(offsets) // 2] if len(offsets) > 1 else 0.0
+    for host, clock in clocks.items():
+        off = clock.offset - usual
+        if abs(off) - clock.uncertainty <= CLOCK_SECONDS:
+            continue
+        agree = f"; most others agree on {usual:+.3f} s" if len(clocks) > 1 else ""
+        proof = f"offset to this machine {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s{agree}"
         yield finding(
             "host.clock-offset",
             Severity.WARN,
-            f"{host.name}'s clock is {abs(clock.offset):.1f} s {'ahead' if clock.offset > 0 else 'behind'}",
-            Evidence(f"offset {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s", source="clock", host=host.name),
-            places=[Place(host=host.name)],
-            fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host.name)],
+            f"{host}'s clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+            + ("" if len(clocks) > 1 else " of this machine's; two clocks do not say which is right"),
+            Evidence(proof, source="clock", host=host),
+            places=[Place(host=host)],
+            confidence=1.0 if len(clocks) > 1 else 0.5,
+            fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host)],
         )

@@ -12,10 +12,12 @@ import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Finding, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
+
+Quote = Evidence | tuple[str, str]
 
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
 STAGES = (
@@ -78,6 +80,22 @@ class Host:
             return self.need(kind)
         except MissingFact:
             return None
+
+    def finding(
+        self,
+        id: str,
+        severity: Severity,
+        title: str,
+        proof: Quote | list[Quote],
+        *fixes: Fix,
+        env: tuple[EnvAdvice, ...] = (),
+        explains: tuple[str, ...] = (),
+    ) -> Finding:
+        """A finding about this host alone; a quote is a text and its source, and a command of the fixes is for this host."""
+        quotes = proof if isinstance(proof, list) else [proof]
+        evidence = [quote if isinstance(quote, Evidence) else Evidence(*quote, host=self.name) for quote in quotes]
+        here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
+        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, env=env, explains=explains)
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""

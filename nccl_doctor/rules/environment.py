@@ -37,11 +37,13 @@ _IDS = tuple(
         "invalid-value.fatal",
         "leftover-debugging",
         "misspelled",
+        "outdated-value",
         "pinned",
         "read-by-nobody",
         "removed",
         "renamed",
         "set-twice",
+        "shared-log",
         "source-order",
         "timeout-does-nothing",
         "too-new",
@@ -86,6 +88,7 @@ def variables(host: Host, plan: Plan) -> Iterator[Finding]:
         if finding.id in lint.WITHOUT_EFFECT:
             finding = msgspec.structs.replace(finding, severity=Severity.WARN)
         yield _with_ports(finding, made.assignment, host)
+    host.need(Interfaces)  # tells what stands in nccl.conf: without it only the environment was judged
 
 
 def _with_ports(finding: Finding, item: Assignment, host: Host) -> Finding:
@@ -115,6 +118,7 @@ def agreement(fleet: Fleet) -> Iterator[Finding]:
     if len(fleet.hosts) < 2:
         raise SkipRule("one host: there is nobody to disagree with")
     known = fleet.every(Environment)
+    fleet.every(Interfaces)  # what stands in nccl.conf
     winners = {host.name: sources.effective(layers(host, fleet.plan)) for host in fleet.hosts if host.name in known}
     for made in hosts.disagreements(winners):
         yield made.finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.gpu import GpuDevice, GpuFact, Witness
+from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
@@ -41,6 +41,7 @@ _REFUSALS = {
     ),
     "GPU requires restart": ("drain the host, then reset the GPU", "sudo nvidia-smi --gpu-reset"),
 }
+DISPLAY_CLASS = "0x0300"  # of PCI devices: VGA controllers; boards without a display have 0x0302
 GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
 MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
 _CURED_BY_REBOOT = ("gpu.driver.hang", "gpu.driver.mismatch")
@@ -128,7 +129,9 @@ def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
         yield finding(
             "gpu.driver.smi-differs",
             Severity.WARN,
-            "nvidia-smi does not see the GPUs that NVML sees",
+            "nvidia-smi lists all GPUs and ends with an error"
+            if {gpu.get("bus_id") for gpu in fact.smi.gpus} == {gpu.bus_id for gpu in devices(fact)}
+            else "nvidia-smi does not see the GPUs that NVML sees",
             proofs,
             hosts=(host.name,),
             fixes=[
@@ -190,19 +193,22 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
 
     A GPU that fell off the bus shows exactly so: it is listed, and NVML (or nvidia-smi) does not have it. GPUs handed
     to a virtual machine (vfio-pci) do not count, and in a container the runtime decides what is seen; where that it is
-    a container is only likely, nothing is known.
+    a container is only likely, nothing is known. A display card of another model, which the driver has not taken, is a
+    warning: an old one may be there for the console alone.
     """
     fact = answered(host)
+    yield from _lost(host, fact)
     barred = [gpu.index for gpu in fact.gpus if "handle" in gpu.not_permitted]
     if barred and not fact.container:
         raise MissingFact(
             f"GPU {', '.join(map(str, barred))}", "not permitted: the device's cgroup or file is closed to us"
         )
-    yield from _lost(host, fact)
-    listed = {gpu.bus_id: gpu.slot for gpu in fact.pci_gpus if gpu.driver != "vfio-pci"}
+    seen = {gpu.bus_id for gpu in fact.gpus if gpu.bus_id}
+    displays = _displays(fact, seen)
+    yield from (_display(host, gpu) for gpu in displays)
+    listed = {gpu.bus_id: gpu.slot for gpu in fact.pci_gpus if gpu.driver != "vfio-pci" and gpu not in displays}
     for entry in fact.proc_gpus:
         listed.setdefault(str(entry.get("bus_id")), None)
-    seen = {gpu.bus_id for gpu in fact.gpus if gpu.bus_id}
     missing = [Slot(bus_id, slot) for bus_id, slot in sorted(listed.items()) if bus_id not in seen]
     unknown_handles = sum(gpu.bus_id is None for gpu in fact.gpus)
     if len(missing) <= unknown_handles:
@@ -241,6 +247,38 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         ],
         confidence=0.95,
         explains=("gpu.not-visible.fewer-than-peers", "topology", "gpu.nvlink", "collectives"),
+    )
+
+
+def _displays(fact: GpuFact, seen: set[str]) -> list[PciGpu]:
+    """Display cards that are of no model that NVML sees, and not driven by NVIDIA's driver."""
+    models = {gpu.device for gpu in fact.pci_gpus if gpu.bus_id in seen}
+    return [
+        gpu
+        for gpu in fact.pci_gpus
+        if models
+        and gpu.device not in models
+        and (gpu.kind or "").startswith(DISPLAY_CLASS)
+        and gpu.driver not in ("nvidia", "vfio-pci")
+    ]
+
+
+def _display(host: Host, gpu: PciGpu) -> Finding:
+    quote = f"{gpu.bus_id}: device {gpu.device}, class {gpu.kind}, driver {gpu.driver or 'none'}"
+    return finding(
+        "gpu.not-visible.fewer-than-bus",
+        Severity.WARN,
+        f"NVML does not see {gpu.bus_id}, a display card of another model than the GPUs that it sees",
+        Evidence(quote, "/sys/bus/pci/devices", host=host.name),
+        places=[Place(host=host.name, gpu=gpu.bus_id)],
+        fixes=[
+            Fix(
+                "nothing, if it is for the console; else see why the NVIDIA driver does not take it",
+                f"lspci -nnks {gpu.bus_id}; sudo dmesg -T | grep -i nvrm | tail",
+                host.name,
+            )
+        ],
+        confidence=0.6,
     )
 
 

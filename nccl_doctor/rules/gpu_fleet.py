@@ -156,7 +156,8 @@ def equal_counts(fleet: Fleet) -> Iterator[Finding]:
 def equal_settings(fleet: Fleet) -> Iterator[Finding]:
     """Driver, firmware and settings of the GPUs are the same on all hosts; the odd ones out are named.
 
-    A row that no host tells, or that only hosts with another GPU model differ in, is left to the model's finding.
+    A row that no host tells, or that only hosts with another GPU model differ in, is left to the model's finding. Drivers
+    of one branch (550.54 and 550.90) are a warning: a cluster is updated host by host.
     """
     facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
     models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
@@ -170,7 +171,8 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
         drift = row(name, told)
         same_model = name != "driver" and drift.differing and set(drift.differing) <= other_model
         if drift.differing and not same_model:
-            found.setdefault((subject.id, subject.severity), []).append(drift)
+            severity = Severity.WARN if name == "driver" and _one_branch(drift) else subject.severity
+            found.setdefault((subject.id, severity), []).append(drift)
     for (id, severity), rows in found.items():
         hosts = sorted({host for drift in rows for host in drift.differing})
         subjects = ", ".join(drift.subject for drift in rows)
@@ -184,6 +186,10 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
             confidence=0.8 if tie else 0.95,
             fixes=[Fix(f"bring {fold(hosts)} to what most hosts have")] if not tie else [],
         )
+
+
+def _one_branch(drivers: DriftRow) -> bool:
+    return len({version.partition(".")[0] for version, _ in drivers.values}) == 1
 
 
 @fleet_rule("gpu", "gpu.mixed-models")

@@ -124,11 +124,12 @@ def _recovery(host: Host, gpu: GpuDevice) -> Fix:
     return Fix("drain the host and reboot it", "sudo reboot", host.name, True)
 
 
+_SLOWDOWN = 0x08  # alone it "may be also reported during PState or clock change" (nvml.h): a reading proves no fault
 _THROTTLES = (
     (0x40, "gpu.thermal-power.hw-thermal", "is slowed down by heat (hardware)"),
     (0x80, "gpu.thermal-power.power-brake", "is slowed down by the power brake: the power supply asks for less"),
     (0x20, "gpu.thermal-power.sw-thermal", "is slowed down by heat (driver)"),
-    (0x08, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware"),
+    (_SLOWDOWN, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware, which does not say why"),
 )
 
 
@@ -150,7 +151,7 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus = devices(answered(host))
     for bit, id, words in _THROTTLES:
         hit = [gpu for gpu in gpus if (gpu.throttle_reasons or 0) & bit]
-        if bit == 0x08:  # the general bit: told only where no special one is
+        if bit == _SLOWDOWN:  # the general bit: told only where no special one is
             hit = [gpu for gpu in hit if not (gpu.throttle_reasons or 0) & 0xC0]
         if hit:
             yield _throttled(host, hit, len(gpus), id, words)
@@ -173,7 +174,7 @@ def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str
     thermal = id.endswith("-thermal")
     return finding(
         id,
-        Severity.FAIL,
+        Severity.WARN if id.endswith("hw-slowdown") else Severity.FAIL,
         f"{who} {words}",
         evidence,
         places=[place(host, gpu) for gpu in hit],

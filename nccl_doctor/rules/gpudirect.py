@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.facts.gpu import GpuFact
-from nccl_doctor.facts.topology import TopologyFact
+from nccl_doctor.facts.topology import AcsBridge, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix
 from nccl_doctor.rules.engine import Host
 
@@ -49,6 +49,12 @@ def translating(topology: TopologyFact) -> dict[str, str]:
     return {address: kind for address, kind in topology.iommu.types.items() if kind.startswith("DMA")}
 
 
+def redirecting(topology: TopologyFact) -> list[AcsBridge]:
+    """The ports of PCIe switches above GPUs and NICs whose ACS redirects; a path begins with root bus and root port."""
+    switches = {port for device in topology.devices if device.kind in ("gpu", "nic") for port in device.path[2:-1]}
+    return [bridge for bridge in topology.acs.redirecting if bridge.bus_id in switches]
+
+
 def sentences(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
     """(label, sentence) lines on GPUDirect RDMA, ACS and the IOMMU for a reader of the matrix."""
     topology = host.want(TopologyFact)
@@ -69,8 +75,8 @@ def sentences(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
             told.append(("GPUDirect", "no peer-memory module; whether DMA-BUF works is not known"))
         else:
             told.append(("GPUDirect", "off: neither nvidia_peermem nor DMA-BUF (it needs Linux 5.12 and open modules)"))
-    if topology.acs.redirecting:
-        told.append(("ACS", f"redirects P2P through the CPU on {len(topology.acs.redirecting)} PCI bridges"))
+    if ports := redirecting(topology):
+        told.append(("ACS", f"redirects P2P through the CPU on {len(ports)} ports of PCIe switches"))
     elif topology.acs.outcome == "not-permitted":
         told.append(("ACS", "not known: reading it needs root"))
     if translating(topology):

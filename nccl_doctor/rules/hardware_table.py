@@ -13,7 +13,7 @@ from nccl_doctor.rules import gpu_fleet
 from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule
 from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
-from nccl_doctor.rules.topology import matrix_of
+from nccl_doctor.rules.topology_view import matrix_of
 
 
 def hardware_table(hosts: Sequence[Host], plan: Plan) -> tuple[DriftRow, ...]:

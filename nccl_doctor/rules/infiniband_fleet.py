@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.facts.fold import fold
-from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, row
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.gpu_fleet import quoted
-from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
-from nccl_doctor.rules.infiniband import NO_DEVICE
-from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
+from nccl_doctor.rules.infiniband_view import NO_DEVICE
+from nccl_doctor.rules.rails import Rail, apart, kinds_of_rails, rails
 
 
-def _rails(fleet: Fleet) -> dict[str, list[Rail]]:
+def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
     """Host -> rails, by the kind of card that is the fleet's rail; ``SkipRule`` if no host has an RDMA device."""
     facts = fleet.every(InfinibandFact)
     if not any(fact.devices for fact in facts.values()):
@@ -41,7 +38,7 @@ def _rails_of(hosts: tuple[Host, ...], plan: Plan) -> dict[str, list[Rail]]:
 @fleet_rule("infiniband", "ib.device-not-found.fewer-than-peers", "ib.device-not-found.none-here")
 def equal_rails(fleet: Fleet) -> Iterator[Finding]:
     """Every host has as many rails as most others. None on any host is no finding; none on one host among many is."""
-    found = _rails(fleet)
+    found = fleet_rails(fleet)
     counts = row("rails", {host: str(len(ports)) for host, ports in found.items()})
     if counts.equal:
         return
@@ -75,9 +72,9 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     """Rails are alike by position: rate, link layer, firmware. The odd hosts are named.
 
     A rail that is slower on one host slows the ring on all hosts; mixed link layers (InfiniBand here, Ethernet there)
-    cannot talk to each other at all.
+    cannot talk to each other at all. Ports of other boards than a host's rails (storage) are not compared.
     """
-    found = {host: ports for host, ports in _rails(fleet).items() if ports}
+    found = {host: ports for host, ports in fleet_rails(fleet).items() if ports}
     for host, ports in found.items():
         for what, untold in (
             ("port rate", [rail for rail in ports if rail.port.active and rail.port.gbps is None]),
@@ -85,7 +82,11 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
         ):
             if untold:
                 fleet.lack(what, f"{untold[0].label}: not told", host)
-    active = {host: [rail for rail in ports if rail.port.active] for host, ports in found.items()}
+    named = bool(fleet.plan.env.get("NCCL_IB_HCA"))
+    active = {
+        host: [rail for rail in ports if rail.port.active and (named or rail not in apart(ports))]
+        for host, ports in found.items()
+    }
     rates = row(
         "rail rates (Gb/s)", {host: _each([rail.port.gbps for rail in ports]) for host, ports in active.items()}
     )
@@ -144,38 +145,4 @@ def _differs(drift: DriftRow, id: str, severity: Severity, places: list[Place]) 
         hosts=drift.differing,
         places=places,
         confidence=0.8 if drift.tie else 0.95,
-    )
-
-
-_DMABUF = {True: "DMA-BUF", False: "none", None: "not known"}
-
-
-@fleet_rule("infiniband", "ib.gdr.differs")
-def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
-    """GPUDirect RDMA works the same way everywhere: nvidia_peermem on all hosts or on none."""
-    found = {host: ports for host, ports in _rails(fleet).items() if ports}
-    topology = fleet.every(TopologyFact)
-    gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
-    asked = [host for host in found if host in topology and host in gpus]
-    for host in asked:
-        if not modules_told(topology[host]):
-            fleet.lack("nvidia_peermem", "kernel modules were not collected", host)
-    told = {
-        host: peermem(topology[host]) or _DMABUF[dmabuf_possible(topology[host], gpus[host])]
-        for host in asked
-        if modules_told(topology[host])
-    }
-    if not asked:
-        raise SkipRule("no host with GPUs and RDMA")
-    drift = row("GPUDirect RDMA through", told)
-    without = [host for host in drift.odd if told[host] in ("none", "DMA-BUF")]
-    if not without:
-        return
-    yield finding(
-        "ib.gdr.differs",
-        Severity.FAIL if any(told[host] == "none" for host in without) else Severity.WARN,
-        f"{drift.majority} is loaded on most hosts, not on {fold(without)}",
-        [quoted(drift), *(Evidence("no peer-memory module", "/sys/module", host=host) for host in without[:4])],
-        hosts=without,
-        fixes=[Fix("load it, and at every boot", "sudo modprobe nvidia-peermem", host) for host in without[:4]],
     )

@@ -54,17 +54,19 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
     for address in facts.addresses:
         if address.family == "inet" and address.running and not trap(address, facts) and address.prefix < 32:
             groups.setdefault(str(address.network), set()).add(address.name)
-    overall = system.sysctl_numbers("net.ipv4.conf.all.rp_filter")
+
+    def value_of(name: str) -> int:
+        numbers = system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter")
+        if not numbers:
+            raise MissingFact(f"net.ipv4.conf.{name}.rp_filter", "not readable")
+        return numbers[0]
+
     for network, names in sorted(groups.items()):
         if len(names) < 2:
             continue
-        if not overall:
-            raise MissingFact("net.ipv4.conf.all.rp_filter", "not readable")
-        strict = [
-            name
-            for name in sorted(names)
-            if max(overall + system.sysctl_numbers(f"net.ipv4.conf.{name}.rp_filter")) == 1
-        ]
+        overall = value_of("all")
+        own = {name: value_of(name) for name in sorted(names)} if overall < 2 else {}
+        strict = [name for name, value in own.items() if max(overall, value) == 1]
         if strict:
             yield finding(
                 "net.rp-filter.strict",
@@ -72,15 +74,15 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
                 [
                     Evidence(
-                        f"net.ipv4.conf.{name}.rp_filter = 1 (own or all)", "/proc/sys/net/ipv4/conf", host=host.name
+                        f"rp_filter: {own[name]} of {name}, {overall} of all", "/proc/sys/net/ipv4/conf", host=host.name
                     )
                     for name in strict[:4]
                 ],
                 hosts=(host.name,),
                 fixes=[
                     Fix(
-                        "loose mode, until the next boot",
-                        f"sudo sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[-1]}.rp_filter=2",
+                        "loose mode, until the next boot: the larger of an interface's own value and all's counts",
+                        "sudo sysctl -w net.ipv4.conf.all.rp_filter=2",
                         host.name,
                     )
                 ],

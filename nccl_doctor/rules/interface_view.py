@@ -18,12 +18,13 @@ from nccl_doctor.env.socket_interface import (
 )
 from nccl_doctor.env.versions import Version, show
 from nccl_doctor.facts.interfaces import Address, Interfaces
-from nccl_doctor.facts.mesh import Links, Names
+from nccl_doctor.facts.mesh import Link, Links, Names
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
+from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
 
 
 class View(msgspec.Struct, frozen=True):
@@ -50,25 +51,33 @@ class View(msgspec.Struct, frozen=True):
 
 
 def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
-    """The connections between hosts that were really tried. With ``required`` hosts without them become unknown."""
+    """The connections between hosts that were really tried, once for each host and address: some port answered, or none.
+
+    A connect in doubt is none. With ``required`` hosts without any, and what is in doubt, become unknown.
+    """
     if required:
-        fleet.every(Links)
+        in_doubt(fleet, fleet.every(Links))
     return fleet.once(_attempts)
 
 
 def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
     every = {host.name: links for host in hosts if (links := host.want(Links)) is not None}
+    doubtful = set(perhaps_limited(every))
+    tried: dict[tuple[str, str, str], Link] = {}
+    for source, links in sorted(every.items()):
+        for link in links.links:
+            place = (source, link.peer, link.address)
+            if (source, link) not in doubtful and (place not in tried or link.outcome == "ok"):
+                tried[place] = link
     return tuple(
         Attempt(
             source,
-            link.peer,
-            link.address,
+            peer,
+            address,
             link.outcome == "ok",
-            f"connect {link.address}:{link.port} ({link.peer}): {link.outcome}"
-            + (f", {link.detail}" if link.detail else ""),
+            f"connect {address}:{link.port} ({peer}): {link.outcome}" + (f", {link.detail}" if link.detail else ""),
         )
-        for source, links in sorted(every.items())
-        for link in links.links
+        for (source, peer, address), link in tried.items()
     )
 
 
@@ -128,7 +137,8 @@ def quote(setting: Setting, host: str) -> Evidence:
 def remove(setting: Setting, host: str) -> tuple[Fix, ...]:
     """How to take a setting away where it is set."""
     if setting.line:
-        return (Fix(f"remove line {setting.line}", f"sudo sed -i '{setting.line}s/^/#/' {setting.source}", host),)
+        command = f"sudo sed -i '{setting.line}s/^/#/' {shell_word(setting.source)}"
+        return (Fix(f"remove line {setting.line}", command, host),)
     where = "the command line given to nccl-doctor" if setting.source == "job environment" else "the job's environment"
     return (Fix(f"take it out of {where}", f"unset {setting.name}"),)
 

@@ -279,20 +279,22 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     for attempt in tried:
         if attempt.source != attempt.peer:
             by_peer.setdefault(attempt.peer, []).append(attempt)
-    told: set[tuple[str, str]] = set()
+    told: set[tuple[str, str]] = set()  # host and the address that it does not reach, or does not reach others from
     for network, culprit in _cut_off(seen, tried, shared, reach):
-        (host,) = culprit.hosts
+        host = culprit.host
         lost = [
             attempt for attempt in tried if not attempt.ok and (attempt.source, attempt.peer) in culprit.pairs
             and _lies_in(attempt.address, network)
         ]  # fmt: skip
         told |= {(attempt.source, attempt.address) for attempt in lost}
-        yield _without_network(seen, host, network, lost, env)
+        found = _without_network(seen, host, network, lost, env)
+        told |= {(host, one.address) for one in seen[host].used if one.name == found.places[0].nic}
+        yield found
     for host, item in seen.items():
         towards = by_peer.get(host, [])
         for address in item.used:
-            if address.address in shared:
-                continue  # duplicate_addresses names it
+            if address.address in shared or (host, address.address) in told or _is_named_by_choice(item, address):
+                continue  # duplicate_addresses names it, what cut the host off, or chosen_interface
             failed = [
                 attempt
                 for attempt in towards
@@ -322,6 +324,12 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
+def _is_named_by_choice(item: View, address: Address) -> bool:
+    """Whether :func:`chosen_interface` fails this address where a peer does not reach it."""
+    found = trap(address, item.facts)
+    return address == item.bootstrap.address and (found.reach == "local" if found else not address.running)
+
+
 def _lies_in(address: str, network: str) -> bool:
     return ip_address(address) in ip_network(network)
 
@@ -347,7 +355,7 @@ def _cut_off(
             links[pair] = links.get(pair, False) or not attempt.ok
     for network, links in sorted(measured.items()):
         for culprit in blame(links) if not all(links.values()) else ():
-            if culprit.direction in ("out", "both") and other_way.intersection(culprit.pairs):
+            if culprit.host and culprit.direction != "in" and other_way.intersection(culprit.pairs):
                 yield network, culprit
 
 
@@ -360,7 +368,11 @@ def _without_network(seen: Mapping[str, View], host: str, network: str, lost: li
     if here is not None:
         what = f"{host} reaches nobody in {network} through {here.name}" + ("" if here.running else ", which is down")
     elif name:
-        what = f"{host} has no address in {network}, as its {name} is down or has none"
+        others = [
+            one.interface.with_prefixlen for one in item.facts.addresses if one.name == name and not one.link_local
+        ]
+        why = f"has {few(others)}" if others else "is down or has none"
+        what = f"{host} has no address in {network}, as its {name} {why}"
     else:
         what = f"{host} has no interface in {network}"
     return finding(

@@ -42,10 +42,11 @@ def _stuck_workers(rank: Rank) -> list[Process]:
 
 
 def _is_idle(process: Process) -> bool:
-    """Whether a worker waits for the next batch's indices."""
-    stack = process.stacks[-1]
-    frames = stack.threads[0].frames if stack and stack.threads else ()
-    inner = [frame.function for frame in frames[: [frame.function for frame in frames].index("_worker_loop")]]
+    """Whether a worker waits for the next batch's indices, or where it is now could not be seen."""
+    functions = [frame.function for frame in main_frames(process)]
+    if "_worker_loop" not in functions:
+        return True
+    inner = functions[: functions.index("_worker_loop")]
     return "fetch" not in inner and any(name.rpartition(".")[2] in ("get", "poll", "recv_bytes") for name in inner)
 
 

@@ -5,24 +5,53 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+
+from nccl_doctor.facts.fold import fold
 
 Pair = tuple[str, str]  # directed: (from, to)
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """One culprit and the bad links it explains.
+    """One culprit, or hosts that are cut off together, and the bad links they explain.
 
-    ``direction``: ``in`` (what others send it), ``out`` (what it sends), ``both``, or ``pair`` where the measurements
-    cannot tell the two ends apart: then ``hosts`` has both.
+    ``direction``: ``in`` (what others send it), ``out`` (what it sends), ``both``, or ``pair`` and ``between`` where the
+    measurements cannot tell the ends apart: then ``hosts`` has two of them, or all, and ``sides`` who reaches whom.
     """
 
     hosts: tuple[str, ...]
     direction: str
     pairs: tuple[Pair, ...]
+    sides: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def known_end(self) -> bool:
+        """Whether the measurements tell which end of the links it is."""
+        return self.direction in DIRECTIONS
+
+    @property
+    def names(self) -> str:
+        """``gpu01``, ``gpu01 and gpu02``, ``gpu[01-02] and gpu[03-04]``; hosts each of which is alone: ``gpu[01-04]``."""
+        if self.direction == "pair":
+            return " and ".join(self.hosts)
+        together = any(len(side) > 1 for side in self.sides)
+        return " and ".join(map(fold, self.sides)) if together else fold(self.hosts)
+
+    @property
+    def where(self) -> str:
+        """``to gpu01``, ``from gpu01``, ``to and from gpu01``, ``between ...``, and of a single link ``from gpu01 to gpu02``."""
+        if not self.known_end and len(self.pairs) == 1:
+            return "from {} to {}".format(*self.pairs[0])
+        word = {"in": "to", "out": "from", "both": "to and from"}.get(self.direction, "between")
+        return f"{word} {self.names}"
+
+    @property
+    def host(self) -> str:
+        """The one host that is to blame; empty where there are several."""
+        return self.hosts[0] if len(self.hosts) == 1 else ""
 
 
 End = tuple[str, str]  # (host, "in" | "out" | "both")
@@ -60,7 +89,9 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
     """Explain the bad links (value True) among all measured ones.
 
     A host end is a culprit if every measured link through it in that direction is bad, and it has at least two, from
-    different peers. What no culprit explains stays with its pair: with two hosts nobody can say which end it is.
+    different peers. What no culprit explains is told of the hosts that do not reach each other: two groups with nothing
+    but bad links between them, or, where all links are bad, all hosts, as nobody can say how many of them it is. The rest
+    stays with its pair: with two hosts nobody can say which end it is.
     ``known``: hosts that are culprits anyway: a bad link between one of them and another host is theirs.
     """
     bad = {pair for pair, is_bad in measured.items() if is_bad}
@@ -68,9 +99,15 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
         return []
     index = _through(measured)
     suspects = {end for pair in bad for end in _ends(pair) if _is_culprit(end, index[end], bad)}
+    # Of hosts that have bad links only, and only to hosts of that kind, none is known to be guilty.
+    closed = {host for host, direction in suspects if direction == "both"}
+    unsure = {host for host in closed if closed.issuperset(itertools.chain(*index[host, "both"]))}
     left = set(bad)
     found: list[Blame] = []
-    queue = _Worst({end: len(index[end]) for end in suspects}, lambda end: (DIRECTIONS.index(end[1]), end[0]))
+    queue = _Worst(
+        {end: len(index[end]) for end in suspects if end[0] not in unsure},
+        lambda end: (DIRECTIONS.index(end[1]), end[0]),
+    )
     while (worst := queue.pop()) is not None:
         host, direction = worst
         explained = tuple(sorted(pair for pair in index[worst] if pair in left))
@@ -80,25 +117,56 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
         for end, count in Counter(end for pair in explained for end in _ends(pair)).items():
             if (score := queue.scores.get(end)) is not None:
                 queue.put(end, score - count)
-    couples: dict[tuple[str, ...], list[Pair]] = {}
     for pair in sorted(left):
-        owners = tuple(host for host in pair if host in known)
+        owners = [host for host in pair if host in known and host not in unsure]
         if len(owners) == 1:
-            found.append(Blame(owners, "out" if pair[0] == owners[0] else "in", (pair,)))
+            found.append(Blame((owners[0],), "out" if pair[0] == owners[0] else "in", (pair,)))
+            left.discard(pair)
+    found += _divided(left, set(measured) - bad)
+    return sorted(found, key=lambda item: (not item.known_end, item.hosts))
+
+
+def _divided(left: set[Pair], good: set[Pair]) -> Iterator[Blame]:
+    """Hosts between whose groups no link is good, and bad links inside of a group, pair by pair."""
+    side_of = _groups(good)
+    for members in sorted(set(_groups(left).values())):
+        pairs = tuple(sorted(pair for pair in left if pair[0] in members))
+        sides = tuple(sorted({side_of.get(host, (host,)) for host in members}))
+        if any(side_of.get(source, (source,)) == side_of.get(target, (target,)) for source, target in pairs):
+            for couple in sorted({tuple(sorted(pair)) for pair in pairs}):
+                yield Blame(couple, "pair", tuple(pair for pair in pairs if set(pair) == set(couple)))
+            continue
+        everyone = tuple(sorted(itertools.chain(*sides)))
+        largest = max(sides, key=len)
+        if 2 * len(largest) > len(everyone):
+            yield Blame(tuple(host for host in everyone if host not in largest), "both", pairs)
         else:
-            couples.setdefault(tuple(sorted(pair)), []).append(pair)
-    found.extend(Blame(hosts, "pair", tuple(pairs)) for hosts, pairs in sorted(couples.items()))
-    return sorted(found, key=lambda item: (item.direction == "pair", item.hosts))
+            yield Blame(everyone, "pair" if len(everyone) == 2 else "between", pairs, sides)
+
+
+def _groups(pairs: Iterable[Pair]) -> dict[str, tuple[str, ...]]:
+    """Host -> all hosts that these links join it with, itself among them."""
+    group: dict[str, set[str]] = {}
+    for source, target in pairs:
+        one, other = (group.setdefault(host, {host}) for host in (source, target))
+        if one is not other:
+            small, large = sorted((one, other), key=len)
+            large |= small
+            group.update(dict.fromkeys(small, large))
+    told = {id(members): tuple(sorted(members)) for members in group.values()}
+    return {host: told[id(members)] for host, members in group.items()}
 
 
 def plausible(measured: Mapping[Pair, bool]) -> list[Blame]:
     """:func:`blame`, for a fault that shows only on most links of the culprit (loss, slowness): two thirds suffice.
 
     The worst end comes first, and its links speak against nobody else: where two of four hosts lose packets, two
-    thirds of the links of the sound ones are bad as well.
+    thirds of the links of the sound ones are bad as well. Two groups that reach each other badly are no host's fault.
     """
     if not any(measured.values()):
         return []
+    if len(exact := blame(measured)) == 1 and len(exact[0].hosts) > 1:
+        return exact
     culprits = _likeliest(measured)
     adjusted = {**measured, **{pair: True for links in culprits.values() for pair in links}}
     found = blame(adjusted, {host for host, _ in culprits})

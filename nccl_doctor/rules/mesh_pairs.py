@@ -71,6 +71,15 @@ def perhaps_limited(facts: Mapping[str, Links]) -> list[tuple[str, Link]]:
     ]
 
 
+def in_doubt(fleet: Fleet, facts: Mapping[str, Links]) -> set[tuple[str, Link]]:
+    """As :func:`perhaps_limited`, and noted: such a connect has neither failed nor passed."""
+    found = perhaps_limited(facts)
+    for host, link in found:
+        why = "never answered, where others were late: new connections are limited, or that port is closed"
+        fleet.lack(f"connects from {host}", why, link.peer)
+    return set(found)
+
+
 def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
     """Note every pair that should have been measured and was not: what nobody looked at has not passed.
 

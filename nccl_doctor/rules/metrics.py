@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.facts.collectives import Collectives, bus_factor
+from nccl_doctor.facts.collectives import Collectives, Size, bus_factor
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Links, Throughput
 from nccl_doctor.rules.engine import Host
@@ -55,15 +55,10 @@ def of_run(hosts: tuple[Host, ...]) -> Iterator[Metric]:
     best: dict[str, tuple[int, float]] = {}
     for host in hosts:
         fact = host.want(Collectives)
-        for event in fact.events if fact else ():
-            if event.get("event") != "size" or not event.get("rank_means_us"):
-                continue
-            means = event["rank_means_us"]
-            mean_us = sum(means) / len(means)
-            if mean_us <= 0:
-                continue
-            busbw = event["size"] / mean_us / 1e3 * bus_factor(event["collective"], len(means))
-            best[event["collective"]] = max(best.get(event["collective"], (0, 0.0)), (event["size"], busbw))
+        for told in fact.told(Size) if fact else ():
+            ranks = len(told.rank_means_us)
+            busbw = told.size / (sum(told.rank_means_us) / ranks) / 1e3 * bus_factor(told.collective, ranks)
+            best[told.collective] = max(best.get(told.collective, (0, 0.0)), (told.size, busbw))
     for collective, (_, busbw) in sorted(best.items()):
         if busbw > 0:
             yield Metric(f"busbw {collective}", busbw, "GB/s", True)

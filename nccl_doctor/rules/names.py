@@ -6,8 +6,13 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 
+import msgspec
+
+from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Link, Links, Names, Resolution, Resolver
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
@@ -79,42 +84,68 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     """A host's own name resolves to a loopback address on that host, to one that it does not have, or to nothing.
 
     Gloo, the c10d rendezvous and MPI hand the address of the host's own name to their peers; a peer that is told
-    127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts.
+    127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts. Where
+    GLOO_SOCKET_IFNAME is set, Gloo does not ask for the name: a warning.
     """
     alone(fleet)
     seen = fleet.every(Names)
-    for host, names in sorted(seen.items()):
-        first = names.own.addresses[:1]
+    for host in fleet.hosts:
+        if (names := seen.get(host.name)) is None:
+            continue
         elsewhere = bool(names.addresses) and not set(names.own.addresses) & set(names.addresses)
-        if names.host_name == "localhost" or (first and elsewhere and names.host_name in {*seen} - {host}):
-            yield _name_of_another(host, names)
-        elif not first:
-            yield finding(
-                "net.hostname-resolution.unresolved.own-name",
-                Severity.FAIL,
-                f"{host} cannot resolve its own name {names.host_name}",
-                Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
-                places=[Place(host=host)],
-                fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
-                explains=("collectives",),
-            )
-        elif _is_loopback(first[0]):
-            yield finding(
-                "net.hostname-resolution.loopback",
-                Severity.FAIL,
-                f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-                _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
-                places=[Place(host=host)],
-                fixes=[_own_line_fix(host, names)],
-                explains=("collectives", "net.wrong-interface"),
-            )
-        elif elsewhere:
-            yield _own_name_elsewhere(host, names)
+        if _is_localhost(names) or (names.own.addresses and elsewhere and names.host_name in {*seen} - {host.name}):
+            yield _name_of_another(host.name, names)
+        elif not names.own.addresses or elsewhere or _is_loopback(names.own.addresses[0]):
+            yield _as_gloo_is_told(_own_name(host.name, names), host, fleet.plan)
+
+
+def _as_gloo_is_told(item: Finding, host: Host, plan: Plan) -> Finding:
+    """A warning where GLOO_SOCKET_IFNAME names the interface: then Gloo does not ask for the host's own name."""
+    interfaces, environment = host.want(Interfaces), host.want(Environment)
+    known = (interfaces.environment if interfaces else {}, environment.variables if environment else {}, plan.env)
+    told = next((of["GLOO_SOCKET_IFNAME"] for of in reversed(known) if "GLOO_SOCKET_IFNAME" in of), "")
+    if len(told) < 2:  # Gloo ignores a single character
+        return item
+    proof = Evidence(f"GLOO_SOCKET_IFNAME={told}", source="environment", host=host.name)
+    title = f"{item.title}; Gloo does not ask for it, as GLOO_SOCKET_IFNAME={told}"
+    return msgspec.structs.replace(
+        item, severity=Severity.WARN, title=title, evidence=(*item.evidence, proof), explains=()
+    )
+
+
+def _own_name(host: str, names: Names) -> Finding:
+    first = names.own.addresses[:1]
+    if not first:
+        return finding(
+            "net.hostname-resolution.unresolved.own-name",
+            Severity.FAIL,
+            f"{host} cannot resolve its own name {names.host_name}",
+            Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
+            places=[Place(host=host)],
+            fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
+            explains=("collectives",),
+        )
+    if not _is_loopback(first[0]):
+        return _own_name_elsewhere(host, names)
+    return finding(
+        "net.hostname-resolution.loopback",
+        Severity.FAIL,
+        f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
+        _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+        places=[Place(host=host)],
+        fixes=[_own_line_fix(host, names)],
+        explains=("collectives", "net.wrong-interface"),
+    )
+
+
+def _is_localhost(names: Names) -> bool:
+    """No name was ever given: ``localhost``, or RHEL's ``localhost.localdomain``."""
+    return names.host_name.split(".")[0] == "localhost"
 
 
 def _name_of_another(host: str, names: Names) -> Finding:
     """Mending /etc/hosts would hide it: the host's name itself is wrong."""
-    reached = "themselves" if names.host_name == "localhost" else f"{names.host_name}, another host"
+    reached = "themselves" if _is_localhost(names) else f"{names.host_name}, another host"
     return finding(
         "net.hostname-resolution.wrong-address",
         Severity.FAIL,
@@ -182,23 +213,28 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     """A host cannot resolve the name of another.
 
     Where some hosts can and others cannot, the resolvers differ (a stale /etc/hosts, a missing DNS server). Where no
-    host can, the hostfile names are aliases that only this machine's ssh config knows: that breaks nothing as long as
-    MASTER_ADDR is given in another form, so it is a warning.
+    host can, or none knows any other, the hostfile names are aliases that only this machine's ssh config knows: that
+    breaks nothing as long as MASTER_ADDR is given in another form, so it is a warning.
     """
     alone(fleet)
     seen = fleet.every(Names)
     unasked(fleet, seen)
     resolver = Resolver(seen)
+    # A host knows its own name (from its /etc/hosts, as containers do); where none knows another's, they are aliases.
+    names = [name for name in resolver.names() if not _is_address(name)]
+    aliases = all({*resolver.answers(name).get((), ()), name} >= {*seen} for name in names)
     for name in resolver.names():
         without = resolver.answers(name).get((), [])
         if not without or _is_address(name):
             continue
-        everywhere = len(without) == len(seen)
+        everywhere = aliases or len(without) == len(seen)
         told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
         yield finding(
             "net.hostname-resolution.unresolved",
             Severity.WARN if everywhere else Severity.FAIL,
-            f"no host can resolve {name}" if everywhere else told,
+            f"no {'other ' if name in seen and name not in without else ''}host can resolve {name}"
+            if everywhere
+            else told,
             [
                 Evidence(f"{name}: {_error(resolver, host, name)}", source=f"getaddrinfo({name})", host=host)
                 for host in without
@@ -329,7 +365,8 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
                 answers.setdefault(addresses[0], []).extend(others)
         if len(answers) < 2:
             continue
-        fewest = min(answers.values(), key=len)
+        most = max(map(len, answers.values()))
+        odd = [host for hosts in answers.values() if len(hosts) < most for host in hosts]
         yield finding(
             "net.hostname-resolution.disagree",
             Severity.WARN,
@@ -338,6 +375,6 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
                 Evidence(f"{name} -> {address}", source=f"getaddrinfo({name})", host=", ".join(sorted(hosts)))
                 for address, hosts in sorted(answers.items())
             ],
-            places=[Place(host=host, peer=name) for host in fewest],
+            places=[Place(host=host, peer=name) for host in odd or chain(*answers.values())],
             fixes=[Fix(f"make {name} resolve alike on all hosts", f"getent ahosts {name}")],
         )

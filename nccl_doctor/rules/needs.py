@@ -39,7 +39,7 @@ def _needs(host: engine.Host, plan: Plan, bare: Plan, kinds: set[tuple[str, str]
     names = host.want(Names)
     network = host.want(Interfaces)
     environment = host.want(Environment)
-    memlock = system.limits.get("memlock") if system else None
+    memlock = system.limits.get("memlock") if system and not system.container.locks_freely else None
     return HostNeeds(
         host=host.name,
         interfaces=network,

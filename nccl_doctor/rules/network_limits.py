@@ -24,13 +24,12 @@ def tcp_buffers(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact(name, "not readable")
         if numbers[2] < value("tcp.buffer.warn"):
             crippled = numbers[2] < value("tcp.buffer.fail")
-            yield finding(
+            yield host.finding(
                 "net.slow.tcp-buffers",
                 Severity.FAIL if crippled else Severity.WARN,
                 f"{name} lets a TCP buffer grow to {size(numbers[2])} only: one stream cannot fill a fast link",
-                Evidence(f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}", host=host.name),
-                hosts=(host.name,),
-                fixes=(Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'", host.name),),
+                (f"{name} = {system.sysctls[name]}", f"/proc/sys/{name.replace('.', '/')}"),
+                Fix("until the next boot", f"sudo sysctl -w {name}='4096 131072 16777216'"),
                 explains=("net.slow.link", "collectives") if crippled else (),
             )
 
@@ -48,28 +47,16 @@ def connection_tracking(host: Host, plan: Plan) -> Iterator[Finding]:
     share = used[0] / room[0]
     if share >= value("conntrack.used.warn"):
         full = share >= value("conntrack.used.fail")
-        yield finding(
+        yield host.finding(
             "net.conntrack-full",
             Severity.FAIL if full else Severity.WARN,
             f"The connection tracking table is {'full' if full else 'nearly full'} ({used[0]} of {room[0]} entries): "
             "new connections are dropped" + ("" if full else " when it is"),
-            Evidence(
-                f"nf_conntrack_count = {used[0]}, nf_conntrack_max = {room[0]}",
-                "/proc/sys/net/netfilter",
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "more room, until the next boot",
-                    f"sudo sysctl -w net.netfilter.nf_conntrack_max={room[0] * 4}",
-                    host.name,
-                ),
-                Fix(
-                    "see who fills it",
-                    "sudo conntrack -L -o extended 2>/dev/null | awk '{print $7}' | sort | uniq -c | sort -n | tail",
-                    host.name,
-                ),
+            (f"nf_conntrack_count = {used[0]}, nf_conntrack_max = {room[0]}", "/proc/sys/net/netfilter"),
+            Fix("more room, until the next boot", f"sudo sysctl -w net.netfilter.nf_conntrack_max={room[0] * 4}"),
+            Fix(
+                "see who fills it",
+                "sudo conntrack -L -o extended 2>/dev/null | awk '{print $7}' | sort | uniq -c | sort -n | tail",
             ),
             explains=("net.firewall", "net.master-unreachable", "net.packet-loss", "collectives") if full else (),
         )
@@ -86,29 +73,22 @@ def ephemeral_ports(host: Host, plan: Plan) -> Iterator[Finding]:
     if len(numbers) != 2:
         raise MissingFact("net.ipv4.ip_local_port_range", "not readable")
     low, high = numbers
-    proof = Evidence(
-        f"net.ipv4.ip_local_port_range = {low} {high}", "/proc/sys/net/ipv4/ip_local_port_range", host=host.name
-    )
-    fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'", host.name)
-    if high - low + 1 < value("ports.ephemeral.warn"):
-        severity = Severity.FAIL if high - low + 1 < value("ports.ephemeral.fail") else Severity.WARN
-        yield finding(
-            "net.ephemeral-ports.few", severity, f"Only {high - low + 1} ephemeral ports", proof,
-            hosts=(host.name,), fixes=(fix,), explains=("collectives",),
-        )  # fmt: skip
+    proof = (f"net.ipv4.ip_local_port_range = {low} {high}", "/proc/sys/net/ipv4/ip_local_port_range")
+    count = high - low + 1
+    if count < value("ports.ephemeral.warn"):
+        severity = Severity.FAIL if count < value("ports.ephemeral.fail") else Severity.WARN
+        fix = Fix("the kernel's default", "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+        title = f"Only {count} ephemeral ports"
+        yield host.finding("net.ephemeral-ports.few", severity, title, proof, fix, explains=("collectives",))
     if plan.master == host.name and low <= plan.master_port <= high:
-        yield finding(
+        yield host.finding(
             "net.port-in-use.ephemeral-range",
             Severity.INFO,
             f"The master port {plan.master_port} is an ephemeral port: an outgoing connection may take it first",
             proof,
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    f"choose a port below {low}, or reserve it",
-                    f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={plan.master_port}",
-                    host.name,
-                ),
+            Fix(
+                f"choose a port below {low}, or reserve it",
+                f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={plan.master_port}",
             ),
         )
 
@@ -139,5 +119,5 @@ def listening_queue(fleet: Fleet) -> Iterator[Finding]:
             [Evidence(f"net.core.somaxconn = {length}", "/proc/sys/net/core/somaxconn", host=host) for host in hosts],
             hosts=hosts,
             confidence=0.75,
-            fixes=(Fix("until the next boot", "sudo sysctl -w net.core.somaxconn=65535", hosts[0]),),
+            fixes=[Fix("until the next boot", "sudo sysctl -w net.core.somaxconn=65535", host) for host in hosts],
         )

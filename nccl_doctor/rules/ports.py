@@ -11,7 +11,7 @@ from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, late_hosts, perhaps_limited, untried
+from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, in_doubt, late_hosts, untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -87,14 +87,11 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             fleet.lack(f"connect to {link.peer}", f"{link.outcome}: {link.detail}", host)
     untried(fleet, _pairs(tried, "ephemeral"), "connect to", "not tried")
     _master_untried(fleet, tried)
-    in_doubt = set(perhaps_limited(facts))
-    for host, link in sorted(in_doubt, key=lambda one: one[0]):
-        why = "never answered, where others were late: new connections are limited, or that port is closed"
-        fleet.lack(f"connects from {host}", why, link.peer)
+    doubtful = in_doubt(fleet, facts)
     for host in late_hosts(facts):
         if left := _ports_left(host, fleet, facts):
             fleet.lack(f"{left} of its ports", "not tried: new connections are limited, and time was up", host)
-    tried = [one for one in tried if one not in in_doubt]
+    tried = [one for one in tried if one not in doubtful]
     general = _pairs(tried, "ephemeral")
     explained: set[Pair] = set()
     connect_out = {pair[0] for pair, links in general.items() for link in links if link.outcome == "ok"}
@@ -163,40 +160,27 @@ def _quotes(pairs: tuple[Pair, ...], links: dict[Pair, list[Link]]) -> list[Evid
 def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out: set[str]) -> Finding:
     count = sum(len(links[pair]) for pair in culprit.pairs)
     verb = _BLOCKED[links[culprit.pairs[0]][0].outcome][1]
-    names = " and ".join(culprit.hosts)
-    where = {
-        "in": f"TCP connections to {names} are {verb}",
-        "out": f"TCP connections from {names} are {verb}",
-        "both": f"TCP connections to and from {names} are {verb}",
-        "pair": f"TCP connections between {names} are {verb}",
-    }[culprit.direction]
+    client, server = culprit.pairs[0]
     can, look = "", "look for the rule that does it"
     if culprit.direction == "in" and connect_out.intersection(culprit.hosts):
-        can = f"; {names} itself can connect out"
-    elif len(culprit.pairs) == 1:
-        client, server = culprit.pairs[0]
-        where = f"TCP connections from {client} to {server} are {verb}"
+        can = f"; {culprit.names} itself can connect out"
+    elif not culprit.known_end and len(culprit.pairs) == 1:
         if any(link.outcome == "ok" for link in links.get((server, client), ())):
             can = f"; {server} can connect to {client}"
         look += f": {server}'s on what comes in from {client}, or {client}'s on what goes out"
     way = []
-    if culprit.direction == "pair":  # between these two alone: a wrong route or neighbour entry does that as well
-        client, address = culprit.pairs[0][0], links[culprit.pairs[0]][0].address
+    if not culprit.known_end:  # between these alone: a wrong route or neighbour entry does that as well
+        address = links[client, server][0].address
         way.append(Fix("see which way packets take", f"ip route get {address}; ip neigh show {address}", client))
-    guilty = culprit.hosts[0] if len(culprit.hosts) == 1 else ""
     return finding(
         id,
         Severity.FAIL,
-        f"{where} on the ephemeral ports tried ({count} of {count} connects{can})",
+        f"TCP connections {culprit.where} are {verb} on the ephemeral ports tried ({count} of {count} connects{can})",
         _quotes(culprit.pairs, links),
-        confidence=1.0 if culprit.direction != "pair" else 0.9,
+        confidence=1.0 if culprit.known_end else 0.9,
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[
-            Fix(
-                look,
-                "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all",
-                guilty,
-            ),
+            Fix(look, "sudo nft list ruleset; sudo iptables-save; sudo firewall-cmd --list-all", culprit.host),
             *way,
             Fix("allow all TCP ports between the training hosts, both ways: NCCL's ports cannot be pinned"),
         ],
@@ -223,19 +207,11 @@ def _partly_blocked(general: dict[Pair, list[Link]], explained: set[Pair], swept
         if pair not in explained
     }
     for culprit in plausible({pair: bool(found) for pair, found in bad.items()}):
-        names = " and ".join(culprit.hosts)
-        one_way = len(culprit.pairs) == 1
+        one_way = not culprit.known_end and len(culprit.pairs) == 1
         client, server = culprit.pairs[0]
         # What comes in meets the host's own filter, and tells best what it does; what goes out may miss the answers.
         coming = [pair for pair in culprit.pairs if pair[1] in culprit.hosts]
         id, verb = _BLOCKED[next(link.outcome for pair in coming or culprit.pairs for link in bad[pair])]
-        where = {
-            "in": f"to {names}",
-            "out": f"from {names}",
-            "both": f"to and from {names}",
-            "pair": f"between {names}",
-        }
-        where["pair"] = f"from {client} to {server}" if one_way else where["pair"]
         closed = {(link.peer, link.port) for pair in culprit.pairs for link in bad[pair]}
         of_peer: dict[str, int] = {}  # the peers' ports: all that a pair tried, once for all who tried them
         for pair in culprit.pairs:
@@ -245,22 +221,15 @@ def _partly_blocked(general: dict[Pair, list[Link]], explained: set[Pair], swept
         yield finding(
             id,
             Severity.FAIL,
-            f"TCP connections {where[culprit.direction]} are {verb} on {len(closed)} of {sum(of_peer.values())} ports tried "
-            f"({ports})",
+            f"TCP connections {culprit.where} are {verb} on {len(closed)} of {sum(of_peer.values())} ports tried ({ports})",
             _quotes(culprit.pairs, general),
             confidence=0.9,
-            places=[Place(host=server, peer=client)]
-            if culprit.direction == "pair" and one_way
-            else [Place(host=host) for host in culprit.hosts],
+            places=[Place(host=server, peer=client)] if one_way else [Place(host=host) for host in culprit.hosts],
             fixes=[
                 Fix(
                     "allow all TCP ports between the training hosts, both ways, and the answers to what goes out",
                     "sudo nft list ruleset",
-                    server
-                    if culprit.direction == "pair" and one_way
-                    else culprit.hosts[0]
-                    if len(culprit.hosts) == 1
-                    else "",
+                    server if one_way else culprit.host,
                 )
             ],
             explains=("net.master-unreachable", "collectives"),
@@ -317,17 +286,10 @@ def connects_at_once(fleet: Fleet) -> Iterator[Finding]:
         slow = [(pair[0], link) for pair in culprit.pairs for link in late[pair]]
         if len(slow) < LATE_COUNT:
             continue
-        names = " and ".join(culprit.hosts)
-        where = {
-            "in": f"to {names}",
-            "out": f"from {names}",
-            "both": f"to and from {names}",
-            "pair": f"between {names}",
-        }
         yield finding(
             "net.connect-delayed",
             Severity.WARN,
-            f"{len(slow)} new TCP connections {where[culprit.direction]} were not answered at the first try, although "
+            f"{len(slow)} new TCP connections {culprit.where} were not answered at the first try, although "
             "open ones lose no packet: something limits new ones",
             [
                 Evidence(
@@ -344,7 +306,7 @@ def connects_at_once(fleet: Fleet) -> Iterator[Finding]:
                     "look for a limit on new connections, and for dropped ones",
                     "sudo nft list ruleset | grep -E 'limit|meter'; nstat -az TcpExtListenDrops TcpExtTCPReqQFullDrop; "
                     "sysctl net.ipv4.tcp_max_syn_backlog net.ipv4.tcp_syncookies net.core.somaxconn",
-                    culprit.hosts[0] if len(culprit.hosts) == 1 else "",
+                    culprit.host,
                 )
             ],
         )

@@ -12,6 +12,7 @@ from nccl_doctor.facts.infiniband import ETHERNET, Device, InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
 
 AWS = "0x1d0f"
+MELLANOX = "0x15b3"
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -76,3 +77,19 @@ def rails(fact: InfinibandFact, plan: Plan, kinds: set[Kind] | None = None) -> l
         of = kinds if kinds is not None else _kinds_of(ports)
         chosen = [(device, port) for device, port in ports if _kind(device, port) in of]
     return [Rail(position, device, port) for position, (device, port) in enumerate(chosen)]
+
+
+def apart(ports: Sequence[Rail]) -> list[Rail]:
+    """The ports of boards (PSIDs) of which there are several, none of them at the best active rate.
+
+    Storage cards have the chip of the rails (DGX H100: MT4129) and another board; a single one may be a replaced card.
+    """
+    boards: dict[str, list[Rail]] = {}
+    for rail in ports:
+        boards.setdefault(rail.device.board_id or "", []).append(rail)
+    active = [rail for rail in ports if rail.port.active and rail.port.gbps]
+    best = max((rail.port.gbps or 0.0 for rail in active), default=0.0)
+    fast = {rail.device.board_id or "" for rail in active if rail.port.gbps == best}
+    if not fast or "" in boards:
+        return []
+    return [rail for board, its in boards.items() if board not in fast and len(its) > 1 for rail in its]

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, NO_WAY_OUT, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
@@ -100,6 +100,13 @@ _NO_ANSWER = (
     "time ssh -v {login} 'echo started'",
 )
 
+_NO_WAY_OUT = (
+    "host.no-route",
+    "this machine, not the host, lets nothing out there: it has no route, or its own firewall forbids it",
+    "see this machine's routes and firewall",
+    "ip -br address; ip route get {address}; sudo nft list ruleset",
+)
+
 _LOST = (
     "host.cut-off",
     "the connection ended in the middle of the run",
@@ -134,13 +141,18 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
             alike.setdefault((_title(facts.reach), facts.reach.outcome, own), []).append(facts)
-    return [_finding(hosts) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
+    return [
+        _finding(hosts, nobody=1 < len(hosts) == len(bundle.hosts))
+        for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)
+    ]
 
 
 def _way(reach: Reach) -> tuple[str, str, str, str]:
     """Its row of the table above."""
     if reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER):
         return _NO_ANSWER
+    if reach.outcome is ReachOutcome.NO_ROUTE and reach.detail.startswith(NO_WAY_OUT):
+        return _NO_WAY_OUT
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
         return _SETUP
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.endswith("not installed"):
@@ -181,9 +193,17 @@ def _login(facts: HostFacts) -> str:
     return f"{port}{facts.reach.user}@{facts.name}" if facts.reach.user else f"{port}{facts.name}"
 
 
-def _finding(hosts: list[HostFacts]) -> Finding:
+# What this machine itself, cut off from the network, would see of every host.
+_SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
+# What says nothing of the host.
+_NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _NOT_INSTALLED)
+
+
+def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
+    """``nobody``: these are all hosts there are, and several."""
     first = _guilty(hosts[0])
-    id, _, advice, command = _way(first.reach)
+    title, way = _title(hosts[0].reach), _way(hosts[0].reach)
+    id, _, advice, command = way
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
         for facts in (hosts if first is hosts[0] else hosts[:1])  # a jump host's trouble is one for all behind it
@@ -191,20 +211,24 @@ def _finding(hosts: list[HostFacts]) -> Finding:
     ]
     port = first.reach.port
     known = first.name if port in (0, 22) else f"'[{first.name}]:{port}'"  # as known_hosts spells it
-    filled = command.format(
-        host=first.name, address=first.reach.address or first.name, login=_login(first), known=known
-    )
+    address = first.reach.address or first.name
+    filled = command.format(host=first.name, address=address, login=_login(first), known=known)
     fixes = [Fix(advice, filled)]
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
+    silence = nobody and way in _SILENCE and first is hosts[0]
+    if silence:
+        title += f"; of {len(hosts)} hosts none did, so it may be this machine that is cut off"
+        fixes.insert(0, Fix("first look at this machine's own way to them", _NO_WAY_OUT[3].format(address=address)))
     if first.name in ("localhost", "127.0.0.1", "::1"):
         fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
     return finding(
         id,
-        Severity.WARN if first.reach.outcome is ReachOutcome.NOT_TRIED else Severity.FAIL,
-        _title(hosts[0].reach),
+        Severity.WARN if way in _NOT_THE_HOST else Severity.FAIL,
+        title,
         evidence,
+        confidence=0.6 if silence else 1.0,
         places=[Place(host=facts.name) for facts in hosts],
         fixes=fixes,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.software import drift_table, subjects
+from nccl_doctor.rules.system import usable_memory
 from nccl_doctor.rules.units import BINARY
 
 COUNTS = ("gpus", "ib-ports", "cpus")
@@ -148,19 +149,12 @@ def ib_ports(host: Host, plan: Plan) -> Iterator[Finding]:
             yield _short(host, need, f"{len(active)} active of {len(ports)} RDMA ports", "/sys/class/infiniband")
 
 
-_SYSTEM: dict[str, tuple[str, Callable[[System], float | None], Callable[[float], str]]] = {
-    "shm": ("/dev/shm", lambda system: system.shm.free_bytes, lambda amount: f"{gib(amount)} free in /dev/shm"),
-    "memory": (
-        "/proc/meminfo",
-        lambda system: system.memory.get("MemAvailable"),
-        lambda amount: f"{gib(amount)} of memory available",
-    ),
-}
-
-
 @host_rule("system", "require.shm", "require.disk", "require.memory", "require.cpus")
 def room(host: Host, plan: Plan) -> Iterator[Finding]:
-    """Free shared memory, free disk (temp and cache directories), available memory and usable CPUs suffice."""
+    """Free shared memory, free disk (temp and cache directories), available memory and usable CPUs suffice.
+
+    Memory and CPUs are those that the cgroup leaves (a container's limit, a Slurm job's), not the machine's.
+    """
     for need in _wanted(plan, "shm", "disk", "memory", "cpus"):
         system = host.need(System)
         if need.name == "disk":
@@ -170,15 +164,15 @@ def room(host: Host, plan: Plan) -> Iterator[Finding]:
             if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
                 raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
         elif need.name == "cpus":
-            if system.processors.allowed < need.amount:
-                yield _short(host, need, f"{system.processors.allowed} usable CPUs", "sched_getaffinity")
+            if system.usable_cpus < need.amount:
+                yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
+        elif need.name == "shm":
+            if system.shm.free_bytes < need.amount:
+                yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")
         else:
-            source, measure, told = _SYSTEM[need.name]
-            amount = measure(system)
-            if amount is None:
-                raise MissingFact(need.text, f"{source} does not say")
-            if amount < need.amount:
-                yield _short(host, need, told(amount), source)
+            available = usable_memory(system)
+            if available < need.amount:
+                yield _short(host, need, f"{gib(available)} of memory available", "/proc/meminfo, cgroup memory")
 
 
 @fleet_rule("software", "require.same")

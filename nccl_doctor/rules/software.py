@@ -12,10 +12,10 @@ import msgspec
 
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.software import Software
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.facts.software import Driver, NcclCopy, Software, Torch
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.drift import DriftRow, row, table
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, Quote, SkipRule, fleet_rule, host_rule
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,15 +54,12 @@ def torch_present(host: Host, plan: Plan) -> Iterator[Finding]:
     """torch is installed in the Python that was examined. Without it only the network can be judged."""
     software = host.need(Software)
     if software.torch is None:
-        yield finding(
+        yield host.finding(
             "sw.torch-missing",
             Severity.INFO,
             "The Python that was examined has no torch",
-            Evidence(f"no torch in {software.python.prefix}", software.python.executable, host=host.name),
-            hosts=(host.name,),
-            fixes=(
-                Fix("examine the job's own Python: --python /path/to/venv/bin/python, or --env-setup 'source ...'"),
-            ),
+            (f"no torch in {software.python.prefix}", software.python.executable),
+            Fix("examine the job's own Python: --python /path/to/venv/bin/python, or --env-setup 'source ...'"),
         )
 
 
@@ -78,28 +75,24 @@ def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
     if torch.cuda:
         return
     kind = f"ROCm {torch.hip}" if torch.hip else "CPU-only"
-    yield finding(
+    yield host.finding(
         "sw.no-nccl-backend",
         Severity.FAIL,
         f"torch {torch.version} is a {kind} build on a host with {_gpus(software)}: it has no NCCL",
-        (
-            Evidence(
-                f"torch {torch.version}, cuda = {torch.cuda or 'None'}", f"{torch.path}/version.py", host=host.name
-            ),
-            Evidence(
-                f"NVIDIA GPUs at {', '.join(software.driver.pci_gpus[:8]) or 'driver'}", "PCI bus", host=host.name
-            ),
-        ),
-        hosts=(host.name,),
-        fixes=(
-            Fix(
-                "install a CUDA build into this Python (choose the command for your CUDA version on pytorch.org)",
-                f"{software.python.executable} -m pip install --force-reinstall torch",
-                host.name,
-            ),
+        [
+            (f"torch {torch.version}, cuda = {torch.cuda or 'None'}", f"{torch.path}/version.py"),
+            (f"NVIDIA GPUs at {', '.join(software.driver.pci_gpus[:8]) or 'driver'}", "PCI bus"),
+        ],
+        Fix(
+            "install a CUDA build into this Python (choose the command for your CUDA version on pytorch.org)",
+            _pip_install(software, "--force-reinstall torch"),
         ),
         explains=("collectives",),
     )
+
+
+def _pip_install(software: Software, what: str) -> str:
+    return f"{shell_word(software.python.executable)} -m pip install {what}"
 
 
 def _gpus(software: Software) -> str:
@@ -122,58 +115,45 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
         # that stage asks the driver itself, and names one that is not loaded or does not match its libraries
         if not found.version:
             raise MissingFact("driver version", "/proc/driver/nvidia/version tells none")
-        yield from _too_old(host.name, software)
+        yield from _too_old(host, software)
         return
     if not found.version:
-        yield finding(
+        yield host.finding(
             "gpu.driver.not-loaded",
             Severity.FAIL,
             f"{_gpus(software)} on the PCI bus, but no NVIDIA driver is loaded",
-            Evidence(
-                f"GPUs at {', '.join(found.pci_gpus[:8])}; no /proc/driver/nvidia/version", "PCI bus", host=host.name
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "try to load it, and see why it does not",
-                    "sudo modprobe nvidia; sudo dmesg | tail -n 20",
-                    host.name,
-                ),
-                Fix(
-                    "after a kernel upgrade: build it for this kernel",
-                    "sudo dkms autoinstall && sudo modprobe nvidia",
-                    host.name,
-                ),
+            (f"GPUs at {', '.join(found.pci_gpus[:8])}; no /proc/driver/nvidia/version", "PCI bus"),
+            Fix("try to load it, and see why it does not", "sudo modprobe nvidia; sudo dmesg | tail -n 20"),
+            Fix(
+                "after a kernel upgrade: build it for this kernel",
+                "sudo dkms autoinstall && sudo modprobe nvidia",
             ),
             explains=("collectives",),
         )
         return
-    yield from _library_mismatch(host.name, software)
-    yield from _too_old(host.name, software)
+    yield from _library_mismatch(host, software)
+    yield from _too_old(host, software)
 
 
-def _library_mismatch(host: str, software: Software) -> Iterator[Finding]:
+def _loaded(driver: Driver) -> tuple[str, str]:
+    return driver.line or driver.version, "/proc/driver/nvidia/version"
+
+
+def _library_mismatch(host: Host, software: Software) -> Iterator[Finding]:
     found = software.driver
     for name, library in sorted(found.libraries.items()):
         if library.version and library.version != found.version and "compat" not in library.path:
-            yield finding(
+            yield host.finding(
                 "gpu.driver.library-mismatch",
                 Severity.FAIL,
                 f'The loaded driver is {found.version}, {name} is {library.version}: "Driver/library version mismatch"',
-                (
-                    Evidence(found.line or found.version, "/proc/driver/nvidia/version", host=host),
-                    Evidence(f"{library.path} is version {library.version}", library.path, host=host),
+                [_loaded(found), (f"{library.path} is version {library.version}", library.path)],
+                Fix(
+                    "an upgrade replaced the files under the running driver: reload it or reboot",
+                    "sudo reboot",
+                    risky=True,
                 ),
-                hosts=(host,),
-                fixes=(
-                    Fix(
-                        "an upgrade replaced the files under the running driver: reload it or reboot",
-                        "sudo reboot",
-                        host,
-                        True,
-                    ),
-                    Fix("in a container: it brings its own libcuda; remove it, the runtime mounts the host's"),
-                ),
+                Fix("in a container: it brings its own libcuda; remove it, the runtime mounts the host's"),
                 explains=("collectives",),
             )
             return
@@ -185,7 +165,7 @@ def oldest_driver(cuda: str) -> str:
     return rows.get(cuda) or rows.get(".".join(cuda.split(".")[:2])) or rows.get(cuda.split(".")[0], "")
 
 
-def _too_old(host: str, software: Software) -> Iterator[Finding]:
+def _too_old(host: Host, software: Software) -> Iterator[Finding]:
     if software.torch is None or not software.torch.cuda:
         return
     cuda, found = software.torch.cuda, software.driver
@@ -195,19 +175,13 @@ def _too_old(host: str, software: Software) -> Iterator[Finding]:
     compat = next((item for item in found.libraries.values() if "compat" in item.path), None)
     have = max(numbers(found.version), numbers(compat.version) if compat else ())
     if have < numbers(needed):
-        yield finding(
+        yield host.finding(
             "gpu.driver.too-old",
             Severity.FAIL,
             f"Driver {found.version} is too old for torch's CUDA {cuda}, which needs {needed} or newer",
-            (
-                Evidence(found.line or found.version, "/proc/driver/nvidia/version", host=host),
-                Evidence(f"cuda = {cuda!r}", f"{software.torch.path}/version.py", host=host),
-            ),
-            hosts=(host,),
-            fixes=(
-                Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", host=host, risky=True),
-                Fix(f"or install a torch built for an older CUDA than {cuda.split('.')[0]}.0"),
-            ),
+            [_loaded(found), (f"cuda = {cuda!r}", f"{software.torch.path}/version.py")],
+            Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", host=host.name, risky=True),
+            Fix(f"or install a torch built for an older CUDA than {cuda.split('.')[0]}.0"),
             explains=("collectives",),
         )
 
@@ -232,114 +206,82 @@ def nccl_library(host: Host, plan: Plan) -> Iterator[Finding]:
     if winner is None:
         if torch.nccl_link == "unknown":
             raise MissingFact("libnccl", "libtorch_cuda.so could not be read")
-        yield _not_found(host.name, software)
+        yield _not_found(host, software, torch)
         return
-    yield from _shadowed(host.name, software)
-    yield from _wrong_cuda(host.name, software)
+    yield from _shadowed(host, software, winner)
+    yield from _wrong_cuda(host, software, winner, torch)
     if (wanted := software.torch_wants_nccl) and not numbers(wanted):
         raise MissingFact("NCCL that torch asks for", f"{wanted!r} is no version")
     if not (winner.version and winner.cuda):
         raise MissingFact(f"version of {winner.real_path}", "no version string in the file")
 
 
-def _not_found(host: str, software: Software) -> Finding:
-    assert software.torch is not None
+def _not_found(host: Host, software: Software, torch: Torch) -> Finding:
     others = [copy for copy in software.nccl if not copy.loadable]
-    return finding(
+    return host.finding(
         "sw.library-conflict.not-found",
         Severity.FAIL,
         "torch needs libnccl.so.2 and the loader finds none: import torch fails",
-        (
-            Evidence("NEEDED libnccl.so.2", f"{software.torch.path}/lib/libtorch_cuda.so", host=host),
-            *(Evidence(f"not searched: {copy.path} ({copy.version})", copy.path, host=host) for copy in others[:3]),
-        ),
-        hosts=(host,),
-        fixes=(
-            Fix(
-                "install the copy torch asks for",
-                f"{software.python.executable} -m pip install --force-reinstall --no-deps {_package(software)}",
-                host,
-            ),
-        ),
+        [
+            ("NEEDED libnccl.so.2", f"{torch.path}/lib/libtorch_cuda.so"),
+            *((f"not searched: {copy.path} ({copy.version})", copy.path) for copy in others[:3]),
+        ],
+        _own_copy(software, "install the copy torch asks for"),
         explains=("collectives",),
     )
 
 
+def _own_copy(software: Software, text: str) -> Fix:
+    return Fix(text, _pip_install(software, f"--force-reinstall --no-deps {_package(software)}"))
+
+
 def _package(software: Software) -> str:
-    assert software.torch is not None
     name = next((item for item in sorted(software.distributions) if item.startswith("nvidia-nccl-cu")), "")
-    name = name or f"nvidia-nccl-cu{software.torch.cuda.split('.')[0] or '12'}"
+    cuda = software.torch.cuda.split(".")[0] if software.torch else ""
+    name = name or f"nvidia-nccl-cu{cuda or '12'}"
     return f"{name}=={software.torch_wants_nccl}" if software.torch_wants_nccl else name
 
 
-def _shadowed(host: str, software: Software) -> Iterator[Finding]:
-    winner, wanted = software.winner, software.torch_wants_nccl
-    assert winner is not None
-    forced = winner.found_by in ("LD_PRELOAD", "LD_LIBRARY_PATH")
+def _shadowed(host: Host, software: Software, winner: NcclCopy) -> Iterator[Finding]:
+    wanted, by = software.torch_wants_nccl, winner.found_by
+    forced = by in ("LD_PRELOAD", "LD_LIBRARY_PATH")
     older = bool(wanted and winner.version and numbers(winner.version) < numbers(wanted))
     own = next((copy for copy in software.nccl if not copy.wins and "/nvidia/nccl/lib/" in copy.real_path), None)
     differs = own is not None and own.version != winner.version
     if not older and not (forced and differs):
         return
-    proof = [
-        Evidence(
-            f"{winner.path} is NCCL {winner.version or '?'}, found by {winner.found_by}", winner.real_path, host=host
-        )
-    ]
+    proof: list[Quote] = [(f"{winner.path} is NCCL {winner.version or '?'}, found by {by}", winner.real_path)]
     if own is not None:
-        proof.append(Evidence(f"{own.path} is NCCL {own.version}, torch's own copy", own.real_path, host=host))
+        proof.append((f"{own.path} is NCCL {own.version}, torch's own copy", own.real_path))
     if forced:
-        proof.append(
-            Evidence(
-                f"{winner.found_by}={software.environment.get(winner.found_by, '')}"[:300], "environment", host=host
-            )
-        )
+        proof.append((f"{by}={software.environment.get(by, '')}"[:300], "environment"))
     if wanted:
-        proof.append(Evidence(f"torch asks for nvidia-nccl == {wanted}", "torch's METADATA", host=host))
+        proof.append((f"torch asks for nvidia-nccl == {wanted}", "torch's METADATA"))
     reason = f"torch asks for {wanted}" if older else f"torch's own copy is {own.version if own else '?'}"
-    yield finding(
+    fix = Fix(f"take its directory out of {by} for the job", f"unset {by}")
+    yield host.finding(
         "sw.library-conflict.shadowed",
         Severity.FAIL if older else Severity.WARN,
-        f"torch would load NCCL {winner.version or '?'} from {winner.path} ({winner.found_by}); {reason}",
+        f"torch would load NCCL {winner.version or '?'} from {winner.path} ({by}); {reason}",
         proof,
-        hosts=(host,),
-        fixes=(Fix(f"take its directory out of {winner.found_by} for the job", f"unset {winner.found_by}", host),)
-        if forced
-        else (
-            Fix(
-                "install the copy torch asks for",
-                f"{software.python.executable} -m pip install --no-deps {_package(software)}",
-                host,
-            ),
-        ),
-        env=(EnvAdvice(winner.found_by, "", f"it puts {winner.path} before torch's own libnccl", unset=True),)
-        if forced
-        else (),
+        fix if forced else _own_copy(software, "install the copy torch asks for"),
+        env=(EnvAdvice(by, "", f"it puts {winner.path} before torch's own libnccl", unset=True),) if forced else (),
         explains=("collectives",),
     )
 
 
-def _wrong_cuda(host: str, software: Software) -> Iterator[Finding]:
-    winner, torch = software.winner, software.torch
-    assert winner is not None and torch is not None
+def _wrong_cuda(host: Host, software: Software, winner: NcclCopy, torch: Torch) -> Iterator[Finding]:
     if not winner.cuda or not torch.cuda or winner.cuda.split(".")[0] == torch.cuda.split(".")[0]:
         return
-    yield finding(
+    yield host.finding(
         "sw.library-conflict.cuda",
         Severity.FAIL,
         f"torch is built for CUDA {torch.cuda}, the NCCL it loads for CUDA {winner.cuda}",
-        (
-            Evidence(f"NCCL version {winner.version}+cuda{winner.cuda}", winner.real_path, host=host),
-            Evidence(f"cuda = {torch.cuda!r}", f"{torch.path}/version.py", host=host),
-        ),
-        hosts=(host,),
-        fixes=(
-            Fix(
-                "install the NCCL of torch's CUDA version",
-                f"{software.python.executable} -m pip install --force-reinstall --no-deps {_package(software)}",
-                host,
-            ),
-        ),
+        [
+            (f"NCCL version {winner.version}+cuda{winner.cuda}", winner.real_path),
+            (f"cuda = {torch.cuda!r}", f"{torch.path}/version.py"),
+        ],
+        _own_copy(software, "install the NCCL of torch's CUDA version"),
         explains=("collectives",),
     )
 
@@ -354,27 +296,18 @@ def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
             continue
         wanted = {name, f"libnccl-net-{name}.so"}
         if not wanted & {plugin.name for plugin in software.plugins}:
-            yield finding(
+            found = ", ".join(plugin.path for plugin in software.plugins) or "no libnccl-net*.so"
+            pattern = shell_word(f"libnccl-net*{name}*")
+            yield host.finding(
                 "net.plugin.missing",
                 Severity.FAIL,
                 f"NCCL_NET_PLUGIN={value}, but no such plugin is found: NCCL falls back to its own transports",
-                (
-                    Evidence(f"NCCL_NET_PLUGIN={value}", "environment", host=host.name),
-                    Evidence(
-                        "found: " + (", ".join(plugin.path for plugin in software.plugins) or "no libnccl-net*.so"),
-                        "LD_LIBRARY_PATH, ld.so.cache",
-                        host=host.name,
-                    ),
-                ),
-                hosts=(host.name,),
-                fixes=(
-                    Fix(
-                        "find it on this host",
-                        f"ldconfig -p | grep libnccl-net; find / -xdev -name 'libnccl-net*{name}*'",
-                        host.name,
-                    ),
-                    Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
-                ),
+                [
+                    (f"NCCL_NET_PLUGIN={value}", "environment"),
+                    (f"found: {found}", "LD_LIBRARY_PATH, ld.so.cache"),
+                ],
+                Fix("find it on this host", f"ldconfig -p | grep libnccl-net; find / -xdev -name {pattern}"),
+                Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
                 explains=("collectives",),
             )
 

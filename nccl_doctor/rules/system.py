@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import UNLIMITED, Cgroup, Filesystem, GpuProcess, Limit, SharedMemory, System
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules import drift
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size
 
+JOB = ("collectives",)  # what a fault of the host explains
 # Programs that hold GPU device files as their job: monitoring and display, not somebody's leftover.
 SERVICES = (
     "nvidia-persiste",  # the kernel cuts names at 15 characters
@@ -39,82 +41,63 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     NCCL's shared-memory transport and DataLoader workers put their buffers into /dev/shm. A container without
     ``--shm-size`` has 64 MiB of it: the job dies with a bus error or "Error while creating shared memory segment".
     """
-    shm = host.need(System).shm
-    fixes = _shm_fixes(host)
+    system = host.need(System)
+    shm = system.shm
+    useless = "NCCL's shared-memory transport and DataLoader workers cannot work"
     if not shm.present:
-        yield finding(
-            "sys.shm.missing",
-            Severity.FAIL,
-            "There is no /dev/shm: NCCL's shared-memory transport and DataLoader workers cannot work",
-            Evidence("/dev/shm: no such directory", "/dev/shm", host=host.name),
-            hosts=(host.name,),
-            fixes=fixes,
-            explains=("collectives",),
-        )
+        title, proof = f"There is no /dev/shm: {useless}", ("/dev/shm: no such directory", "/dev/shm")
+        yield host.finding("sys.shm.missing", Severity.FAIL, title, proof, _more_shm(system), explains=JOB)
         return
-    proof = Evidence(
-        f"/dev/shm: {size(shm.size_bytes)} in all, {size(shm.free_bytes)} free", "statvfs /dev/shm", host=host.name
-    )
+    proof = (f"/dev/shm: {size(shm.size_bytes)} in all, {size(shm.free_bytes)} free", "statvfs /dev/shm")
     if shm.read_only:
-        yield finding(
+        yield host.finding(
             "sys.shm.read-only",
             Severity.FAIL,
-            "/dev/shm is read-only: NCCL's shared-memory transport and DataLoader workers cannot work",
-            Evidence("/dev/shm is mounted ro", "/proc/self/mountinfo", host=host.name),
-            hosts=(host.name,),
-            fixes=(Fix("make it writable until the next boot", "sudo mount -o remount,rw /dev/shm", host.name),),
-            explains=("collectives",),
+            f"/dev/shm is read-only: {useless}",
+            ("/dev/shm is mounted ro", "/proc/self/mountinfo"),
+            Fix("make it writable until the next boot", "sudo mount -o remount,rw /dev/shm"),
+            explains=JOB,
         )
     elif shm.size_bytes < value("shm.warn"):
-        tiny = shm.size_bytes <= value("shm.fail")
-        yield finding(
+        yield host.finding(
             "sys.shm.too-small",
-            Severity.FAIL if tiny else Severity.WARN,
+            Severity.FAIL if shm.size_bytes <= value("shm.fail") else Severity.WARN,
             f"/dev/shm has only {size(shm.size_bytes)}: a job with several GPUs or DataLoader workers here dies of it",
             proof,
-            hosts=(host.name,),
-            fixes=fixes,
-            explains=("collectives",),
+            _more_shm(system),
+            explains=JOB,
         )
     elif shm.free_bytes < value("shm.free"):
-        yield _shm_full(host.name, shm, proof)
+        yield _shm_full(host, shm, proof)
     elif shm.read_only is None:
         raise MissingFact("mount options of /dev/shm", "its mount is not known")
 
 
-def _shm_full(host: str, shm: SharedMemory, proof: Evidence) -> Finding:
+def _shm_full(host: Host, shm: SharedMemory, proof: tuple[str, str]) -> Finding:
     held = [
-        f"{group['files']} files {prefix}*, {size(group['bytes'])}" for prefix, group in sorted(shm.leftovers.items())
+        (f"{group['files']} files {prefix}*, {size(group['bytes'])}", "ls /dev/shm")
+        for prefix, group in sorted(shm.leftovers.items())
     ]
-    return finding(
+    return host.finding(
         "sys.shm.full",
         Severity.FAIL,
         f"/dev/shm is full: {size(shm.free_bytes)} free of {size(shm.size_bytes)}",
-        (proof, *(Evidence(line, "ls /dev/shm", host=host) for line in held)),
-        hosts=(host,),
-        fixes=(
-            Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head", host),
-            Fix(
-                "remove what a dead job left, once nobody uses it",
-                "rm -f /dev/shm/nccl-* /dev/shm/torch_*",
-                host,
-                True,
-            ),
-        ),
-        explains=("collectives",),
+        [proof, *held],
+        Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head"),
+        Fix("remove what a dead job left, once nobody uses it", "rm -f /dev/shm/nccl-* /dev/shm/torch_*", risky=True),
+        explains=JOB,
     )
 
 
-def _shm_fixes(host: Host) -> tuple[Fix, ...]:
-    system = host.want(System)
-    if system is not None and system.container.hints:
-        return (
-            Fix("start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir with medium: Memory)"),
+def _more_shm(system: System) -> Fix:
+    if system.container.hints:
+        return Fix(
+            "start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir with medium: Memory)"
         )
-    if system is not None and not system.shm.present:
+    if not system.shm.present:
         command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size=50%,mode=1777,nosuid,nodev tmpfs /dev/shm"
-        return (Fix("mount one until the next boot", command, host.name),)
-    return (Fix("make it larger until the next boot", "sudo mount -o remount,size=50% /dev/shm", host.name),)
+        return Fix("mount one until the next boot", command)
+    return Fix("make it larger until the next boot", "sudo mount -o remount,size=50% /dev/shm")
 
 
 @host_rule("system", "ib.memlock")
@@ -122,44 +105,43 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     """The limit on locked memory (``ulimit -l``) lets RDMA register its buffers.
 
     Registering memory with an RDMA device pins it. With a small limit ibv_reg_mr or ibv_create_cq fails with "Cannot
-    allocate memory". Without an RDMA device the limit does not matter to NCCL: a small one is told, not blamed.
+    allocate memory". A login with CAP_IPC_LOCK is not bound by it: root, and containers that are given it; on a host, other
+    users are. Without an RDMA device the limit does not matter to NCCL: a small one is told, not blamed.
     """
     system = host.need(System)
     limit = _limit(system, "memlock")
-    proof = Evidence(f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}", "ulimit -l", host=host.name)
-    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)
-    fixes = (
-        *((own,) if limit.hard == UNLIMITED else ()),
-        Fix(
-            "for logins",
-            "printf '* soft memlock unlimited\\n* hard memlock unlimited\\n'"
-            " | sudo tee /etc/security/limits.d/99-rdma.conf",
-            host.name,
-        ),
-        Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
-    )
-    if limit.soft == UNLIMITED:
+    rdma = system.rdma_devices
+    if limit.soft == UNLIMITED or (limit.soft > value("memlock.plain") and not rdma):
         return
-    if system.rdma_devices and limit.soft < value("memlock.rdma"):
-        yield finding(
-            "ib.memlock",
-            Severity.FAIL,
-            f"Locked memory is limited to {_show(limit.soft)}: RDMA ({', '.join(system.rdma_devices[:4])}) cannot "
-            "register its buffers",
-            proof,
-            hosts=(host.name,),
-            fixes=fixes,
-            explains=("collectives",),
-        )
-    elif not system.rdma_devices and limit.soft <= value("memlock.plain"):
-        yield finding(
-            "ib.memlock",
-            Severity.INFO,
-            f"Locked memory is limited to {_show(limit.soft)}; harmless without an RDMA device, and none is here",
-            proof,
-            hosts=(host.name,),
-            fixes=fixes,
-        )
+    if rdma and limit.soft >= value("memlock.rdma"):
+        return
+    free = system.container.locks_freely
+    shown = f"Locked memory is limited to {_show(limit.soft)}"
+    if not rdma:
+        severity, title = Severity.INFO, f"{shown}; harmless without an RDMA device, and none is here"
+    elif free:
+        severity = Severity.INFO if system.container.hints else Severity.WARN
+        title = f"{shown}; this login is not bound by it (CAP_IPC_LOCK), other users are"
+    else:
+        severity, title = Severity.FAIL, f"{shown}: RDMA ({few(rdma)}) cannot register its buffers"
+    capability = f", CapEff {system.container.capabilities}" if rdma and free else ""
+    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited")
+    yield host.finding(
+        "ib.memlock",
+        severity,
+        title,
+        (f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}{capability}", "ulimit -l"),
+        *((own,) if limit.hard == UNLIMITED else ()),
+        _raised("memlock", "unlimited", "rdma"),
+        Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1, or --cap-add IPC_LOCK"),
+        explains=JOB if severity is Severity.FAIL else (),
+    )
+
+
+def _raised(limit: str, amount: str, file: str) -> Fix:
+    lines = f"* soft {limit} {amount}\\n* hard {limit} {amount}\\n"
+    command = f"printf '{lines}' | sudo tee /etc/security/limits.d/99-{file}.conf"
+    return Fix("for logins: log in again afterwards", command)
 
 
 _COMPARED_LIMITS = {
@@ -239,27 +221,24 @@ def open_files(host: Host, plan: Plan) -> Iterator[Finding]:
     limit = _limit(host.need(System), "nofile")
     if limit.soft == UNLIMITED or limit.soft >= value("nofile.warn"):
         return
-    yield finding(
+    yield host.finding(
         "sys.nofile",
         Severity.FAIL if limit.soft < value("nofile.fail") else Severity.WARN,
         f"Only {limit.soft} files may be open: every connection, shared tensor and worker takes some",
-        Evidence(f"RLIMIT_NOFILE soft {limit.soft}, hard {_show(limit.hard, 'nofile')}", "ulimit -n", host=host.name),
-        hosts=(host.name,),
-        fixes=_more_files(limit, host.name),
+        (f"RLIMIT_NOFILE soft {limit.soft}, hard {_show(limit.hard, 'nofile')}", "ulimit -n"),
+        *_more(limit, "nofile", "n", 65536),
     )
 
 
-def _more_files(limit: Limit, host: str) -> tuple[Fix, ...]:
-    if limit.hard == UNLIMITED or limit.hard >= value("nofile.warn"):
-        more = 65536 if limit.hard == UNLIMITED else limit.hard
-        return (Fix("in the job's shell: the hard limit allows it", f"ulimit -n {more}", host),)
+def _more(limit: Limit, name: str, letter: str, amount: int) -> tuple[Fix, ...]:
+    """How to raise a limit: up to the hard one, if that is enough, anybody may."""
+    if limit.hard == UNLIMITED or limit.hard >= value(f"{name}.warn"):
+        own = amount if limit.hard == UNLIMITED else limit.hard
+        return (Fix("in the job's shell: the hard limit allows it", f"ulimit -{letter} {own}"),)
+    word = f"{name}={amount}"
     return (
-        Fix(
-            "raise the hard limit, then log in again",
-            "printf '* soft nofile 65536\\n* hard nofile 65536\\n' | sudo tee /etc/security/limits.d/99-nofile.conf",
-            host,
-        ),
-        Fix("Slurm, systemd: LimitNOFILE=65536 in the unit; containers: --ulimit nofile=65536"),
+        _raised(name, str(amount), name),
+        Fix(f"Slurm, systemd: Limit{word.upper()} in the unit; containers: --ulimit {word}"),
     )
 
 
@@ -277,26 +256,22 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact("pids.current", f"not readable in {group.pids_group}")
         room = group.pids_limit - group.pids_used
         if room < value("pids.free.warn"):
-            yield finding(
+            yield host.finding(
                 "sys.threads.pids-limit",
                 Severity.FAIL if room < value("pids.free.fail") else Severity.WARN,
                 f"The cgroup has room for only {room} more threads",
-                Evidence(
-                    f"pids.max {group.pids_limit}, pids.current {group.pids_used}", group.pids_group, host=host.name
-                ),
-                hosts=(host.name,),
-                fixes=(Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),),
-                explains=("collectives",),
+                (f"pids.max {group.pids_limit}, pids.current {group.pids_used}", group.pids_group),
+                Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),
+                explains=JOB,
             )
     limit = _limit(system, "nproc")
     if system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
-        yield finding(
+        yield host.finding(
             "sys.threads.nproc",
             Severity.WARN,
             f"This user may run only {limit.soft} threads",
-            Evidence(f"RLIMIT_NPROC soft {limit.soft}, hard {_show(limit.hard, 'nproc')}", "ulimit -u", host=host.name),
-            hosts=(host.name,),
-            fixes=(Fix("in the job's shell, up to the hard limit", "ulimit -u unlimited", host.name),),
+            (f"RLIMIT_NPROC soft {limit.soft}, hard {_show(limit.hard, 'nproc')}", "ulimit -u"),
+            *_more(limit, "nproc", "u", 65536),
         )
 
 
@@ -315,19 +290,14 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
         if entry.noexec is None:
             raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
         if entry.noexec:
-            yield finding(
+            yield host.finding(
                 "sys.noexec",
                 Severity.WARN,
                 f"{entry.path} is mounted noexec: torch.compile, Triton and C++ extensions that are built there cannot be loaded",
-                Evidence(
-                    f"{entry.mount} ({entry.type} {entry.source}) has noexec", "/proc/self/mountinfo", host=host.name
-                ),
-                hosts=(host.name,),
-                fixes=(
-                    Fix("allow it until the next boot", f"sudo mount -o remount,exec {entry.mount}", host.name),
-                    Fix(
-                        "or build elsewhere: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR in a directory that allows it"
-                    ),
+                (f"{entry.mount} ({entry.type} {entry.source}) has noexec", "/proc/self/mountinfo"),
+                Fix("allow it until the next boot", f"sudo mount -o remount,exec {shell_word(entry.mount)}"),
+                Fix(
+                    "or build elsewhere: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR in a directory that allows it"
                 ),
             )
 
@@ -336,7 +306,7 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
 def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     """The places a job writes to (/tmp, home, caches) have free space and inodes, and can be written."""
     entries = host.need(System).filesystems
-    found = [item for entry in _one_per_mount(entries) for item in _disk(host.name, entry, _paths(entries, entry))]
+    found = [item for entry in _one_per_mount(entries) for item in _disk(host, entry, _paths(entries, entry))]
     yield from found
     unknown = [entry for entry in entries if entry.outcome not in ("ok", "timed-out")]
     if unknown and not found:
@@ -359,39 +329,35 @@ def _paths(entries: tuple[Filesystem, ...], one: Filesystem) -> str:
     return ", ".join(dict.fromkeys(entry.path for entry in same))
 
 
-def _disk(host: str, entry: Filesystem, paths: str) -> Iterator[Finding]:
+def _disk(host: Host, entry: Filesystem, paths: str) -> Iterator[Finding]:
     where = f"{entry.mount} ({entry.type} {entry.source})" if entry.mount else entry.looked_at
-    proof = Evidence(
-        f"{where}: {size(entry.free_bytes)} free of {size(entry.size_bytes)}, "
-        f"{entry.inodes_free} of {entry.inodes} inodes free; holds {paths}",
+    free, place = size(entry.free_bytes), shell_word(entry.looked_at)
+    proof = (
+        f"{where}: {free} free of {size(entry.size_bytes)}, {entry.inodes_free} of {entry.inodes} inodes free; holds {paths}",
         f"stat -f {entry.looked_at}",
-        host=host,
     )
-    look = (Fix("see what fills it", f"sudo du -xsh {entry.looked_at}/* 2>/dev/null | sort -h | tail", host),)
-    if entry.read_only and entry.role in _WRITTEN:
-        yield finding(
-            "sys.disk-full.read-only", Severity.FAIL, f"{entry.path} is read-only", proof, hosts=(host,),
-            fixes=(
-                Fix("see whether a disk error caused it", "dmesg | grep -iE 'remount|I/O error'", host),
-                Fix("if not, make it writable", f"sudo mount -o remount,rw {entry.mount or entry.path}", host),
-            ),
-        )  # fmt: skip
+    look = Fix("see what fills it", f"sudo du -xsh {place}/* 2>/dev/null | sort -h | tail")
+    if entry.read_only:
+        # An image (squashfs) is full by nature, and nobody writes to a read-only home by mistake.
+        if entry.role in _WRITTEN:
+            yield host.finding(
+                "sys.disk-full.read-only",
+                Severity.FAIL,
+                f"{entry.path} is read-only",
+                proof,
+                Fix("see whether a disk error caused it", "sudo dmesg | grep -iE 'remount|I/O error'"),
+                Fix("if not, make it writable", f"sudo mount -o remount,rw {shell_word(entry.mount or entry.path)}"),
+            )
     elif entry.free_bytes < value("disk.free.fail"):
-        yield finding(
-            "sys.disk-full", Severity.FAIL, f"{where} is full: {size(entry.free_bytes)} free ({paths})", proof,
-            hosts=(host,), fixes=look,
-        )  # fmt: skip
+        title = f"{where} is full: {free} free ({paths})"
+        yield host.finding("sys.disk-full", Severity.FAIL, title, proof, look)
     elif entry.inodes and entry.inodes_free < value("disk.inodes.fail"):
-        yield finding(
-            "sys.disk-full.inodes", Severity.FAIL, f"{where} has no inodes left: {entry.inodes_free} free ({paths})",
-            proof, hosts=(host,),
-            fixes=(Fix("see where they are", f"sudo du --inodes -xs {entry.looked_at}/* | sort -n | tail", host),),
-        )  # fmt: skip
+        title = f"{where} has no inodes left: {entry.inodes_free} free ({paths})"
+        fix = Fix("see where they are", f"sudo du --inodes -xs {place}/* | sort -n | tail")
+        yield host.finding("sys.disk-full.inodes", Severity.FAIL, title, proof, fix)
     elif entry.free_bytes < min(value("disk.free.warn"), entry.size_bytes / 2):
-        yield finding(
-            "sys.disk-full.low", Severity.WARN, f"{where} is nearly full: {size(entry.free_bytes)} free ({paths})",
-            proof, hosts=(host,), fixes=look,
-        )  # fmt: skip
+        title = f"{where} is nearly full: {free} free ({paths})"
+        yield host.finding("sys.disk-full.low", Severity.WARN, title, proof, look)
 
 
 @host_rule("system", "sys.clock-or-dns-or-fs.hung-mount")
@@ -401,23 +367,18 @@ def hung_mounts(host: Host, plan: Plan) -> Iterator[Finding]:
         if entry.outcome != "timed-out":
             continue
         where = f"{entry.mount} ({entry.type} from {entry.source})" if entry.mount else entry.path
-        yield finding(
+        server = shell_word(entry.source.split(":/")[0].strip("[]"))
+        asked = f"stat -f {entry.path}"
+        yield host.finding(
             "sys.clock-or-dns-or-fs.hung-mount",
             Severity.FAIL,
             f"{where} hangs: asked for its free space, it did not answer",
-            Evidence(
-                f"stat -f {entry.path}: {entry.detail or 'no answer within 3 s'}",
-                f"stat -f {entry.path}",
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix("see which processes are stuck on it", "ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /D/'", host.name),
-                Fix("does the server answer?", f"timeout 5 rpcinfo -t {entry.source.split(':')[0]} nfs", host.name)
-                if entry.type.startswith("nfs") and ":" in entry.source
-                else Fix("is it mounted as intended?", "cat /proc/mounts", host.name),
-            ),
-            explains=("collectives",),
+            (f"{asked}: {entry.detail or 'no answer within 3 s'}", asked),
+            Fix("see which processes are stuck on it", "ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /D/'"),
+            Fix("does the server answer?", f"timeout 5 rpcinfo -t {server} nfs")
+            if entry.type.startswith("nfs") and ":" in entry.source
+            else Fix("is it mounted as intended?", "cat /proc/mounts"),
+            explains=JOB,
         )
 
 
@@ -435,26 +396,34 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
         available < min(value("memory.available.warn"), total / 4)
         or available < value("memory.available.share") * total
     ):
-        yield finding(
+        yield host.finding(
             "sys.host-oom.low-memory",
             Severity.WARN,
             f"Only {size(available)} of {size(total)} memory is available",
-            Evidence(f"MemAvailable {size(available)}, MemTotal {size(total)}", "/proc/meminfo", host=host.name),
-            hosts=(host.name,),
-            fixes=(Fix("see who has it", "ps -eo pid,user,rss,comm --sort=-rss | head", host.name),),
+            (f"MemAvailable {size(available)}, MemTotal {size(total)}", "/proc/meminfo"),
+            Fix("see who has it", "ps -eo pid,user,rss,comm --sort=-rss | head"),
         )
     yield from _cgroup_memory(host, system.cgroup)
-    if system.cgroup.oom_kills:
-        yield finding(
+    if kills := system.cgroup.oom_kills:
+        yield host.finding(
             "sys.host-oom.killed",
             Severity.WARN,
-            f"The kernel has already killed {system.cgroup.oom_kills} processes in this cgroup for want of memory",
-            Evidence(
-                f"oom_kill {system.cgroup.oom_kills}", system.cgroup.memory_group or "memory.events", host=host.name
-            ),
-            hosts=(host.name,),
-            fixes=(Fix("see which and when", "sudo dmesg -T | grep -i 'killed process'", host.name),),
+            f"The kernel has already killed {kills} processes in this cgroup for want of memory",
+            (f"oom_kill {kills}", system.cgroup.memory_group or "memory.events"),
+            Fix("see which and when", "sudo dmesg -T | grep -i 'killed process'"),
         )
+
+
+def usable_memory(system: System) -> int:
+    """Bytes that a job here may still take, by the host and by the cgroup; ``MissingFact`` where either is not known."""
+    available, group = system.memory.get("MemAvailable"), system.cgroup
+    if available is None:
+        raise MissingFact("/proc/meminfo", "has no MemTotal or MemAvailable")
+    if group.memory_limit_bytes is None:
+        return available
+    if group.memory_room_bytes is None:
+        raise MissingFact("memory used", f"not readable in {group.memory_group}")
+    return min(available, group.memory_room_bytes)
 
 
 def gpu_count(host: Host) -> int:
@@ -464,26 +433,20 @@ def gpu_count(host: Host) -> int:
 
 
 def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:
-    limit, used = group.memory_limit_bytes, group.memory_used_bytes
-    if limit is None:
+    if group.memory_limit_bytes is None:
         return
-    if used is None:
+    room = group.memory_room_bytes
+    if room is None or group.memory_used_bytes is None:
         raise MissingFact("memory used", f"not readable in {group.memory_group}")
     gpus = gpu_count(host)
-    room = limit - (used - group.memory_cache_bytes)
-    needed = max(value("memory.available.warn"), gpus * value("memory.per-gpu.warn"))
-    if room < needed:
-        yield finding(
+    if room < max(value("memory.available.warn"), gpus * value("memory.per-gpu.warn")):
+        limit, used, cache = map(size, (group.memory_limit_bytes, group.memory_used_bytes, group.memory_cache_bytes))
+        yield host.finding(
             "sys.host-oom.cgroup-limit",
             Severity.WARN,
             f"The cgroup leaves {size(room)} of memory" + (f" for {gpus} GPUs" if gpus else ""),
-            Evidence(
-                f"limit {size(limit)}, used {size(used)}, of that reclaimable cache {size(group.memory_cache_bytes)}",
-                group.memory_group,
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(Fix("raise it: docker run --memory, Kubernetes resources.limits.memory, Slurm --mem"),),
+            (f"limit {limit}, used {used}, of that reclaimable cache {cache}", group.memory_group),
+            Fix("raise it: docker run --memory, Kubernetes resources.limits.memory, Slurm --mem"),
         )
 
 
@@ -494,22 +457,14 @@ def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus = gpu_count(host)
     if not gpus:
         raise SkipRule("no NVIDIA GPU on this host")
-    usable = min(float(system.processors.allowed), system.cgroup.cpu_limit or float("inf"))
-    if usable < gpus * value("cpu.per-gpu.warn"):
-        yield finding(
+    if system.usable_cpus < gpus * value("cpu.per-gpu.warn"):
+        allowed = f"affinity allows {system.processors.allowed} of {system.processors.count} CPUs"
+        yield host.finding(
             "sys.cpu-limit",
             Severity.WARN,
-            f"Only {usable:g} CPUs may be used for {gpus} GPUs",
-            Evidence(
-                f"affinity allows {system.processors.allowed} of {system.processors.count} CPUs, "
-                f"cgroup quota {system.cgroup.cpu_limit or 'none'}",
-                "sched_getaffinity, cgroup cpu",
-                host=host.name,
-            ),
-            hosts=(host.name,),
-            fixes=(
-                Fix("give the job more: docker run --cpus, Kubernetes resources.limits.cpu, Slurm --cpus-per-task"),
-            ),
+            f"Only {system.usable_cpus:g} CPUs may be used for {gpus} GPUs",
+            (f"{allowed}, cgroup quota {system.cgroup.cpu_limit or 'none'}", "sched_getaffinity, cgroup cpu"),
+            Fix("give the job more: docker run --cpus, Kubernetes resources.limits.cpu, Slurm --cpus-per-task"),
         )
 
 
@@ -527,33 +482,23 @@ def gpu_holders(host: Host, plan: Plan) -> Iterator[Finding]:
     stuck = [process for process in foreign if process.state in ("Z", "D", "X")]
     running = [process for process in foreign if process not in stuck]
     if stuck:
-        yield finding(
+        yield host.finding(
             "gpu.busy.stuck-process",
             Severity.FAIL,
             f"{_count(stuck)} that cannot be killed hold{'s' if len(stuck) == 1 else ''} GPUs",
-            tuple(_process(process, host.name) for process in stuck[:5]),
-            hosts=(host.name,),
-            fixes=(
-                Fix(
-                    "see where it is stuck",
-                    f"sudo cat /proc/{stuck[0].pid}/stack; sudo dmesg -T | grep -i xid",
-                    host.name,
-                ),
-                Fix("if it does not go away: drain the host and reboot it", "sudo reboot", host.name, True),
-            ),
+            [_process(process) for process in stuck[:5]],
+            Fix("see where it is stuck", f"sudo cat /proc/{stuck[0].pid}/stack; sudo dmesg -T | grep -i xid"),
+            Fix("if it does not go away: drain the host and reboot it", "sudo reboot", risky=True),
         )
     if running:
-        pids = " ".join(str(process.pid) for process in running[:20])
-        yield finding(
+        pids = [str(process.pid) for process in running[:20]]
+        yield host.finding(
             "gpu.busy",
             Severity.WARN,
             f"{_count(running)} already hold{'s' if len(running) == 1 else ''} GPUs here",
-            tuple(_process(process, host.name) for process in running[:5]),
-            hosts=(host.name,),
-            fixes=(
-                Fix("look at them", f"ps -o pid,ppid,user,lstart,stat,args -p {pids.replace(' ', ',')}", host.name),
-                Fix("if it is a leftover of yours", f"kill {pids}", host.name, True),
-            ),
+            [_process(process) for process in running[:5]],
+            Fix("look at them", f"ps -o pid,ppid,user,lstart,stat,args -p {','.join(pids)}"),
+            Fix("if it is a leftover of yours", f"kill {' '.join(pids)}", risky=True),
         )
     if found.not_permitted and not foreign and host.need(System).user != 0:
         raise SkipRule(
@@ -566,14 +511,11 @@ def _count(processes: list[GpuProcess]) -> str:
     return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
-def _process(process: GpuProcess, host: str) -> Evidence:
+def _process(process: GpuProcess) -> tuple[str, str]:
     age = f", started {duration(process.age_s)} ago" if process.age_s is not None else ""
     devices = ", ".join(process.devices[:8])
-    return Evidence(
-        f"pid {process.pid} {process.command} of {process.user}, state {process.state}{age}: {devices}",
-        f"/proc/{process.pid}/fd",
-        host=host,
-    )
+    told = f"pid {process.pid} {process.command} of {process.user}, state {process.state}{age}: {devices}"
+    return told, f"/proc/{process.pid}/fd"
 
 
 @fleet_rule("system", "sys.container")

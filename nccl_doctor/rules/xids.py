@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.kernel_log import KernelLogFact, XidEvent, xid_events
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.nvlink_xid import Decoded, decode
+from nccl_doctor.facts.nvlink_xid import Decoded, decode, worst
 from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import card_words, with_hardware
+from nccl_doctor.rules.nvidia import card_words, proof, with_hardware
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
@@ -51,9 +51,11 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
 
     Each number has a meaning and an action in the catalogue (NVIDIA's, with date). Application errors (13, 31, 43, 45)
     are information: they name a job that failed, not a sick GPU. NVLink Xids (74 on Hopper, 144 to 150) are decoded from
-    the registers in their line: link, cause, and whether a reset is needed. Events older than a day are warnings: the GPU may have
-    been repaired since without a reboot. Reading the kernel log may need root; then nothing is known, as where it holds
-    no Xid and goes back less than that day, its beginning being overwritten.
+    the registers in their line: link, cause, and whether a reset is needed. Events older than a day are warnings: the
+    GPU may have been repaired since without a reboot. So are those that asked for a reset where the driver asks for
+    none now (R570 and later tell) or was loaded anew, and those of a GPU that this container does not have. Reading the
+    kernel log may need root; then nothing is known, as where it holds no Xid and goes back less than that day, its
+    beginning being overwritten.
     """
     fact = with_hardware(host)
     log = host.need(KernelLogFact)
@@ -127,13 +129,16 @@ def _gpu(
         )
         return
     decoded = _decoded(fact, events)
-    told = next((one.do for one in reversed(decoded) if one.do), None)
+    told = worst([one.do for one in decoded if one.do])
     action = told or _told_action(entry, events[-1])
     severity = _severity(action, age)
     if number == 94 and not aborted:
         severity = Severity.WARN
-    if told is None and ("Nonfatal" in events[-1].line.text or "Non-fatal" in events[-1].line.text):
+    if told is None and all("Nonfatal" in event.line.text or "Non-fatal" in event.line.text for event in events):
         severity = Severity.INFO
+    excuse = _excuse(host, fact, log, action, bus_id, events) if severity is Severity.FAIL else []
+    if excuse:
+        severity = Severity.WARN
     text, command, risky = _ACTIONS.get(action, ("", "", False))
     if command == _GPU_RESET:
         command += f" -i {bus_id}"
@@ -143,6 +148,7 @@ def _gpu(
         f"Xid {number} on GPU {label}{_links(decoded)}{count}: {entry.name}",
         [
             *_quoted(host, log, events),
+            *excuse,
             *_registers(decoded),
             *(_card(host, fact, log, bus_id) if action not in _HARMLESS else ()),
             *([Evidence(entry.note, "Xid catalogue")] if entry.note and not told else []),
@@ -152,6 +158,28 @@ def _gpu(
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
     )
+
+
+RELOADED = "NVRM: loading NVIDIA UNIX"  # the kernel module's first line
+
+
+def _excuse(
+    host: Host, fact: GpuFact, log: KernelLogFact, action: str, bus_id: str, events: list[XidEvent]
+) -> list[Evidence]:
+    """What says that a GPU which needed a reset is fit by now, or that it is not one of this container's GPUs."""
+    gpu = next((gpu for gpu in fact.gpus if gpu.bus_id == bus_id), None)
+    if gpu is None:
+        names = [gpu.bus_id for gpu in fact.gpus]
+        if names and None not in names and fact.container and not fact.container.startswith("pid 1"):
+            return [Evidence(f"this container has {', '.join(map(str, names))} only", "NVML", host=host.name)]
+        return []
+    if action != "reset-gpu":
+        return []  # what needs a reboot is in this boot's log; what needs another GPU comes back
+    if gpu.recovery_action == "none":
+        return [proof(host, gpu, "GPU recovery action: none")]
+    last = max((event.line.at_s for event in events if event.line.at_s is not None), default=None)
+    loads = [line for line in log.lines if RELOADED in line.text and None not in (last, line.at_s)]
+    return [Evidence(line.text, log.source, host=host.name) for line in loads if (line.at_s or 0) > (last or 0)][-1:]
 
 
 # NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.  (the driver's word when a GPU falls off the bus)
@@ -217,7 +245,7 @@ def _switch(
     host: Host, log: KernelLogFact, number: int, bus_id: str, events: list[XidEvent], aborted: bool
 ) -> Iterator[Finding]:
     entry = sxids().get(number)
-    text = events[-1].line.text
+    text = next((event.line.text for event in events if "Fatal" in event.line.text), events[-1].line.text)
     severity = _switch_severity(entry, text, aborted and number == 12028)
     recent = (age := _age(log, events)) is None or age <= value("gpu.xid.recent")
     if severity is Severity.FAIL and not recent:

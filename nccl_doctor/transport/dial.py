@@ -10,13 +10,12 @@ import threading
 import time
 from typing import Any
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import NO_WAY_OUT, ReachOutcome
 from nccl_doctor.transport.base import Unreachable
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-_NO_ROUTE = frozenset(
-    (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES, errno.EPERM)
-)
+_NO_ROUTE = frozenset((errno.EHOSTUNREACH, errno.EHOSTDOWN))
+_NO_WAY_OUT = frozenset((errno.ENETUNREACH, errno.ENETDOWN, errno.EACCES, errno.EPERM))
 
 
 def _is_address(host: str) -> bool:
@@ -88,4 +87,6 @@ def _sorted(error: OSError, address: str, port: int, limit_s: float) -> Unreacha
         return Unreachable(ReachOutcome.REFUSED, detail, text, address=address, port=port)
     if error.errno in _NO_ROUTE:
         return Unreachable(ReachOutcome.NO_ROUTE, f"no route to {address}", text, address=address, port=port)
+    if error.errno in _NO_WAY_OUT:
+        return Unreachable(ReachOutcome.NO_ROUTE, f"{NO_WAY_OUT} to {address}", text, address=address, port=port)
     return Unreachable(ReachOutcome.TRANSPORT_FAILED, "the connection failed", text, address=address, port=port)

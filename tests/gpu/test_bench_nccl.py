@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(BACKEND == "nccl" and gpus() == 0, reason="no NVIDIA GPU here"),
 ]
 needs_nccl = pytest.mark.skipif(BACKEND != "nccl", reason="a rehearsal with gloo")
-SAME_GPU = ("--test-same-gpu", "--gpus-per-host", "2", "--backend", BACKEND, "--env", "NCCL_MULTI_RANK_GPU_ENABLE=1")
+SAME_GPU = ("--test-same-gpu", "--ranks-per-host", "2", "--backend", BACKEND, "--env", "NCCL_MULTI_RANK_GPU_ENABLE=1")
 
 
 def bench(*options: str, code: int = 0) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +319,8 @@ class Machine:
         for name in ("state", "phys_state", "rate", "link_layer"):
             _put(port / name, getattr(hca, name) + "\n")
         _put(port / "sm_lid", "0x1\n" if hca.link_layer == "InfiniBand" else "0x0\n")
-        counters = {"symbol_error": 0, "link_downed": 0, "port_rcv_errors": 0, "port_xmit_discards": 0, **hca.counters}
+        counters = dict.fromkeys(("symbol_error", "link_downed", "port_rcv_errors", "port_xmit_discards"), 0)
+        counters.update({"port_rcv_packets": 9_000_000, **hca.counters})
         for name, count in counters.items():
             _put(port / "counters" / name, f"{count}\n")
         table = hca.gids or [(LINK_LOCAL.format(index), "IB/RoCE v1")]
@@ -416,16 +418,33 @@ class Machine:
         ]
         _put(self.directory / "smi.gpus", "\n".join(rows) + "\n")
         _put(self.directory / "smi.topo", self.topology())
+        for field in _FIELDS:
+            lines = [_field(field, {**self.model, **gpu}) for gpu in self.gpus]
+            _put(self.directory / "smi.fields" / field, "\n".join(lines) + "\n")
+        _put(self.directory / "smi.nvlink", self._nvlink())
         script = "#!/bin/sh\n" + ("exec sleep 600\n" if self.smi_hangs else "")
         _put(self.directory / "smi.query", self._query())
         script += f"""case "$1" in
 topo) cat {self.directory}/smi.topo;;
+nvlink) cat {self.directory}/smi.nvlink;;
 -q) cat {self.directory}/smi.query;;
 --query-gpu=pci.bus_id,*) cat {self.directory}/smi.gpus;;
+--query-gpu=*) exec cat "{self.directory}/smi.fields/${{1#--query-gpu=}}";;
 *) echo "this stub does not know $*"; exit 2;;
 esac
 """
         self._tool("nvidia-smi", script)
+
+    def _nvlink(self) -> str:
+        """``nvidia-smi nvlink -s``."""
+        lines = []
+        for index, gpu in enumerate(self.gpus):
+            told = {**self.model, **gpu}
+            lines.append(f"GPU {index}: {told['name']} (UUID: {told['uuid']})")
+            for link in range(int(told["nvlinks"]) if told["nvlinks"].isdecimal() else 0):
+                up = f",{link}," not in told.get("nvlinks_down", "")
+                lines.append(f"\t Link {link}: " + ("26.562 GB/s" if up else "<inactive>"))
+        return "\n".join(lines) + "\n"
 
     def _query(self) -> str:
         """``nvidia-smi -q``, the part that our tests look at."""
@@ -521,6 +540,37 @@ esac
             "hard": self.memlock,
         }  # not this machine's
         return answer
+
+
+_SWITCH = {"0": "Disabled", "1": "Enabled"}
+# nvidia-smi's name of a field -> the stand-in's, and how nvidia-smi prints it
+_FIELDS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "serial": ("serial", str),
+    "vbios_version": ("vbios", str),
+    "inforom.img": ("inforom", str),
+    "compute_cap": ("capability", str),
+    "memory.total": ("memory_total", lambda text: str(int(text) >> 20)),
+    "pcie.link.gen.max": ("pcie_gen_max", str),
+    "pcie.link.width.max": ("pcie_width_max", str),
+    "pcie.link.width.current": ("pcie_width", str),
+    "power.limit": ("power_limit_mw", lambda text: f"{int(text) / 1000:.2f}"),
+    "power.default_limit": ("power_default_mw", lambda text: f"{int(text) / 1000:.2f}"),
+    "clocks.max.sm": ("clock_max_1", str),
+    "clocks.max.memory": ("clock_max_2", str),
+    "ecc.mode.current": ("ecc_mode", _SWITCH.__getitem__),
+    "ecc.errors.uncorrected.volatile.total": ("ecc_uncorrected_volatile", str),
+    "ecc.errors.uncorrected.aggregate.total": ("ecc_uncorrected_aggregate", str),
+    "persistence_mode": ("persistence_mode", _SWITCH.__getitem__),
+    "compute_mode": ("compute_mode", {"0": "Default", "2": "Prohibited", "3": "Exclusive_Process"}.__getitem__),
+    "mig.mode.current": ("mig_mode", _SWITCH.__getitem__),
+    "gsp.mode.current": ("gsp_firmware", lambda text: "Enabled"),
+}
+
+
+def _field(name: str, told: dict[str, str]) -> str:
+    key, form = _FIELDS[name]
+    text = told.get(key, "ns")
+    return "[N/A]" if text in ("ns", "np", "lost") or text.startswith("err:") else form(text)
 
 
 def _printed(bus_id: str) -> str:

@@ -11,7 +11,7 @@
 
 typedef int Return;
 typedef void *Device;
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, TOO_SMALL = 7, LOST = 15 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, TOO_SMALL = 7, NOT_FOUND = 13, LOST = 15 };
 
 typedef struct {
     char busIdLegacy[16];
@@ -19,6 +19,7 @@ typedef struct {
     char busId[32];
 } Pci;
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpuInstance, computeInstance; } Process;
 typedef struct {
@@ -236,6 +237,17 @@ Return nvmlDeviceGetMemoryInfo(Device d, Memory *into) {
     into->free = into->total - into->used;
     return OK;
 }
+/* Newer drivers tell apart what they keep for themselves (memory_reserved), which the first call counts as used. */
+Return nvmlDeviceGetMemoryInfo_v2(Device d, Memory2 *into) {
+    Return bad;
+    if (number(d, "memory_reserved", &into->reserved)) return NOT_FOUND;
+    bad = number(d, "memory_total", &into->total);
+    if (bad) return bad;
+    if (number(d, "memory_used", &into->used)) into->used = 0;
+    into->used -= into->reserved;
+    into->free = into->total - into->used - into->reserved;
+    return OK;
+}
 Return nvmlDeviceGetBAR1MemoryInfo(Device d, Memory *into) { into->used = 0; return number(d, "bar1_total", &into->total); }
 Return nvmlDeviceGetCudaComputeCapability(Device d, int *major, int *minor) {
     char text[32];
@@ -366,16 +378,17 @@ Return nvmlDeviceGetNumaNodeId(Device d, int *into) {
     return bad;
 }
 Return nvmlDeviceGetP2PStatus(Device a, Device b, unsigned index, unsigned *into) {
-    unsigned long long value;
-    char key[64];
+    char key[64], text[64];
+    const char *value;
+    Return bad;
     hang("nvmlDeviceGetP2PStatus", a);
     snprintf(key, sizeof key, "p2p_%u_%d", index, index_of(b));
-    if (number(a, key, &value)) {
-        snprintf(key, sizeof key, "p2p_%u", index);
-        if (number(a, key, &value)) value = 0;
-    }
-    *into = (unsigned)value;
-    return OK;
+    value = get(a, key, text, sizeof text);
+    snprintf(key, sizeof key, "p2p_%u", index);
+    if (!value) value = get(a, key, text, sizeof text);
+    bad = value ? failure(value) : OK;
+    if (!bad) *into = value ? (unsigned)strtoul(value, NULL, 0) : 0;
+    return bad;
 }
 Return nvmlDeviceGetTopologyCommonAncestor(Device a, Device b, unsigned *into) {
     unsigned long long value;

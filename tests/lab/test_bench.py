@@ -128,6 +128,12 @@ def test_a_host_that_vanishes_is_named(lab: Lab) -> None:
     assert ids(document(done)) == [("collectives.host-lost", ("gpu03",))]
 
 
+def test_a_host_that_answers_no_connection_is_named_and_not_those_that_ask(lab: Lab) -> None:
+    with lab.fault("port-dropped", "gpu02"):
+        found = bench(lab, "allreduce", "--sizes", "64K", "--timeout", "6", code=FINDINGS)
+    assert ids(found) == [("collectives.stuck.process-group", ("gpu02",))]
+
+
 def test_ctrl_c_prints_what_was_measured(lab: Lab) -> None:
     with in_the_middle(lab, "--sizes", "1K,4K,8M", "--iters", "500") as process:
         assert process.stderr is not None

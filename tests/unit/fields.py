@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, ProbeResult
+import nccl_doctor.facts
+from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ProbeResult
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
 
@@ -105,6 +109,84 @@ def nonsense(value: Any) -> list[Any]:
     return ["many"] if value else []
 
 
+@functools.cache
+def kinds() -> dict[str, type[Fact]]:
+    """Every fact, by its probe."""
+    for module in pkgutil.iter_modules(nccl_doctor.facts.__path__):
+        importlib.import_module(f"nccl_doctor.facts.{module.name}")
+    ours = [kind for kind in Fact.__subclasses__() if kind.__module__.startswith(nccl_doctor.facts.__name__)]
+    return {kind.PROBE: kind for kind in ours}  # other tests declare facts of their own
+
+
+Visit = Callable[[type[msgspec.Struct], dict[str, Any]], None]
+
+
+def visited(kind: Any, data: Any, visit: Visit) -> Any:
+    """A copy of the data of this type, each of whose structs ``visit`` has seen, from the outside in, and may change."""
+    parts, origin = get_args(kind), get_origin(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(data, dict):
+        data = dict(data)
+        visit(kind, data)
+        types = get_type_hints(kind)
+        names = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
+        return {key: visited(types[names[key]], value, visit) if key in names else value for key, value in data.items()}
+    if origin is tuple and isinstance(data, list | tuple):
+        return [visited(parts[0], value, visit) for value in data]
+    if origin is dict and isinstance(data, dict):
+        return {key: visited(parts[1], value, visit) for key, value in data.items()}
+    return functools.reduce(lambda one, part: visited(part, one, visit), parts, data)
+
+
+def whole(bundle: Bundle) -> Bundle:
+    """The bundle with what its hosts' agents leave to the defaults: a field that is there can be taken away."""
+
+    def visit(kind: type[msgspec.Struct], data: dict[str, Any]) -> None:
+        for field in msgspec.structs.fields(kind):
+            if field.default is not msgspec.NODEFAULT:
+                data.setdefault(field.encode_name, msgspec.to_builtins(field.default))
+
+    def filled(facts: HostFacts) -> HostFacts:
+        probes = {
+            name: ProbeResult(Outcome.OK, visited(kinds()[name], msgspec.to_builtins(result.data), visit))
+            for name, result in facts.probes.items()
+        }
+        return msgspec.structs.replace(facts, probes=probes)
+
+    return msgspec.structs.replace(bundle, hosts=tuple(map(filled, bundle.hosts)))
+
+
+def declared() -> set[str]:
+    """``Struct.field`` of every field of every fact, and of what lies in it."""
+    found: set[str] = set()
+    todo: list[Any] = list(kinds().values())
+    for kind in todo:  # grows while it is walked
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            own = {f"{_place(kind)}.{field.name}" for field in msgspec.structs.fields(kind)}
+            if not own <= found:
+                todo += [type for name, type in get_type_hints(kind).items() if name != "PROBE"]
+            found |= own
+        todo += get_args(kind)
+    return found
+
+
+def told(bundle: Bundle) -> set[str]:
+    """Of these the ones that say something in a bundle."""
+    found: set[str] = set()
+
+    def visit(kind: type[msgspec.Struct], data: dict[str, Any]) -> None:
+        fields = msgspec.structs.fields(kind)
+        found.update(f"{_place(kind)}.{field.name}" for field in fields if data.get(field.encode_name) is not None)
+
+    for facts in bundle.hosts:
+        for name, result in facts.probes.items():
+            visited(kinds()[name], result.data, visit)
+    return found
+
+
+def _place(kind: type[msgspec.Struct]) -> str:
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+
+
 class Hole(NamedTuple):
     """A rule that passes on a host though this field is gone, and what all rules say."""
 
@@ -120,6 +202,8 @@ class Fleet:
 
     def __init__(self, bundle: Bundle, probes: tuple[str, ...] = ()) -> None:
         """``probes``: all others are left as they are; empty: none is."""
+        self.sent = {facts.name: facts for facts in bundle.hosts}
+        bundle = whole(bundle)
         self.bundle = bundle
         self.hosts = {facts.name: facts for facts in bundle.hosts}
         self.rules = [rule for rule in engine.all_rules() if rule.stage in bundle.plan.stages]
@@ -145,10 +229,21 @@ class Fleet:
         return {pattern: self._chosen(probe, kept, instances) for pattern, kept in found.items()}
 
     def _chosen(self, probe: str, places: list[tuple[str, Path]], count: int) -> list[tuple[str, Path]]:
-        """Of many alike (GPUs, NVLinks) the last ones; of few also the first: a host's first address is another kind."""
+        """Of many alike (GPUs, NVLinks) the last ones; of few also the first: a host's first address is another kind.
+
+        What agents sent comes before what they left to the default.
+        """
+        places = [(host, path) for host, path in places if self._was_sent(probe, host, path)] or places
         telling = [(host, path) for host, path in places if at(self.hosts[host].probes[probe].data, path)] or places
         first = [telling[0]] if len(places) <= FEW else []
         return list(dict.fromkeys([*telling[-count:], *first]))
+
+    def _was_sent(self, probe: str, host: str, path: Path) -> bool:
+        try:
+            at(self.sent[host].probes[probe].data, path)
+        except (KeyError, IndexError, TypeError):
+            return False
+        return True
 
     def told(self, probe: str, data: Mapping[str, Any]) -> dict[str, engine.RuleResult]:
         """What the rules that ask for this probe say, with other data of it: host -> data."""

@@ -5,20 +5,22 @@ test_bench_cuda_run.py runs all of it with the real torch; what torch and NCCL r
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from nccl_doctor.agent.collective import worker as module
-from nccl_doctor.agent.collective import world
+from nccl_doctor.agent.collective import group, measuring, memory, world
 from nccl_doctor.agent.collective.channel import Progress
-from nccl_doctor.agent.collective.errors import is_lack_of_memory, is_refusal, words_of_lack
+from nccl_doctor.agent.collective.errors import PlannedError, is_lack_of_memory, is_refusal, words_of_lack
+from nccl_doctor.agent.collective.measuring import Measuring
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.collective.ranks import Identity
-from nccl_doctor.agent.collective.worker import PlannedError, Worker
+from nccl_doctor.agent.collective.timing import calls_per_sample, timed
+from nccl_doctor.agent.collective.worker import Worker
 
 
 class Device:
@@ -93,11 +95,21 @@ class Event:
         return end.at_ms - self.at_ms
 
 
+class Place(NamedTuple):
+    """A ``torch.device``."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}"
+
+
 def fake_torch(device: Device) -> Any:
     return types.SimpleNamespace(
         __version__="2.8.0+cu128",
         cuda=device,
-        device=lambda kind, index=0: types.SimpleNamespace(type=kind, index=index, __str__=lambda: f"{kind}:{index}"),
+        device=lambda kind, index=0: Place(kind, index),
         float32="float32",
         empty=lambda *args, **kwargs: types.SimpleNamespace(element_size=lambda: 4),
         set_num_threads=lambda number: None,
@@ -121,6 +133,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worker]:
         identity = Identity(local_rank, 8, local_rank, 8, "127.0.0.1", 1, "test")
         made = Worker({"backend": "nccl", "collectives": ["allreduce"], **plan}, identity, lambda event: None)
         made.progress.finish()  # no watchdog beside the test
+        made.board = Board()  # type: ignore[assignment]
         made._import()
         device.log.clear()
         return made
@@ -130,7 +143,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worker]:
 
 def test_times_are_those_between_events_from_a_barrier_on(worker: Callable[..., Worker]) -> None:
     device = Device()
-    times = worker(device)._timed(device.work, 3, "x", 60.0)
+    times = timed(worker(device), device.work, 3, "x", 60.0)
     assert times == pytest.approx([0.003] * 3)
     assert device.log == ["barrier [0]", "synchronize", "record", *["work", "record"] * 3, "synchronize"]
 
@@ -147,18 +160,20 @@ def test_iterations_done_are_those_the_device_has_finished(worker: Callable[...,
         assert done is not None
         seen.append(done())
 
-    made._timed(call, 4, "x", 60.0)
+    timed(made, call, 4, "x", 60.0)
     assert seen == [0, 1, 2, 2]
+    # The watchdog's thread asks: on the first GPU, where a new thread is, it would open a context for each rank.
+    assert device.log.count("set_device cuda:0") == 4
 
 
 def test_small_sizes_share_an_event_among_calls(worker: Callable[..., Worker]) -> None:
     device = Device()
     made = worker(device)
-    assert made._calls_per_sample(1000, 50e-6) == 10 and made._calls_per_sample(1000, 1e-3) == 1
-    assert made._calls_per_sample(40, 1e-6) == 2  # a series needs samples
-    assert worker(Device(), backend="gloo")._calls_per_sample(1000, 1e-6) == 1
+    assert calls_per_sample(made.device, 1000, 50e-6) == 10 and calls_per_sample(made.device, 1000, 1e-3) == 1
+    assert calls_per_sample(made.device, 40, 1e-6) == 2  # a series needs samples
+    assert calls_per_sample(worker(Device(), backend="gloo").device, 1000, 1e-6) == 1
     device.log.clear()
-    assert made._timed(device.work, 6, "x", 60.0, 3) == pytest.approx([0.003] * 2)
+    assert timed(made, device.work, 6, "x", 60.0, 3) == pytest.approx([0.003] * 2)
     assert device.log[2:-1] == ["record", *["work", "work", "work", "record"] * 2]
     done = made.progress.done
     assert done is not None and done() == 6
@@ -188,7 +203,8 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(PlannedError, match=r"local rank 2, but torch sees 2 GPUs here \(CUDA_VISIBLE_DEVICES=0,1\)"):
+    words = r"local rank 2, but torch sees 2 GPUs here \(CUDA_VISIBLE_DEVICES=0,1\): no more than 2 ranks fit"
+    with pytest.raises(PlannedError, match=words):
         worker(Device(2), 2)
     with pytest.raises(PlannedError, match="sees no GPU"):
         worker(Device(0))
@@ -196,12 +212,15 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(
 
 
 def test_two_ranks_that_were_shown_the_same_gpu_are_refused() -> None:
-    record = {"boot": "b", "host": "h", "world": 2, "device_id": "GPU-1"}
+    record = {"boot": "b", "host": "h", "world": 2, "device_id": "GPU-1", "backend": "nccl"}
     records = [{**record, "rank": rank, "pid": rank} for rank in range(2)]
-    assert world.problem(records, 0, False) == "ranks 0 and 1 both use GPU GPU-1 on h"
-    assert world.problem(records, 2, True) == ""
-    assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, False) == ""
-    assert world.problem(records, 3, True) == "3 ranks were asked for, the launcher made 2"
+    assert world.problem(records, 0, 0, False) == "ranks 0 and 1 both use GPU GPU-1 on h"
+    assert world.problem(records, 2, 0, True) == ""
+    assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, 2, False) == ""
+    assert world.problem(records, 3, 0, True) == "3 ranks were asked for, the launcher made 2"
+    assert world.problem(records, 0, 4, True) == "4 ranks a host were asked for, and there are others on h"
+    records[1]["backend"] = "gloo"  # its host has no GPU
+    assert world.problem(records, 2, 0, True).startswith("ranks [1] chose another backend than rank 0, nccl")
 
 
 def test_collectives_of_gloo_stay_on_the_cpu_and_gemm_alone_takes_the_gpu(worker: Callable[..., Worker]) -> None:
@@ -215,13 +234,13 @@ def test_memory_that_torch_keeps_for_reuse_counts_as_free(worker: Callable[..., 
     device = Device()
     device.free, device.cached = 1 << 30, 40 << 30
     made = worker(device)
-    assert made._too_large(8 << 30) == ""
-    assert "GPU memory" in made._too_large(80 << 30)
+    assert memory.lack(made, 8 << 30) == ""
+    assert "GPU memory" in memory.lack(made, 80 << 30)
 
 
 def test_a_graph_is_captured_beside_other_threads_and_replayed(worker: Callable[..., Worker]) -> None:
     device = Device()
-    replay = worker(device)._graph(device.work)
+    replay = Measuring(worker(device))._graph(device.work)
     assert device.log == ["capture thread_local", "capturing", "work", "captured"]
     replay()
     assert device.log[-1] == "work"
@@ -241,19 +260,44 @@ class Board:
 def test_what_a_graph_gives_is_what_is_checked(worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     device, events = Device(), []
     made = worker(device, cuda_graph=True, iters=2, warmup=1)
-    made.board = Board()  # type: ignore[assignment]
     made.progress.tell = lambda event, **fields: events.append(dict(fields, event=event))  # type: ignore[method-assign]
     checked = iter([0, 7])  # right when called, wrong when replayed
     checker = types.SimpleNamespace(
         prepare=lambda mode, buffers: device.log.append("prepare"), wrong=lambda buffers, count: next(checked)
     )
-    monkeypatch.setattr(module.operations, "allocate", lambda *args: ("send", "receive"))
-    monkeypatch.setattr(module.operations, "caller", lambda *args: device.work)
+    monkeypatch.setattr(measuring.operations, "allocate", lambda *args: ("send", "receive"))
+    monkeypatch.setattr(measuring.operations, "caller", lambda *args: device.work)
     made.me = made.me._replace(rank=0, world=1)
-    assert made._measure(OPERATIONS["allreduce"], 1024, "in", checker, 1)
+    assert Measuring(made)._measure(OPERATIONS["allreduce"], 1024, "in", checker) == ""
     (size,) = [event for event in events if event["event"] == "size"]
     assert size["wrong"] == [7] and len(size["iteration_us"]) == 2
     assert device.log[:3] == ["prepare", "synchronize", "work"] and device.log.count("prepare") == 2
+
+
+@pytest.mark.parametrize(
+    ("has", "called"),
+    [
+        (("abort", "shutdown"), "abort"),  # torch 2.7 to 2.13
+        (("abort", "_shutdown"), "abort"),  # 2.6
+        (("_shutdown",), "_shutdown"),  # 2.4, 2.5
+    ],
+)
+def test_a_communicator_is_aborted_by_the_name_its_torch_has(
+    worker: Callable[..., Worker], has: tuple[str, ...], called: str
+) -> None:
+    told: list[str] = []
+    backend = types.SimpleNamespace(**{name: functools.partial(told.append, name) for name in has})
+    group.abort(worker(Device()), types.SimpleNamespace(_get_backend=lambda device: backend))
+    assert told == [called]
+
+
+def test_a_rank_that_another_one_left_is_freed_from_a_thread_on_its_own_gpu(worker: Callable[..., Worker]) -> None:
+    device = Device(8)
+    made = worker(device, local_rank=3)
+    made.connect = lambda limit: types.SimpleNamespace(compare_set=lambda *_: b"reason")  # type: ignore[assignment]
+    backend = types.SimpleNamespace(abort=lambda: device.log.append("abort"))
+    group._free_when_ended(made, 0, types.SimpleNamespace(_get_backend=lambda device: backend))
+    assert device.log == ["set_device cuda:3", "abort"]
 
 
 NCCL_OOM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.5

@@ -17,6 +17,7 @@ import pytest
 
 from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
+from nccl_doctor.agent.probes import bench
 from nccl_doctor.bench.model import Collector, Results
 from tests.ports import free_port
 
@@ -78,6 +79,38 @@ def test_the_command_line_measures_over_two_gpus(tmp_path: Path) -> None:
     assert all(item["wrong"] == 0 for item in measured)
     assert [item["wrong"] for item in found["results"]["gemm"]] == [0, 0]
     assert not found["path"]["proved"] and {item["kind"] for item in found["verdicts"]} == {"cannot-judge"}
+
+
+@pytest.mark.parametrize(
+    ("own", "visible", "gpus"),
+    [
+        (None, None, 8),
+        ("4,5", None, 2),  # of the login's environment
+        ("4,5", "GPU-3f2a", 1),  # --env goes before
+        (None, "1", 1),
+        (None, "-1", 0),
+        (None, "", 0),
+        ("NoDevFiles", None, 0),  # Slurm's, of a job without GPUs
+        ("MIG-1", None, 8),
+    ],
+)
+def test_gpus_that_the_ranks_cannot_see_are_not_counted(
+    own: str | None, visible: str | None, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        """#!/bin/sh
+[ "$1" = -i ] || { seq 8; exit; }
+case "$2" in NoDev*) echo "Unable to find GPU"; exit 6;; esac
+echo "$2" | tr , '\\n'
+"""
+    )
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+    assert len(bench.prepare({"python": sys.executable, "visible": visible})["gpus"]) == gpus
 
 
 def test_graphs_and_both_lacks_of_memory() -> None:

@@ -15,14 +15,18 @@ import pytest
 from nccl_doctor.agent.collective.ranks import Identity
 from nccl_doctor.bench import expected, fleet, in_job
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
+from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Results, Skip, measurement
 from nccl_doctor.bench.nccl_log import NcclPath
 from nccl_doctor.bench.outcome import BaselineError, Outcome, conclude, encode, misfit, read
 from nccl_doctor.bench.path import Path, path_findings
 from nccl_doctor.bench.run import CannotRun, HcaPort, Prepared, Share, Torch, World, place
 from nccl_doctor.bench.statistics import Spread
-from nccl_doctor.bench.verdict import Ground, Verdict, verdicts
-from nccl_doctor.facts.collectives import Collectives, RankEnd, Where
+from nccl_doctor.bench.statistics import spread as spread_of
+from nccl_doctor.bench.verdict import Ground, Verdict, verdict_findings, verdicts
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
+from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.report import bench_plot
 from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
@@ -107,6 +111,8 @@ def test_a_hostfiles_slots_are_ranks_unless_the_options_say_otherwise() -> None:
 def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
     with pytest.raises(CannotRun, match="has 2 GPU"):
         place({"a": host(gpus=2, torch=CUDA)}, msgspec.structs.replace(PLAN, ranks_per_host=4))
+    with pytest.raises(CannotRun, match=r"1000 ranks need 125 GiB or more, .* and 16 GiB are free on a"):
+        place({"a": host(memory=16 << 30)}, msgspec.structs.replace(PLAN, ranks_per_host=1000))
     with pytest.raises(CannotRun, match="29500 is already in use on a"):
         place({"a": host(port_free=False)}, PLAN)
 
@@ -174,6 +180,8 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     slow = judge(measured(300.0))
     assert slow.kind == "slow" and "37 % below" in slow.text
     assert judge(measured(300.0, cv=0.4)).kind == "cannot-judge"
+    once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
+    assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text
     assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
     without_nvlink = {"a": host(gpus=8, torch=CUDA)}
     assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
@@ -366,7 +374,25 @@ def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
         (caption, re.findall(r"<tr><td>(\w+)", body))
         for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page, re.S)
     ]
-    assert tables == [("allreduce (in)", ["1M", "1G"]), ("allreduce (copy)", ["1G"]), ("alltoall (out)", ["1M"])]
+    assert tables == [("in place", ["1M", "1G"]), ("copy + in place", ["1G"]), ("out of place", ["1M"])]
+    assert re.findall(r"<h2>(\w+)</h2><svg", page) == ["allreduce", "alltoall"]
+    assert "CANNOT JUDGE  allreduce" in page or "GOOD  allreduce" in page
+    assert "✗ WRONG  alltoall: 2 wrong elements" in page
+
+
+def test_every_line_of_a_plot_is_in_its_legend_which_covers_no_point() -> None:
+    sizes = [1 << power for power in range(10, 31)]
+    many = [measured(40.0, size, name, mode) for name in COLLECTIVES for mode in ("in", "out") for size in sizes]
+    runs = [("this run", outcome(results=results(*many))), ("baseline", outcome(results=results(*many)))]
+    tree = ElementTree.fromstring(svg(runs))
+    panels = [group for group in tree if group.tag.endswith("}g")]
+    assert len(panels) == 2 * len(COLLECTIVES)
+    for panel in panels:
+        texts = [item for item in panel if item.tag.endswith("}text")]
+        legend = [item for item in texts if (item.text or "").endswith(("this run", "baseline"))]
+        assert len(legend) == 4 and all(float(item.attrib["y"]) < bench_plot.TOP for item in legend)
+        lines = [item for item in panel if item.tag.endswith("}polyline") and item.attrib["stroke-width"] == "2"]
+        assert len({item.attrib["stroke"] for item in lines}) == 4
 
 
 def test_secrets_of_the_environment_are_not_saved() -> None:
@@ -383,6 +409,26 @@ def test_different_torch_versions_are_said() -> None:
     assert text == "different torch on the hosts: 2.13.0+cpu on a; 2.8.0+cu128 on b, c"
 
 
+def test_who_answers_no_connection_is_named_and_not_those_who_ask() -> None:
+    ends = {
+        host: Collectives(
+            host, world=3, ranks=(
+                RankEnd(rank, where=Where("process-group"), exit=70, error=RankError("stuck", dialling=dialled)),
+            ),
+        )
+        for rank, (host, dialled) in enumerate(
+            {"a": (), "b": (), "c": ("10.0.0.1:4242", "172.17.0.1:1"), "d": ("10.0.0.1:4243",)}.items()
+        )
+    }  # fmt: skip
+    prepared = {
+        name: host(name, addresses={f"10.0.0.{number}": "eth0", "172.17.0.1": "docker0"})
+        for number, name in enumerate(ends, 1)
+    }
+    found = outcome(facts=ends, prepared=prepared, baseline=None)
+    (stuck,) = found.findings
+    assert (stuck.id, stuck.hosts) == ("collectives.stuck.process-group", ("a",))
+
+
 def test_exit_codes() -> None:
     from nccl_doctor.cli.bench import exit_code
     from nccl_doctor.findings.exit_codes import ExitCode
@@ -393,7 +439,11 @@ def test_exit_codes() -> None:
 
     assert code("never", "slow", "cannot-judge") is ExitCode.HEALTHY
     assert code("slow", "good", "good") is ExitCode.HEALTHY
-    assert code("slow", "good", "slow", "cannot-judge") is ExitCode.FINDINGS
+    slow = verdict_findings([Verdict("allreduce", "slow", "1 GB/s")], ("a", "b"))
+    assert code("slow", "good", "slow", "cannot-judge", findings=slow) is ExitCode.FINDINGS
+    pair = finding("collectives.slow-pair", Severity.WARN, "slow", Evidence("1 MB/s"), hosts=("a", "b"))
+    assert code("slow", "good", findings=(pair,)) is ExitCode.FINDINGS  # whatever the collective reached
+    assert code("never", "good", findings=(pair,)) is ExitCode.HEALTHY
     assert code("slow", "good", "cannot-judge") is ExitCode.INCOMPLETE
     assert code("never", "wrong") is ExitCode.FINDINGS
     assert code("never", "cannot-judge", results=Results(8)) is ExitCode.NOTHING_CHECKED

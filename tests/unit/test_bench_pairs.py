@@ -13,6 +13,16 @@ import pytest
 from nccl_doctor.agent.collective import pairs
 
 
+def test_what_the_first_message_takes_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NCCL it makes the connection: as part of the time it would be a slow pair, and not measured again."""
+    takes = iter([pairs.ENOUGH_S + 0.1])
+    monkeypatch.setattr(pairs, "swap", lambda *_: time.sleep(next(takes, 0.001)))
+    said = SimpleNamespace(item=lambda: 0)
+    torch = SimpleNamespace(full=lambda *_, **__: said, empty_like=lambda _: said)
+    worker: Any = SimpleNamespace(torch=torch, dtype=None, device=None)
+    assert pairs.exchange(worker, None, None, 1) < 0.1
+
+
 def test_a_rank_that_comes_late_and_one_that_waited_for_it_do_the_same_number_of_exchanges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,16 +10,20 @@ import shlex
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_bench_judge import outcome
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
+from nccl_doctor.bench.verdict import change_words
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Evidence, Severity, finding
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ def test_spread() -> None:
     assert percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
     with pytest.raises(ValueError, match="no iteration"):
         spread([])
+    assert spread([4.0]).cv is None  # one time tells no noise
 
 
 def test_the_fit_finds_latency_and_bandwidth() -> None:
@@ -113,7 +118,8 @@ def test_a_change_beyond_the_noise_is_decided_and_within_it_is_not() -> None:
     assert slower.decided and slower.change == pytest.approx(-0.107, abs=0.001) and slower.margin < 0.03
     noisy = compare(series(112.0, 0.9), series(100.0, 0.3))
     assert not noisy.decided and noisy.noise == pytest.approx(0.9)
-    assert not compare(series(200.0, 0.01, n=2), series(100.0, 0.01, n=2)).decided
+    few = compare(series(200.0, 0.01, n=2), series(100.0, 0.01))
+    assert not few.decided and change_words(few) == "cannot tell: 2 times only"
 
 
 def test_variables_that_change_nothing_or_hide_the_path_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,11 +140,33 @@ def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> 
     assert shlex.split(bench._command()) == words
 
 
+def test_ranks_on_gpus_are_never_ranks_on_cpus() -> None:
+    """Where the GPUs have gone (a driver that broke), a run of that many gloo ranks would be another one."""
+    cli._load_commands()
+    told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--sizes", "1K"])
+    assert told.exit_code == ExitCode.NOTHING_CHECKED and "nccl was asked for: no GPU on" in told.output
+    told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--backend", "gloo"])
+    assert told.exit_code == ExitCode.USAGE and "--ranks-per-host" in told.output
+
+
+def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from nccl_doctor.cli.bench import _Telling
+
+    found = finding("collectives.rank-died", Severity.FAIL, "rank 1 on b was killed", Evidence("exit -9"), hosts=("b",))
+    _Telling("csv", None, None, "never").tell(msgspec.structs.replace(outcome(), findings=(found,), verdicts=()))
+    told = capsys.readouterr()
+    assert told.out.startswith("collective,mode") and told.err.splitlines() == [
+        "nccl-doctor: collectives.rank-died: rank 1 on b was killed", "nccl-doctor: ✗ FAULTY  rank 1 on b was killed",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("form", ["csv", "nccl-tests"])
 def test_gemm_is_not_left_out_in_silence(form: str) -> None:
     cli._load_commands()
     told = CliRunner().invoke(cli.app, ["bench", "allreduce,gemm", "--format", form])
     assert told.exit_code == ExitCode.USAGE and f"--format {form} has no words for gemm" in told.output
+    told = CliRunner().invoke(cli.app, ["bench", "gemm", "--plot", "out.svg"])
+    assert told.exit_code == ExitCode.USAGE and "gemm has neither" in told.output
 
 
 def test_a_product_that_is_no_number_is_wrong() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from nccl_doctor.agent.collective.launch import py_spy
 from nccl_doctor.agent.collective.ranks import Identity, RankError, detect, first_host, local_size_of_slurm
 
 TORCHRUN = {
@@ -102,3 +106,13 @@ def test_a_ranks_environment_has_one_launcher_and_the_whole_log_of_nccl() -> Non
     assert not {"RANK", "OMPI_COMM_WORLD_SIZE"} & set(found)
     assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,BOOTSTRAP,ENV")
     assert (found["PATH"], found["NCCL_IB_HCA"]) == ("/bin", "mlx5")
+
+
+def test_of_py_spys_answer_the_stacks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text(
+        "#!/bin/sh\necho Process 7: python -c\necho import sys\necho\necho Thread 7: MainThread\necho '    wait'\n"
+    )
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert py_spy(7) == "Thread 7: MainThread\n    wait\n"  # not our bootstrap, which is the command line

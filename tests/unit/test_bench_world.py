@@ -120,7 +120,8 @@ def test_other_types_and_operations_and_what_gloo_refuses() -> None:
     )
     assert all(end.finished for end in fact.ranks), fact.ranks[0].output
     refused = [item for item in results.skips if item.collective == "allreduce"]
-    assert len(refused) == 1 and "gloo does not do this" in refused[0].reason
+    assert [item.size for item in refused] == [5000, 10000]  # each size that was asked for is told
+    assert all("gloo does not do this" in item.reason for item in refused)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -142,6 +143,16 @@ def test_the_check_counts_a_wrong_element(name: str) -> None:
         if expected:
             buffers.receive[expected[-1][0] + 69999] += 1
             assert checker.wrong(buffers, count) == 1
+
+
+def test_matrices_beyond_the_memory_are_refused_and_calls_beyond_the_time_skipped() -> None:
+    fact, _ = run(2, gemm=200_000)
+    (found,) = failures({"here": fact})
+    assert found.id == "collectives.failed"
+    assert re.search(r"matrices of 200000 x 200000: rank 0 on \S+: needs 596 GiB, and", found.title)
+    fact, results = run(2, collectives=["allreduce"], sizes=[4, 4 << 20], iters=1000, budget_s=0.2, warmup=10)
+    assert all(end.finished for end in fact.ranks)
+    assert [item.size for item in results.measurements] == [4] and "twice the time budget" in results.skips[0].reason
 
 
 def test_more_than_memory_is_skipped_with_the_reason(everything: tuple[Collectives, Results]) -> None:
@@ -378,6 +389,15 @@ def test_no_silent_world_of_one(env: dict[str, str], words: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2 and words in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--ranks-per-host", "3"), "3 ranks a host were asked for"), (("--master-port", "29501"), "is for mpirun")],
+)
+def test_what_the_launcher_decides_is_not_asked_for_in_vain(options: tuple[str, str], words: str) -> None:
+    done = mpirun(2, "allreduce", "--sizes", "4K", "--iters", "3", *options)
+    assert done.returncode and words in done.stdout + done.stderr
 
 
 def test_a_full_disk_costs_no_result(tmp_path: Path) -> None:

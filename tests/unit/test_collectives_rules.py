@@ -137,8 +137,9 @@ def test_a_lost_host_is_the_root() -> None:
     assert [(item.id, item.hosts) for item in found] == [("collectives.host-lost", ("h1",))]
 
 
-def size(wrong: list[int]) -> dict[str, Any]:
-    return {"event": "size", "collective": "allreduce", "size": 1024, "rank_means_us": [1.0], "wrong": wrong}
+def size(wrong: list[int], collective: str = "allreduce") -> dict[str, Any]:
+    times = [1.0] * len(wrong)
+    return {"event": "size", "collective": collective, "size": 1024, "rank_means_us": times, "wrong": wrong}
 
 
 def test_who_waits_for_a_host_that_fell_silent_is_not_to_blame() -> None:
@@ -207,10 +208,12 @@ def test_a_pair_that_a_busy_machine_slowed_is_no_finding() -> None:
 
 
 def test_a_python_that_ends_before_our_first_line_shows_its_last_one() -> None:
-    output = "Traceback\n  line 3\nImportError: cannot import name 'Random'"
+    output = "Traceback\n  File 'random.py', line 3\n    import tempfile\nImportError: cannot import name 'Random'"
     (found,) = failures(world(end(0, "end", **FINISHED), end(1, "spawn", exit=1, output=output)))
     assert found.id == "collectives.stuck.spawn" and "ended while" in found.title
-    assert "ImportError" in found.evidence[1].text
+    assert [item.text for item in found.evidence[1:3]] == [
+        "ImportError: cannot import name 'Random'", "  File 'random.py', line 3",
+    ]  # fmt: skip
     assert found.fixes[0].host == "h1" and "import tempfile, torch" in found.fixes[0].command
 
 
@@ -261,8 +264,38 @@ def ok(fact: Collectives) -> ProbeResult:
     return ProbeResult(Outcome.OK, msgspec.to_builtins(fact))
 
 
+WELL = (end(0, "end", **FINISHED), end(1, "end", **FINISHED))
+BOTH = (size([0, 0]), size([0, 0], "allgather"))
+
+
+@pytest.mark.parametrize(
+    ("events", "changes", "why"),
+    [
+        (BOTH, {}, ""),
+        ((), {}, "no allreduce and no allgather was measured"),
+        (BOTH[:1], {}, "no allgather was measured"),
+        (({**BOTH[0], "wrong": None}, BOTH[1]), {}, "what came out was not compared on all ranks"),
+        (({**BOTH[0], "wrong": [0]}, BOTH[1]), {}, "what came out was not compared on all ranks"),
+        ((size([0]), size([0], "allgather")), {}, "not all ranks took part in each collective"),
+        (BOTH, {"world": 0}, "nobody told how many ranks there are"),
+        (BOTH, {"world": 3}, "nothing was heard of rank 2, which the others waited for"),
+        (({**BOTH[0], "rank_means_us": [1.0, 0.0]}, BOTH[1]), {}, "unreadable"),
+        (({**BOTH[0], "collective": "allsum"}, BOTH[1]), {}, "unreadable: 'allsum' is no collective"),
+    ],
+)
+def test_a_run_without_an_error_has_passed_only_with_what_it_measured(
+    events: tuple[dict[str, Any], ...], changes: dict[str, Any], why: str
+) -> None:
+    facts = {name: msgspec.structs.replace(fact, **changes) for name, fact in world(*WELL, events=events).items()}
+    result = short_run(bundle(**{name: ok(fact) for name, fact in facts.items()}))
+    assert result.passed == (() if why else ("h0", "h1"))
+    assert [gap.why for gap in result.unknown if gap.why.startswith(why)] or not result.unknown
+    assert bool(result.unknown) == bool(why)
+    assert all(item.severity is Severity.INFO for item in result.findings)
+
+
 def test_a_host_without_torch_is_unknown_never_passed() -> None:
-    facts = world(end(0, "end", **FINISHED), end(1, "end", **FINISHED))
+    facts = world(*WELL, events=BOTH)
     absent = ProbeResult(Outcome.TOOL_MISSING, None, "no torch in /usr/bin/python3; name the Python with --python")
     result = short_run(bundle(h0=ok(facts["h0"]), h1=ok(facts["h1"]), h2=absent))
     assert result.passed == ("h0", "h1") and [item.id for item in result.findings] in ([], ["collectives.measured"])

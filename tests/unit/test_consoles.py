@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.bench import verdict
+from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import Collector
 from nccl_doctor.bench.statistics import Fit
 from nccl_doctor.explain.files import explain_paths
@@ -167,6 +168,23 @@ def test_a_benchmark() -> None:
     assert shown(console).endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
 
 
+def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
+    stack = Evidence("main (train.py:1)\nwait (c10d.py:2)", source="py-spy dump", host="a", rank=3)
+    fix = Fix("look", "journalctl -k", host="a")
+    found = finding("collectives.rank-died", Severity.FAIL, "rank 3 on a died", stack, hosts=("a",), fixes=[fix])
+    console = screen()
+    bench_console.render(msgspec.structs.replace(outcome(), findings=(found,)), console)
+    assert """
+  1  collectives.rank-died               a                         fail, certain
+     rank 3 on a died
+       a:py-spy dump  rank 3  main (train.py:1)
+         wait (c10d.py:2)
+     fix now    look
+                on a: journalctl -k
+     playbook   nccl-doctor playbook collectives.rank-died
+""" in shown(console)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 130])
 @pytest.mark.parametrize("compared", [False, True])
 def test_a_narrow_screen_gets_fewer_columns_and_no_cut_cell(width: int, compared: bool) -> None:
@@ -232,11 +250,26 @@ def test_reasons_of_a_gate_are_told_once_and_what_is_cut_is_said() -> None:
 
 def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_points_is_no_fit() -> None:
     same = [verdict.Verdict(name, "cannot-judge", f"{name} GB/s; nobody knows") for name in ("gather", "scatter")]
-    told = [line.plain for line in bench_console._verdicts([*same, verdict.Verdict("reduce", "good", "fast")])]
-    assert told == [
+    found = outcome(results=results())
+    good = verdict.Verdict("reduce", "good", "fast")
+    judged = msgspec.structs.replace(found, verdicts=(*same, good), findings=())
+    assert [line.plain for line in bench_console.verdict_lines(judged)] == [
         "? CANNOT JUDGE  gather: gather GB/s; scatter: scatter GB/s; nobody knows",
         "✓ GOOD  reduce: fast",
     ]
+    died = finding("collectives.rank-died", Severity.FAIL, "rank 1 on b was killed", Evidence("exit -9"), hosts=("b",))
+    broken = msgspec.structs.replace(judged, complete=False, findings=(died,))
+    assert next(bench_console.verdict_lines(broken)).plain == "✗ FAILED  rank 1 on b was killed"
+    binds = Ceiling(1.0, "what a <-> b moved", True)
+    shares = [verdict.Verdict(n, "good", "9 GB/s, 90 % of 10 GB/s (what a <-> b moved); fine") for n in ("x", "y")]
+    assert list(verdict.together(shares, binds)) == [
+        ("good", "x: 9 GB/s, 90 % of 10 GB/s (what a <-> b moved); y: 9 GB/s, 90 % of 10 GB/s; fine")
+    ]
+    none = [verdict.Verdict(name, "cannot-judge", "nothing was measured") for name in ("gather", "scatter")]
+    assert list(verdict.together(none, None)) == [("cannot-judge", "gather, scatter: nothing was measured")]
+    empty = screen()
+    bench_console.render(msgspec.structs.replace(found, verdicts=tuple(none)), empty)
+    assert shown(empty).count("nothing was measured") == 1
     line = Fit(alpha_us=0.0, beta_gbs=0.3, error=0.76, half_size=0, points=4)
     assert bench_console._fit(line) == "fit: none: latency + size / bandwidth is 76 % off"
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,30 +21,34 @@ import msgspec
 import page_fleet
 import pytest
 import test_hang
-from facts_builder import address
+from facts_builder import Builder, address
 from machines import Machine
 from recorded_host import probe
 
+from nccl_doctor.agent.job import processes, readings
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.software import Driver, Software
+from nccl_doctor.rules.collectives import SHORT_RUN
 
 INSTANCES = 8 if os.environ.get("NCCL_DOCTOR_ALL_FIELDS") else 1
 
 # (field, rule that passes without it) -> the rule that then does not.
 ELSEWHERE = {
     ("gpu: gpus.*", "topology.two_witnesses"): "gpu.all_visible",
-    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("job: processes.*", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.environment", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.readings.*", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*", "environment.variables"): "software.nccl_library",
     ("gpu: gpus", "gpu_fleet.equal_counts"): "gpu.all_visible",
     ("gpu: gpus.*.bus_id", "gpu.driver_answers"): "gpu.all_visible",
-    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
-    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
-    ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_links.pcie",
-    ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband.ports_up",
+    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
+    ("gpu: gpus.*.pcie_width_max", "gpu_fleet.equal_settings"): "gpu_pcie.pcie",
+    ("infiniband: devices.*.ports.*.state", "infiniband_fleet.alike"): "infiniband_ports.ports_up",
     ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.placed", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.frozen", "job_processes.stopped"): "job_processes.gone",
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "software.drift"): "software.nccl_library",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
@@ -58,12 +64,23 @@ NOTHING = {
     ("software: torch", "software.drift"): "what no host has is no difference",
     ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
     ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
-    ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_links.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.fabric.route_unhealthy", "gpu_links.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.nvlinks.*.crc_data", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.crc_flit", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.recovery", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.replay", "gpu_links.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    **{
+        (f"gpu: {field}", "gpu_fabric.fabric"): "each GPU's registration tells whether the manager fits the driver"
+        for field in ("fabric_manager", "fabric_manager.version", "system", "system.driver")
+    },
+    ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.route_recovery", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.access_timeout", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.fabric.route_unhealthy", "gpu_fabric.fabric"): "older drivers have no health mask",
+    ("gpu: gpus.*.nvlinks.*.crc_data", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.crc_flit", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.integrity", "gpu_nvlink.nvlinks"): "older NVLinks have other counters; failures are filed",
+    (
+        "gpu: gpus.*.nvlinks.*.recovery_failed",
+        "gpu_nvlink.nvlinks",
+    ): "older NVLinks have other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.recovery", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    ("gpu: gpus.*.nvlinks.*.replay", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
     ("gpu: gpus.*.temperature_memory_max_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
     ("gpu: gpus.*.temperature_slowdown_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
     ("gpu: module_flavor", "gpu_fleet.equal_settings"): "what no host tells (WSL) is not compared",
@@ -85,24 +102,29 @@ NOTHING = {
     ("software: plugins", "software.drift"): "what no host has is no difference",
     ("software: system", "software.drift"): "what no host has is no difference",
     ("software: system.architecture", "software.drift"): "what no host has is no difference",
+    ("system: cgroup.cpu_limit", "requirements.room"): "none is unlimited",
     ("system: cgroup.cpu_limit", "system.cpus"): "none is unlimited",
+    ("system: cgroup.memory_limit_bytes", "requirements.room"): "none is unlimited",
     ("system: cgroup.memory_limit_bytes", "system.memory"): "none is unlimited",
     ("system: cgroup.pids_limit", "system.threads"): "none is unlimited",
     ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
     ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
     ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
-    ("topology: iommu.types.*", "topology.iommu"): "a device in no group is translated by nothing",
+    ("topology: iommu.types.*", "gpu_p2p.iommu"): "a device in no group is translated by nothing",
 }
 # Fields that stand for "none" where they are not there, and that every agent sends: shown by asking the real probes.
 ALWAYS_SENT = {
-    ("gpu: gpus.*.fabric.status", "gpu_links.fabric"),
+    ("gpu: gpus.*.fabric.status", "gpu_fabric.fabric"),
     ("infiniband: devices.*.ports", "infiniband_fleet.alike"),
     ("infiniband: devices.*.ports", "infiniband_fleet.equal_rails"),
     ("interfaces: addresses.*.up", "interface_links.loopback_down"),
+    ("job: processes.*.placed", "job_processes.gone"),
+    ("job: processes.*.placed", "job_processes.leftovers"),
+    ("job: processes.*.readings.*.frozen", "job_processes.stopped"),
     ("system: cgroup.oom_kills", "system.memory"),
     ("system: gpu_processes.processes", "system.gpu_holders"),
-    ("topology: iommu", "topology.iommu"),
-    ("topology: iommu.types", "topology.iommu"),
+    ("topology: iommu", "gpu_p2p.iommu"),
+    ("topology: iommu.types", "gpu_p2p.iommu"),
 }
 NEEDS = ("gpus=8", "ib-ports=8", "shm=1G", "disk=1G", "memory=1G", "cpus=4", "same=torch+numpy")
 
@@ -144,17 +166,78 @@ def _tell_more(name: str, probes: dict[str, Any]) -> None:
     probes["interfaces"]["environment"] = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     for device in probes["interfaces"]["devices"]:
         device |= {"carrier": True, "mtu": 1500, "operstate": "up"}
+        device["arp_type"] = 1
+    lines = [{"line": 1, "text": "NCCL_DEBUG=WARN"}]
+    probes["interfaces"]["conf_files"] = [{"role": "system", "path": "/etc/nccl.conf", "outcome": "ok", "lines": lines}]
+    probes["names"]["own"] |= {"quoted": f"{address(name)} {name}", "line": 4}
+    probes["links"]["swept"] = {link["peer"]: 13 for link in probes["links"]["links"]}
+    probes["software"]["environment"] = {"LD_LIBRARY_PATH": "/opt/ofi/lib"}
+    probes["system"]["container"] = {"capabilities": "0", "user_namespace": False}
+    probes["system"]["processors"]["nodes"] = [{"node": 0, "cpus": "0-63", "memory_bytes": 512 << 30}]
+    probes["system"]["machine"] = {"uptime_s": 9e5, "tasks": 900, "oom_kills_since_boot": 0}
+    _tell_more_of_hardware(probes)
     for link in probes["links"]["links"]:
         link |= {"connect_ms": 0.2, "rtt_min_ms": 0.1, "rtt_p99_ms": 0.3, "attempts": 1, "source": address(name)}
         link |= {"lost_forward": 0, "lost_back": 0} if link["messages"] else {}
+
+
+def _tell_more_of_hardware(probes: dict[str, Any]) -> None:
+    for gpu in probes["gpu"]["gpus"]:
+        gpu |= {"memory_numa_node": 0, "retired_pages_pending": False, "temperature_margin_c": 40}
+        gpu["not_supported"] = [name for name in gpu["not_supported"] if name not in gpu]
+        for link in gpu["nvlinks"] or ():
+            link |= {"recovery_failed": 0, "integrity": 0}
+    for pci in probes["gpu"]["pci_gpus"]:
+        pci["slot"] = "12"
+    probes["gpu"]["fabric_manager"]["version"] = probes["gpu"]["system"].get("driver")
+    for nic in probes["infiniband"]["pci_rdma"]:
+        nic["driver"] = "mlx5_core"
+    for device in probes["infiniband"]["devices"]:
+        device |= {"node_type": "1: CA", "slot": "3", "sys_image_guid": "0c42:a103:0065:2ba6"}
+        for card in device["netdevs"]:
+            card["carrier_changes"] = 2
+        for port in device["ports"]:
+            port["lid"] = "0x1"
+            for gid in port["gids"]:
+                gid["netdev"] = "ib0"
 
 
 def _running_job() -> Bundle:
     ranks = test_hang.four()
     for rank in ranks:
         rank["stacks"] = [test_hang.stacks(test_hang.REDUCE), test_hang.stacks(test_hang.BARRIER)]
-        rank["connections"][0]["moved_bytes"] = 4096
+        rank["connections"][0] |= {"moved_bytes": 4096, "before_unsent_bytes": 0, "before_unread_bytes": 0}
+        rank["connections"][0]["retransmitted"] = 0
+        for reading in rank["readings"]:
+            reading |= {"switches": 9, "read_bytes": 4096, "written_bytes": 0}
     return test_hang.bundle(*ranks)
+
+
+def _collectives() -> Bundle:
+    """Two hosts whose short run went well, as real ranks tell it, and fast enough for what is required."""
+    made = Builder(("gpu01", "gpu02"), ("collectives",))
+    ran = {"launcher": "nccl-doctor", "backend": "gloo", "backend_why": "no host has a GPU", "python": "/opt/python"}
+    at = {"master": "gpu01", "master_addr": "10.0.0.1", "master_port": 45961}
+    for rank, name in enumerate(made.probes):
+        peer = f"10.0.0.{2 - rank}"
+        connection = {"count": 1, "interface": "eth0", "local": f"10.0.0.{rank + 1}", "remote": peer}
+        cards = {"eth0": {"physical": True, "speed_mbps": 10000}}
+        events = [{"event": "path", "rank": rank, "host": name, "connections": [connection], "interfaces": cards}]
+        if rank == 0:
+            measured = {"event": "size", "rank": 0, "rank_means_us": [2000.0, 2001.0], "wrong": [0, 0]}
+            events += [
+                {"event": "link", "rank": 0, "first": 0, "second": 1, "seconds": 0.002, "size": 2097152},
+                *({**measured, "collective": collective, "size": 4194304} for collective in SHORT_RUN),
+                {"event": "gemm", "rank": 0, "edge": 512, "ranks": [{"median_s": 0.1, "n": 5, "wrong": 0}] * 2},
+            ]
+        ended = {"stage": "end", "step_s": 0.5, "detail": "", "iterations": 100}
+        ok = {"exit": 0, "finished": True, "killed": "", "signal": "", "state": "", "error": None, "stack": ""}
+        own = {"rank": rank, "pid": 100 + rank, "where": ended, "output": "", "output_cut": 0, **ok}
+        told = {"host": name, "seconds": 3.2, "world": 2, "ranks": [own], "events": events}
+        made.probes[name]["collectives"] = {**ran, **at, **told}
+        made.probes[name]["gpu"] = {"gpus": [], "nvml": {"outcome": "tool-missing"}}
+    bundle = made.bundle()
+    return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=("min-busbw=0.1",)))
 
 
 @functools.cache
@@ -168,7 +251,45 @@ def healthy() -> tuple[fields.Fleet, ...]:
             ("gpu", "infiniband", "topology"),
         ),
         fields.Fleet(_running_job()),
+        fields.Fleet(_collectives()),
     )
+
+
+# What no healthy host tells: structs and fields.
+NOT_TOLD = {
+    "collectives.RankEnd.error": "of ranks that failed",
+    "collectives.RankError": "of ranks that failed",
+    "gpu.Fabric.mistake": "of a fault",
+    "gpu.GpuFact.container": "of a container",
+    "gpu.GpuProcess": "of GPUs in use",
+    "gpu.Witness.code": "of a call that failed",
+    "infiniband.Memlock": "of a limit",
+    "infiniband.NetDevice.master": "of a bond",
+    "job.DumpFile": "of a job that wrote dumps",
+    "job.Job.pressure": "quoted beside what swaps",
+    "job.Job.total_memory": "quoted beside what swaps",
+    "job.Process.options": "of torchrun, which waits for nobody here",
+    "job.RasAnswer": "of NCCL with its RAS service",
+    "kernel_log.LogLine": "of a fault",
+    "mesh.Holder": "of a port that is taken",
+    "mesh.MasterPort.holder": "of a port that is taken",
+    "mesh.Neighbour": "of a peer that did not answer",
+    "system.GpuProcess": "of GPUs in use",
+    "topology.AcsBridge": "of bridges that redirect",
+    "topology.TopologyFact.hypervisor": "of a virtual machine",
+}
+
+
+def test_every_field_of_the_facts_is_told_by_some_fleet() -> None:
+    """Else a new field would be taken away from nothing, and nobody would know what passes without it."""
+    told = set().union(*(fields.told(fleet.bundle) for fleet in healthy()))
+    silent = {field for field in fields.declared() - told if not {field, field.rpartition(".")[0]} & set(NOT_TOLD)}
+    assert not sorted(silent)
+    assert not {
+        one
+        for one in NOT_TOLD
+        if not any(field == one or field.startswith(one + ".") for field in fields.declared() - told)
+    }
 
 
 def holes() -> Iterator[fields.Hole]:
@@ -183,34 +304,35 @@ def test_no_rule_passes_without_the_field_that_decides_it() -> None:
     used, open_ones = set(), set()
     for hole in holes():
         known = (hole.field, hole.rule)
-        other = ELSEWHERE.get(known)
-        told = other is not None and not fields.passes(hole.results[other], hole.host)
-        if told or known in NOTHING or (known in ALWAYS_SENT and hole.missing):
-            used.add(known)
+        if known in ELSEWHERE and not fields.passes(hole.results[ELSEWHERE[known]], hole.host):
+            used.add((known, "ELSEWHERE"))
+        elif known in NOTHING:
+            used.add((known, "NOTHING"))
+        elif known in ALWAYS_SENT and hole.missing:
+            used.add((known, "ALWAYS_SENT"))
         else:
             open_ones.add((*known, "missing" if hole.missing else "null"))
     assert not sorted(open_ones)
-    listed = {*ELSEWHERE, *NOTHING, *ALWAYS_SENT}
-    assert not sorted(listed - used), "no longer needed"
-    assert len(listed) == len(ELSEWHERE) + len(NOTHING) + len(ALWAYS_SENT)
+    tables = {"ELSEWHERE": ELSEWHERE, "NOTHING": NOTHING, "ALWAYS_SENT": ALWAYS_SENT}
+    assert not sorted({(known, name) for name, table in tables.items() for known in table} - used), "no longer needed"
 
 
 # What is no word of this field, or of another kind: (field, rule that passes all the same) -> the rule that does not.
 NONSENSE = {
     ("gpu: gpus.*", "topology.two_witnesses"): "gpu.all_visible",
-    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks.*", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     ("job: processes.*", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.environment", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.readings.*", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*", "environment.variables"): "software.nccl_library",
-    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_links.nvlinks",
-    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_links.nvlinks",
-    ("gpu: gpus.*.nvlinks.*.remote_type", "topology.two_witnesses"): "gpu_links.nvlinks",
+    ("gpu: gpus.*.nvlinks", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
+    ("gpu: gpus.*.nvlinks.*.active", "topology.two_witnesses"): "gpu_nvlink.nvlinks",
     (
         "interfaces: environment.NCCL_SOCKET_IFNAME",
         "interface_settings.interface_syntax",
     ): "interface_settings.interface_setting",
     ("job: processes.*.environment.RANK", "job_processes.leftovers"): "job_processes.gone",
+    ("job: processes.*.readings.*.frozen", "job_processes.stopped"): "job_processes.gone",
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
     ("software: torch.cuda", "software.cuda_build"): "software.driver",
@@ -218,11 +340,17 @@ NONSENSE = {
 }
 
 
+# A line of a configuration file that sets nothing is one: nonsense in its place is, too.
+NO_SETTING = {("interfaces: conf_files.*.lines.*.text", "environment.variables")}
+
+
 def test_nonsense_breaks_no_rule_and_passes_none_that_it_decides() -> None:
     used, open_ones = set(), set()
     for fleet in healthy():
         for hole in fleet.absurd():
             known = (hole.field, hole.rule)
+            if known in NO_SETTING:
+                continue
             broken = any(item.id == fields.BROKEN for item in hole.results[hole.rule].findings)
             told = known in NONSENSE and not fields.passes(hole.results[NONSENSE[known]], hole.host)
             (used if told and not broken else open_ones).add(known)
@@ -230,11 +358,23 @@ def test_nonsense_breaks_no_rule_and_passes_none_that_it_decides() -> None:
     assert not sorted(set(NONSENSE) - used), "no longer needed"
 
 
+def _job() -> dict[str, Any]:
+    """What the agent sends of a rank."""
+    with subprocess.Popen(["sleep", "60"], env={"RANK": "0", "PATH": os.environ["PATH"]}) as rank:
+        while "RANK=0" not in Path(f"/proc/{rank.pid}/environ").read_text("utf-8", "replace"):  # not yet started
+            time.sleep(0.01)
+        try:
+            found = processes._candidate(rank.pid)
+            return {"processes": [{**(found or {}), "readings": [readings.reading(rank.pid)]}]}
+        finally:
+            rank.kill()
+
+
 @pytest.mark.parametrize("field", sorted({field for field, _ in ALWAYS_SENT}))
 def test_the_agent_sends_what_stands_for_none(field: str) -> None:
     name, _, path = field.partition(": ")
     hardware = name in ("gpu", "infiniband", "topology")  # of these the fleet's data is what the real probes read
-    data = healthy()[0].hosts["gpu01"].probes[name].data if hardware else probe(name, None)
+    data = healthy()[0].sent["gpu01"].probes[name].data if hardware else _job() if name == "job" else probe(name, None)
     *above, last = path.split(".")
     parents = [at for at, pattern in [((), ()), *fields.walk(data)] if pattern == tuple(above)]
     assert parents and all(last in fields.at(data, parent) for parent in parents)

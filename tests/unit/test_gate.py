@@ -230,7 +230,7 @@ def test_a_requirement_whose_stage_was_left_out_is_unknown(needs: str) -> None:
 def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0), finished: bool = True) -> Report:
     """Two hosts whose largest all-reduce, 4 MiB, took that long on each rank; a smaller one was slow."""
     events = tuple(
-        {"event": "size", "collective": name, "size": size, "rank_means_us": times}
+        {"event": "size", "collective": name, "size": size, "rank_means_us": times, "wrong": [0] * len(times)}
         for name, size, times in (
             ("allreduce", 64 << 10, [9e6] * len(times_us)),
             ("allreduce", 4 << 20, list(times_us)),

@@ -27,11 +27,11 @@ def test_the_gpu_suite_passes_on_a_machine_that_is_not_there(tmp_path: Path) -> 
     record = tmp_path / "record"
     environment = {**machine.environment(), "NCCL_DOCTOR_RECORD": str(record)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_hardware_here.py"],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu/test_hardware_here.py"],
         env=environment, capture_output=True, text=True, cwd=ROOT, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "stub does not know" in done.stdout  # the comparisons with nvidia-smi that only a real one can make
+    assert "skipped" not in done.stdout, done.stdout  # every comparison with nvidia-smi was made
     assert sorted(os.listdir(record)) == ["machine.ndb", "tools.json", "tree.tar.gz"]
     assert "Product Name" in json.loads((record / "tools.json").read_text())["nvidia-smi -q"]["out"]
 

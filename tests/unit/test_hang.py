@@ -590,6 +590,10 @@ def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> No
     ranks = four(r1=process(1, LOADER))
     found = first(examine(bundle(*ranks, worker(900, IDLE_WORKER), worker(901, WORKER))))
     assert found.id == "hang.dataloader" and "worker 901" in found.title and "__getitem__ (train.py:14)" in found.title
+    unseen = worker(900, WORKER)
+    unseen["stacks"][-1] = {"outcome": "timed-out", "detail": "no answer"}
+    answer = examine(bundle(*ranks, unseen))
+    assert not {"hang.dataloader", "internal-error"} & {item.id for item in answer.report.findings}
     answer = examine(bundle(*ranks, worker(900, IDLE_WORKER)))
     assert first(answer).id == "hang.elsewhere" and "waits for data" in first(answer).title
 

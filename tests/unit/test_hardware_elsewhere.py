@@ -241,7 +241,15 @@ def test_errors_of_nvlink_5(field: str, quote: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("health", "quote"),
-    [(0x001, "degraded bandwidth"), (0x010, "unhealthy route"), (0x500, "too few NVLinks"), (0x122, ""), (0x022, "")],
+    [
+        (0x001, "degraded bandwidth"),
+        (0x010, "unhealthy route"),
+        (0x004, "route recovery"),
+        (0x040, "access time-out"),
+        (0x500, "too few NVLinks"),
+        (0x122, ""),
+        (0x022, ""),
+    ],
 )
 def test_health_of_the_fabric(health: int, quote: str, tmp_path: Path) -> None:
     machine = gb200(tmp_path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -174,7 +176,6 @@ def test_what_the_ring_buffer_lost_is_read_from_the_journal(
 
 def test_missing_pynvml_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pynvml on a host with a GPU, the probe names the module, so that the controller sends its own."""
-    import sys
 
     monkeypatch.setattr(gpu_probe, "_any_sign", lambda data: True)
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -182,3 +183,13 @@ def test_missing_pynvml_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu_probe.gpu({})
     assert trouble.value.outcome == "tool-missing"
     assert trouble.value.data is not None and trouble.value.data["module"] == "pynvml"
+
+
+def test_an_old_pynvml_gives_way_to_the_one_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count 12 of 18 NVLinks (nvidia-ml-py 11.495) and never ask for the fabric."""
+    old = types.ModuleType("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", old)
+    assert gpu_probe._pynvml() is None and "pynvml" not in sys.modules
+    monkeypatch.setattr(old, "nvmlDeviceGetMarginTemperature", None, raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", old)
+    assert gpu_probe._pynvml() is old

@@ -82,6 +82,17 @@ def test_a_tool_that_disagrees_is_quoted(roce: dict[str, Any], tool: str, old: s
     assert any(quote in proof.text and proof.source == tool for proof in item.evidence), item.evidence
 
 
+@pytest.mark.parametrize("word", ["Unspecified", "Unknown"])
+def test_an_efas_link_layer_has_two_words(roce: dict[str, Any], word: str) -> None:
+    """The kernel writes Unknown where libibverbs writes Unspecified."""
+    efa = copy.deepcopy(roce)
+    for device in efa["devices"]:
+        device["ports"][0]["link_layer"] = word
+    for tool, other in (("ibstat", "Unknown"), ("ibv_devinfo", "Unspecified")):
+        efa["witnesses"][tool]["text"] = efa["witnesses"][tool]["text"].replace("Ethernet", other)
+    assert "ib.witnesses-differ" not in ids(report(efa))
+
+
 def test_a_tool_that_gives_up_on_a_device_is_quoted(roce: dict[str, Any]) -> None:
     odd = copy.deepcopy(roce)
     line = "ibpanic: [3127] main: stat of IB device 'mlx5_3' failed: No such file or directory"

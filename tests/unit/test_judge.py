@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from nccl_doctor.rules import needs, reach
 from nccl_doctor.rules.engine import STAGES, all_rules
 from nccl_doctor.rules.judge import judge, to_json
 from nccl_doctor.rules.localise import blame
+from nccl_doctor.transport import dial
 
 
 @pytest.mark.parametrize("outcome", [item for item in ReachOutcome if item is not ReachOutcome.OK])
@@ -176,6 +179,30 @@ def test_this_machine_needs_no_ssh() -> None:
     refused = HostFacts("localhost", Reach(ReachOutcome.REFUSED, "nothing listens"))
     (found,) = reach.reach_findings(Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(()), (refused,)))
     assert found.hosts == ("localhost",) and found.fixes[0].command == "nccl-doctor check"
+
+
+@pytest.mark.parametrize("outcome", [ReachOutcome.TIMED_OUT, ReachOutcome.NO_ROUTE])
+def test_where_no_host_answers_it_may_be_this_machine(outcome: ReachOutcome) -> None:
+    builder = Builder()
+    for name in builder.reach:
+        builder.reach[name] = Reach(outcome, "no answer", address="10.0.0.2", port=22)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert "of 4 hosts none did" in found.title and found.confidence < 0.7
+    assert "this machine's own" in found.fixes[0].text and "ip route get 10.0.0.2" in found.fixes[0].command
+    builder.reach["gpu04"] = Reach(ReachOutcome.OK, address="10.0.0.4", port=22)
+    (found,) = reach.reach_findings(builder.bundle())
+    assert "this machine" not in found.title and found.confidence == 1.0 and len(found.fixes) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EPERM])
+def test_what_this_machine_does_not_let_out_is_no_fault_of_the_host(number: int) -> None:
+    builder = Builder()
+    trouble = dial._sorted(OSError(number, os.strerror(number)), "10.0.0.2", 22, 3.0)
+    builder.reach["gpu02"] = trouble.reach
+    (found,) = reach.reach_findings(builder.bundle())
+    assert (found.id, found.severity, found.hosts) == ("host.no-route", Severity.WARN, ("gpu02",))
+    assert "this machine, not the host" in found.title and os.strerror(number) in found.evidence[1].text
+    assert judge(builder.bundle()).verdict == "incomplete"
 
 
 def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_began() -> None:

@@ -70,3 +70,53 @@ def test_a_large_fleet_with_many_culprits_takes_no_long_time() -> None:
     bad = set(names[::3])
     near = [(a, names[(i + step) % 1000]) for i, a in enumerate(names) for step in (1, 2, 5, -1, -2, -5)]
     assert bad <= named({(a, b): a in bad or b in bad for a, b in near})
+
+
+@pytest.mark.parametrize("judge", [blame, plausible])
+@pytest.mark.parametrize(
+    "guilty", [{"gpu01", "gpu02", "gpu03"}, {"gpu02", "gpu03", "gpu04"}, {"gpu01", "gpu03", "gpu04"}]
+)
+def test_where_no_link_is_good_nobody_is_left_out(guilty: set[str], judge) -> None:  # type: ignore[no-untyped-def]
+    """Three of four hosts spoil all links: the fourth may be sound, and any of them may be the fourth."""
+    (item,) = judge(fleet(4, guilty))
+    assert item.hosts == ("gpu01", "gpu02", "gpu03", "gpu04") and not item.known_end
+    assert item.where == "between gpu[01-04]" and len(item.pairs) == 12
+
+
+def apart(*groups: str) -> dict[tuple[str, str], bool]:
+    """Hosts by number; those of different groups do not reach each other."""
+    of = {f"gpu{number}": group for group in groups for number in group}
+    return {(a, b): of[a] != of[b] for a, b in itertools.permutations(of, 2)}
+
+
+@pytest.mark.parametrize("judge", [blame, plausible])
+@pytest.mark.parametrize(
+    ("groups", "hosts", "where"),
+    [
+        (("12", "34"), 4, "between gpu[1-2] and gpu[3-4]"),
+        (("1234", "5678"), 8, "between gpu[1-4] and gpu[5-8]"),
+        (("123456", "78"), 2, "to and from gpu[7-8]"),
+        (("12345", "67", "8"), 3, "to and from gpu"),
+    ],
+)
+def test_hosts_that_are_cut_off_together_are_told_once(
+    groups: tuple[str, ...],
+    hosts: int,
+    where: str,
+    judge,  # type: ignore[no-untyped-def]
+) -> None:
+    found = judge(apart(*groups))
+    assert len({host for item in found for host in item.hosts}) == hosts
+    assert all(item.where.startswith(where) for item in found)
+    assert len(groups) > 2 or len(found) == 1
+
+
+def test_a_faulty_host_beside_two_groups_is_told_from_them() -> None:
+    measured = {pair: bad or "gpu1" in pair for pair, bad in apart("123", "456").items()}
+    found = [(item.hosts, item.direction) for item in blame(measured)]
+    assert found == [(("gpu1",), "both"), (("gpu2", "gpu3"), "both")]
+
+
+def test_of_a_single_link_both_ends_are_told() -> None:
+    (item,) = blame({("a", "b"): True, ("b", "a"): False})
+    assert (item.where, item.names, item.host) == ("from a to b", "a and b", "")

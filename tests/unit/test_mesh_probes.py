@@ -182,19 +182,40 @@ def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
         def __init__(self) -> None:
             self.waiting, self.answered = [("far", 1), ("near", 2)], []
 
-        def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
+        def recvmsg(self, size: int, more: int) -> tuple[bytes, list[Any], int, tuple[str, int]]:
             if not self.waiting:
                 raise OSError
-            return b"t....", self.waiting.pop(0)
+            return b"t....", [], 0, self.waiting.pop(0)
 
-        def sendto(self, answer: bytes, sender: tuple[str, int]) -> None:
+        def sendmsg(self, parts: list[bytes], more: list[Any], flags: int, sender: tuple[str, int]) -> None:
             if sender[0] == "far":
                 raise OSError(113, "No route to host")
-            self.answered.append((answer, sender))
+            self.answered.append((b"".join(parts), sender))
 
     receiver: Any = Receiver()
     listening.Listener("t", "h")._count(receiver)
     assert receiver.answered == [(b"5", ("near", 2))]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_host_with_two_addresses_answers_from_the_one_that_was_asked(
+    family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the answer comes from the address that its routes prefer, and who asked takes it for a stranger's."""
+
+    def bound(kind: int, port: int) -> socket.socket:
+        opened = socket.socket(family, kind)
+        opened.bind(("", port))
+        return opened
+
+    monkeypatch.setattr(listening, "_bound", bound)
+    listener = listening.Listener("token", "h")
+    port = listener.open_udp()
+    try:
+        asked = {"peer": "there", "address": "127.0.0.2", "port": port}
+        assert path_mtu._path_size(asked, b"token")["outcome"] == "ok"
+    finally:
+        listener.close()
 
 
 # ------------------------------------------------------------------------------------------ which ports are tried

@@ -6,8 +6,9 @@ import random
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
-from facts_builder import NAMES, Builder
+from facts_builder import NAMES, Builder, address
 
 from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
@@ -210,7 +211,39 @@ def test_own_name_of_another_host_is_wrong_and_the_fix_keeps_the_entry() -> None
     assert found.fixes[0].command == f"sudo sed -i '4s/10.0.0.77/{mine}/' /etc/hosts"
 
 
-@pytest.mark.parametrize("name", ["localhost", "gpu01"])
+@pytest.mark.parametrize("own", [["127.0.1.1"], [], ["10.9.9.9"]])
+@pytest.mark.parametrize("where", ["interfaces", "environment", "plan", "nowhere", "x"])
+def test_where_gloo_is_told_its_interface_the_own_name_is_a_warning(own: list[str], where: str) -> None:
+    builder = Builder()
+    told = {"GLOO_SOCKET_IFNAME": "e" if where == "x" else "eth0"}
+    builder.probes["gpu03"]["names"]["own"] = {"addresses": own, "error": "" if own else "Name or service not known"}
+    if where in ("interfaces", "x"):
+        builder.probes["gpu03"]["interfaces"] = {"addresses": [], "devices": [], "environment": told}
+    if where == "environment":
+        builder.probes["gpu03"]["environment"] = {"variables": told}
+    bundle = builder.bundle()
+    if where == "plan":
+        bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, env=told))
+    found = only(judge(bundle))
+    known = where not in ("nowhere", "x")
+    assert found.severity is (Severity.WARN if known else Severity.FAIL)
+    assert any("GLOO_SOCKET_IFNAME=eth0" in proof.text for proof in found.evidence) == known
+
+
+def test_where_all_hosts_disagree_nobody_is_singled_out() -> None:
+    builder = Builder()
+    builder.probes["gpu04"]["names"]["addresses"].append("10.9.0.4")
+    for host in ("gpu01", "gpu02"):
+        builder.probes[host]["names"]["resolved"]["gpu04"] = {"addresses": ["10.9.0.4"]}
+    found = only(judge(builder.bundle()))
+    assert (found.id, found.hosts) == ("net.hostname-resolution.disagree", ("gpu03",))
+    del builder.probes["gpu02"]["names"]["resolved"]["gpu04"]
+    builder.probes["gpu02"]["names"]["resolved"]["gpu04"] = {"addresses": ["10.9.0.5"]}
+    builder.probes["gpu04"]["names"]["addresses"].append("10.9.0.5")
+    assert only(judge(builder.bundle())).hosts == ("gpu01", "gpu02", "gpu03")
+
+
+@pytest.mark.parametrize("name", ["localhost", "localhost.localdomain", "gpu01"])
 def test_a_host_that_bears_a_name_of_others_is_renamed_not_its_hosts_file_edited(name: str) -> None:
     builder = Builder()
     address = "::1" if name == "localhost" else "10.0.0.1"
@@ -253,6 +286,21 @@ def test_an_address_behind_nat_that_leads_to_the_peer_is_no_fault() -> None:
         for link in builder.links(host, "gpu01"):
             link["address"] = "203.0.113.7"
     assert judge(builder.bundle()).verdict == "healthy"
+
+
+@pytest.mark.parametrize("hosts", [("gpu01", "gpu02"), NAMES])
+def test_names_that_only_their_own_host_knows_are_aliases(hosts: tuple[str, ...]) -> None:
+    """Pods, and hosts behind an ssh config: each has its own name in its own /etc/hosts."""
+    builder = Builder(hosts)
+    unknown = {"addresses": [], "error": "Name or service not known"}
+    for host in hosts:
+        builder.probes[host]["names"]["resolved"].update({name: unknown for name in hosts if name != host})
+    found = judge(builder.bundle()).findings
+    assert {item.severity for item in found} == {Severity.WARN} and len(found) == len(hosts)
+    assert all(item.title.startswith("no other host can resolve") for item in found)
+    builder.probes["gpu02"]["names"]["resolved"]["gpu01"] = {"addresses": [address("gpu01")]}
+    severities = {item.severity for item in judge(builder.bundle()).findings}
+    assert severities == {Severity.FAIL}  # the resolvers differ
 
 
 def test_unresolved_on_one_host_fails_and_on_all_warns() -> None:
@@ -320,6 +368,52 @@ def test_mtu_mismatch_names_the_odd_one() -> None:
     assert found.id == "net.mtu.mismatch" and found.hosts == ("gpu04",)
 
 
+def test_paths_over_another_interface_are_no_mismatch() -> None:
+    """gpu04's data network of 9000 B is down: it and its peers talk over the management network of 1500 B."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            mtu = 1500 if "gpu04" in (host, path["peer"]) else 9000
+            path.update(interface_mtu=mtu, largest_passed=mtu)
+    assert not judge(builder.bundle()).findings
+
+
+def test_ways_out_and_back_over_different_interfaces_are_no_mismatch() -> None:
+    """gpu02's data network lets nothing in: its peers come to it over the management network, and it goes out over data."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            mtu, net = (1500, "0") if path["peer"] == "gpu02" else (9000, "9")
+            path.update(interface_mtu=mtu, largest_passed=mtu, address=f"10.{net}.0.{path['peer'][-1]}")
+        data = [link for link in builder.probes[host]["links"]["links"] if link["purpose"] == "ephemeral"]
+        for net in "09":
+            ends = [(f"10.{net}.0.{link['peer'][-1]}", f"10.{net}.0.{host[-1]}", link) for link in data]
+            builder.probes[host]["links"]["links"] += [
+                {**link, "address": to, "source": own, "purpose": "chosen-interface"} for to, own, link in ends
+            ]
+    assert "net.mtu.mismatch" not in [item.id for item in judge(builder.bundle()).findings]
+
+
+def test_what_is_lowered_is_the_interface_that_the_packets_go_through() -> None:
+    """Of two interfaces with connections the one whose paths lose large packets, to the size that passes on all."""
+    builder = Builder()
+    for host in NAMES:
+        for path in builder.probes[host]["path-mtu"]["paths"]:
+            path["address"] = f"10.9.0.{path['peer'][-1]}"
+            lowest = 1400 if "gpu04" in (host, path["peer"]) else 1450
+            if "gpu02" in (host, path["peer"]):
+                path.update(outcome="black-hole", largest_passed=lowest, smallest_lost=lowest + 1)
+        data = [link for link in builder.probes[host]["links"]["links"] if link["purpose"] == "ephemeral"]
+        data = [{**link, "address": f"10.9.0.{link['peer'][-1]}", "source": f"10.9.0.{host[-1]}"} for link in data]
+        builder.probes[host]["links"]["links"] += [{**link, "purpose": "chosen-interface"} for link in data]
+        own = {"name": "ens5", "address": f"10.9.0.{host[-1]}", "family": "inet", "prefix": 24}
+        other = {"name": "eth0", "address": address(host), "family": "inet", "prefix": 24}
+        builder.probes[host]["interfaces"] = {"addresses": [other, own], "devices": []}
+    found = next(item for item in judge(builder.bundle()).findings if item.id == "net.mtu.black-hole")
+    assert found.hosts == ("gpu02",)
+    assert found.fixes[0].command == "sudo ip link set dev ens5 mtu 1400"
+
+
 def test_loss_into_one_host() -> None:
     builder = Builder()
     for host in NAMES:
@@ -329,7 +423,7 @@ def test_loss_into_one_host() -> None:
             if host == "gpu03":
                 link["lost_back"] = 6
     found = only(judge(builder.bundle()))
-    assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "towards gpu03" in found.title
+    assert found.id == "net.packet-loss" and found.hosts == ("gpu03",) and "to gpu03" in found.title
 
 
 def test_a_port_range_that_a_filter_closes_is_the_hosts_whose_filter_it_is() -> None:
@@ -380,7 +474,7 @@ def test_a_count_of_lost_packets_that_the_peer_did_not_tell_is_no_zero() -> None
             link.update(lost_forward=2 if link["messages"] else 0)
         for link in builder.links("gpu02", host):
             link.update(lost_back=None)
-    assert "2.0 % of packets towards gpu02" in only(judge(builder.bundle())).title
+    assert "2.0 % of packets to gpu02" in only(judge(builder.bundle())).title
 
 
 @pytest.mark.parametrize(("lost", "found"), [(0, ["net.connect-delayed"]), (1, [])])
@@ -484,3 +578,30 @@ def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None
     builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.0.0.2", port=22)
     builder.probes["gpu03"]["names"]["host_name"] = "gpu03"  # a gate that spreads logins over machines
     assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "wrong"),
+    [
+        ((0, 0, 0, 60), "4"),
+        ((60, 60, 60, 60), ""),  # it is this machine's clock
+        ((60, 60, 60, 0), "4"),
+        ((60, 60, 0, 0), "12"),
+        ((60, 60, 0), "3"),
+        ((-60, -60, 0), "3"),
+        ((-60, 0, 0, 0), "1"),
+        ((60, 0), "1"),
+        ((60, 60), ""),
+        ((60,), "1"),
+        ((-60,), "1"),
+        ((0.9,), ""),
+    ],
+)
+def test_a_clock_is_wrong_where_most_agree_on_another_time(offsets: tuple[float, ...], wrong: str) -> None:
+    builder = Builder(tuple(f"gpu0{number}" for number in range(1, len(offsets) + 1)), ("connectivity",))
+    for host, offset in zip(sorted(builder.probes), offsets, strict=True):
+        builder.probes[host]["clock"]["offset"] = offset
+    found = judge(builder.bundle()).findings
+    assert [item.hosts for item in found] == [(f"gpu0{number}",) for number in wrong]
+    assert all(item.id == "host.clock-offset" and "60.0 s" in item.title for item in found)
+    assert all((item.confidence < 0.6) == (len(offsets) == 1) for item in found)

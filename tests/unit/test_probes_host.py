@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
 from nccl_doctor.agent.probes import interfaces
+from nccl_doctor.agent.probes import system as system_probe
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
@@ -182,7 +184,11 @@ def test_system_of_a_recorded_host(tmp_path: Path) -> None:
     assert (group.memory_cache_bytes, group.oom_kills, group.pids_limit, group.pids_used) == (100000000, 3, 512, 100)
     assert group.cpu_limit == 1.5
     assert facts.memory["MemTotal"] == 527955968 * 1024
-    assert "/.dockerenv" in facts.container.hints
+    assert "/.dockerenv" in facts.container.hints and facts.container.user_namespace is None
+    write_tree(tmp_path, {"/proc/self/uid_map": "         0          0 4294967295\n"})
+    assert msgspec.convert(probe("system", tmp_path), System).container.user_namespace is False
+    write_tree(tmp_path, {"/proc/self/uid_map": "         0       1000          1\n"})
+    assert msgspec.convert(probe("system", tmp_path), System).container.user_namespace is True
     assert facts.sysctl_numbers("net.ipv4.tcp_rmem") == (4096, 131072, 6291456)
     assert facts.sysctl_numbers("net.ipv4.conf.eth0.rp_filter") == (1,)
     assert facts.machine.kernel_options == ("intel_iommu=on", "pci=realloc")
@@ -196,6 +202,32 @@ def test_system_of_a_recorded_host(tmp_path: Path) -> None:
     )
     assert "TMPDIR" not in roles and roles["/tmp"].type == "ext4" and roles["/tmp"].outcome == "ok"
     assert "canary" not in json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("readings", "state"),
+    [
+        ([("D", "5")] * 9, "D"),
+        ([("D", "5"), ("D", "5"), ("S", "5")], "S"),
+        ([("D", "5"), ("D", "6")], "R"),  # it ran in between
+        ([("D", "5"), ("", "")], ""),
+    ],
+)
+def test_who_waits_for_a_disk_for_a_moment_is_not_stuck(
+    readings: list[tuple[str, str]], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(readings)
+    monkeypatch.setattr(system_probe, "_state_and_ticks", lambda pid: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(system_probe, "STUCK_INTERVAL_S", 0.0)
+    process = {"pid": 77, "state": "D"}
+    system_probe._read_again([process])
+    assert process["state"] == state
+
+
+def test_the_state_of_a_process_is_read_with_its_cpu_time() -> None:
+    state, ticks = system_probe._state_and_ticks(os.getpid())
+    assert state == "R" and len(ticks) == 2 and int(ticks[0]) > 0
+    assert system_probe._state_and_ticks(2**22 + 1) == ("", [])
 
 
 def test_processes_with_open_gpus_of_a_recorded_host(tmp_path: Path) -> None:

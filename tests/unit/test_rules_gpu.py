@@ -27,9 +27,9 @@ def one(field: str, **refused: Any) -> dict[str, dict[str, Any]]:
         ("gpu_health.throttling", "throttle_reasons"),
         ("gpu_health.throttling", "temperature_c"),
         ("gpu_health.throttling", "power_limit_w"),
-        ("gpu_links.nvlinks", "nvlinks"),
-        ("gpu_links.fabric", "fabric"),
-        ("gpu_links.pcie", "pcie_width"),
+        ("gpu_nvlink.nvlinks", "nvlinks"),
+        ("gpu_fabric.fabric", "fabric"),
+        ("gpu_pcie.pcie", "pcie_width"),
     ],
 )
 def test_a_question_that_failed_or_was_refused_is_unknown(rule: str, field: str) -> None:

@@ -336,15 +336,26 @@ def test_comm_id_with_a_host_name_is_unknown_not_wrong() -> None:
     assert not result.findings and result.unknown[0].hosts == ("a",)
 
 
-def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network() -> None:
-    sysctls = {**system().sysctls, "net.ipv4.conf.all.rp_filter": "1"}
-    twice = interfaces("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
-    strict = {"a": {"interfaces": twice, "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", strict)) == [("net.rp-filter.strict", ("a",))]
-    unread = run("interface_links.reverse_path_filter", {"a": {"interfaces": twice, "system": system(sysctls={})}})
-    assert not unread.passed and unread.unknown
-    single = {"a": {"interfaces": BOND["a"], "system": system(sysctls=sysctls)}}
-    assert ids(run("interface_links.reverse_path_filter", single)) == []
+@pytest.mark.parametrize(
+    ("overall", "own", "said"),
+    [("1", "0", "strict"), ("0", "1", "strict"), ("0", "0", "pass"), ("2", "1", "pass"), ("1", "2", "pass"),
+     ("2", None, "pass"), ("0", None, "unknown"), ("1", None, "unknown"), (None, "0", "unknown")],
+)  # fmt: skip
+def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network(
+    overall: str | None, own: str | None, said: str
+) -> None:
+    values = {"all": overall, "eth0": own, "eth1": own}
+    rest = {name: value for name, value in system().sysctls.items() if "rp_filter" not in name}
+    sysctls = {**rest, **{f"net.ipv4.conf.{name}.rp_filter": value for name, value in values.items() if value}}
+
+    def judged(*addresses: str) -> engine.RuleResult:
+        facts = {"interfaces": interfaces(*addresses), "system": system(sysctls=sysctls)}
+        return run("interface_links.reverse_path_filter", {"a": facts})
+
+    result = judged("eth0/10.0.0.1/24", "eth1/10.0.0.2/24")
+    assert ids(result) == ([("net.rp-filter.strict", ("a",))] if said == "strict" else [])
+    assert bool(result.unknown) == (said == "unknown") and bool(result.passed) == (said == "pass")
+    assert judged("eth0/10.0.0.1/24").passed
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
@@ -411,6 +422,51 @@ def test_a_host_without_connection_tests_is_unknown_to_the_rule_on_them() -> Non
     assert run("interfaces.unreachable", hosts).unknown
 
 
+@pytest.mark.parametrize(
+    ("first", "id"),
+    [("cni0/10.244.{}.1/24", "local"), ("ens9/10.9.0.{}/24/D", "down"), ("ens9/10.9.0.{}/24", "unreachable")],
+)
+def test_an_interface_that_no_peer_can_use_is_told_by_one_rule(first: str, id: str) -> None:
+    """NCCL before 2.28.3 takes one without a carrier as well."""
+    told = fleet({name: interfaces(first.format(at), f"eth0/10.0.0.{at}/24") for at, name in enumerate("abc", 1)})
+    for source in told:
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != source]
+        ends = [(peer, first.split("/")[1].format(at), "timed-out") for peer, at in others]
+        told[source]["links"] = links(*ends, *((peer, f"10.0.0.{at}", "ok") for peer, at in others))
+    plan = Plan(nccl_version="2.27.3")
+    rules = ("interfaces.chosen_interface", "interfaces.unreachable", "interfaces.subnets")
+    found = [item for rule in rules for item in run(rule, told, plan).findings]
+    assert {item.id for item in found} == {f"net.wrong-interface.{id}"} and len(found) == 3
+
+
+def limited(*outcomes: tuple[str, int]) -> engine.RuleResult:
+    """a's connects to b's data0: outcome and attempts; b answered c late, and all reach b's eth0."""
+    hosts = fleet({name: interfaces(*TWO_NETWORKS[name]) for name in "abc"})
+    for name in "abc":
+        others = [(peer, at) for at, peer in enumerate("abc", 1) if peer != name]
+        hosts[name]["links"] = links(*((peer, f"10.{net}.0.{at}", "ok") for net in (0, 9) for peer, at in others))
+    of_c = hosts["c"]["links"]["links"]
+    of_c[0 if of_c[0]["peer"] == "b" else 1]["attempts"] = 2
+    of_a = [link for link in hosts["a"]["links"]["links"] if link["address"] != "10.9.0.2"]
+    data = {"peer": "b", "address": "10.9.0.2", "purpose": "chosen-interface"}
+    of_a += [{**data, "port": 41000 + n, "outcome": o, "attempts": tries} for n, (o, tries) in enumerate(outcomes)]
+    hosts["a"]["links"] = {"links": of_a}
+    return run("interfaces.unreachable", hosts)
+
+
+def test_a_connect_in_doubt_has_neither_failed_nor_passed() -> None:
+    found = limited(("timed-out", 1))
+    assert not found.findings and "b" not in found.passed
+    assert [(gap.what, gap.hosts) for gap in found.unknown] == [("connects from a", ("b",))]
+    assert only(limited(("timed-out", 9))).id == "net.wrong-interface.unreachable"  # it was tried again, alone
+
+
+def test_an_address_that_answers_on_one_port_is_reached() -> None:
+    """What the other port lacks is the ports stage's finding."""
+    assert not limited(("timed-out", 9), ("ok", 1)).findings
+    assert not limited(("ok", 1), ("timed-out", 9)).findings
+
+
 TWO_NETWORKS = {name: (f"data0/10.9.0.{i}/24", f"eth0/10.0.0.{i}/24") for i, name in enumerate("abcd", 1)}
 
 
@@ -438,6 +494,22 @@ def test_a_host_without_the_others_network_is_the_one_to_blame() -> None:
     assert "b has no interface in 10.9.0.0/24" in found.title and "a, c, d (data0)" in found.title
     bare = only(without_network("eth0/10.0.0.2/24", reached=False, devices=(Device("data0"), Device("eth0"))))
     assert "its data0 is down or has none" in bare.title and bare.places[0].nic == "data0"
+
+
+def test_a_host_whose_interface_has_another_network_is_told_once() -> None:
+    """b's data0 is up, in 10.8.0.0/24: nobody reaches it there, and it reaches nobody in 10.9.0.0/24."""
+    hosts = {name: interfaces(*both) for name, both in TWO_NETWORKS.items()}
+    hosts["b"] = interfaces("data0/10.8.0.2/24", "eth0/10.0.0.2/24")
+    told = fleet(hosts)
+    for source in "abcd":
+        others = [(peer, at) for at, peer in enumerate("abcd", 1) if peer != source]
+        reached = [(peer, f"10.0.0.{at}", "ok") for peer, at in others]
+        nets = [(peer, at, 8 if peer == "b" else 9) for peer, at in others]
+        data = [(p, f"10.{n}.0.{at}", "timed-out" if "b" in (source, p) else "ok") for p, at, n in nets]
+        told[source]["links"] = links(*reached, *data)
+    found = only(run("interfaces.unreachable", told))
+    assert (found.id, found.hosts) == ("net.wrong-interface.missing", ("b",))
+    assert "b has no address in 10.9.0.0/24, as its data0 has 10.8.0.2/24" in found.title
 
 
 def test_a_host_plugged_into_another_network_is_the_one_to_blame() -> None:

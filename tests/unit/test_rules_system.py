@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fleets import GIB, ids, only, run, software, system
 
-from nccl_doctor.facts.model import Outcome, Plan, ProbeResult
+from nccl_doctor.facts.model import HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.system import (
     Cgroup,
     Container,
@@ -20,7 +20,7 @@ from nccl_doctor.facts.system import (
     SharedMemory,
 )
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules import engine, thresholds
+from nccl_doctor.rules import engine, needs, thresholds
 
 RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith(("system.", "network_limits."))]
 MIB = 1 << 20
@@ -87,6 +87,76 @@ def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
 def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
     result = run("system.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("container", "severity"),
+    [
+        (Container(("/.dockerenv",), capabilities="00000000a80465fb", user_namespace=False), Severity.INFO),
+        (Container(capabilities="000001ffffffffff", user_namespace=False), Severity.WARN),  # root on a host
+        (
+            Container(("/.dockerenv",), capabilities="00000000a80425fb", user_namespace=False),
+            Severity.FAIL,
+        ),  # Docker's own
+        (Container(("/.dockerenv",), capabilities="000001ffffffffff", user_namespace=True), Severity.FAIL),
+        (Container(("/.dockerenv",), capabilities="000001ffffffffff"), Severity.FAIL),  # of an older agent
+        (Container(capabilities="everything", user_namespace=False), Severity.FAIL),
+        (Container(), Severity.FAIL),
+    ],
+)
+def test_who_may_lock_memory_freely_is_not_bound_by_the_limit(container: Container, severity: Severity) -> None:
+    facts = host(limits=limits(memlock=Limit(65536, 65536)), rdma_devices=("mlx5_0",), container=container)
+    found = only(run("system.locked_memory", facts))
+    assert found.severity is severity
+    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
+    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
+    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
+    assert told.memlock_bytes == (65536 if severity is Severity.FAIL else None)
+    assert (f"CapEff {container.capabilities}" in found.evidence[0].text) == (severity is not Severity.FAIL)
+
+
+def test_what_is_read_only_is_not_full() -> None:
+    """An image (squashfs) has no free byte; where the job writes, that it is read-only is the fault."""
+    tmp, home, *_ = system().filesystems
+    image = {"read_only": True, "free_bytes": 0, "inodes_free": 0, "type": "squashfs"}
+    assert run("system.disks", host(filesystems=(tmp, msgspec.structs.replace(home, **image)))).passed
+    assert ids(run("system.disks", host(filesystems=(msgspec.structs.replace(tmp, **image), home)))) == [
+        ("sys.disk-full.read-only", ("a",))
+    ]
+
+
+def test_places_that_the_host_tells_are_one_word_of_the_shell() -> None:
+    tmp, home, *_ = system().filesystems
+    evil = {"path": "/tmp/a b;reboot", "looked_at": "/tmp/a b;reboot", "mount": "/tmp/a b;reboot"}
+    for changes in ({"free_bytes": 0}, {"inodes_free": 0}, {"read_only": True}):
+        found = only(run("system.disks", host(filesystems=(msgspec.structs.replace(tmp, **evil, **changes), home))))
+        assert all("'/tmp/a b;reboot'" in fix.command for fix in found.fixes if "reboot" in fix.command)
+        assert any("reboot" in fix.command for fix in found.fixes)
+
+
+@pytest.mark.parametrize(("hard", "command"), [(-1, "ulimit -u 65536"), (100000, "ulimit -u 100000"), (2000, "tee")])
+def test_more_threads_are_asked_for_up_to_the_hard_limit(hard: int, command: str) -> None:
+    found = only(run("system.threads", host(user=1000, limits=limits(nproc=Limit(2000, hard)))))
+    assert found.severity is Severity.WARN and command in found.fixes[0].command
+    if command == "tee":
+        assert "printf '* soft nproc 65536\\n* hard nproc 65536\\n' | sudo tee" in found.fixes[0].command
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (Cgroup(), "passed"),
+        (Cgroup(cpu_limit=8.0), "cpus"),
+        (Cgroup(memory_limit_bytes=40 * GIB, memory_used_bytes=20 * GIB, memory_cache_bytes=4 * GIB), "memory"),
+        (Cgroup(memory_limit_bytes=40 * GIB, memory_used_bytes=4 * GIB), "passed"),
+        (Cgroup(memory_limit_bytes=40 * GIB), "unknown"),
+    ],
+)
+def test_what_is_required_is_held_against_what_the_cgroup_leaves(group: Cgroup, said: str) -> None:
+    plan = Plan(require=("cpus=16", "memory=32G"))
+    result = run("requirements.room", host(cgroup=group), plan)
+    assert ids(result) == ([(f"require.{said}", ("a",))] if said in ("cpus", "memory") else [])
+    assert bool(result.passed) == (said == "passed") and bool(result.unknown) == (said == "unknown")
 
 
 def test_fixes_are_such_as_can_work_there() -> None:

@@ -73,6 +73,17 @@ def test_nvlinks_straight_and_over_switches() -> None:
     assert nvlinks_between(gpu(0, *bridge), gpu(2)) == 0
 
 
+@pytest.mark.parametrize("kind", [None, "unknown", "switch"])
+@pytest.mark.parametrize("remote", [None, "0000:00:00.0", "fffffff:ffff:ff"])
+def test_what_is_not_visible_is_a_switch(kind: str | None, remote: str | None) -> None:
+    """In a virtual machine without its NVSwitches, and with NVLink 5, whose switches are no PCI devices here."""
+    hidden = [NvLink(n, True, remote=remote, remote_type=kind) for n in range(18)]
+    assert nvlinks_between(gpu(1, *hidden), gpu(2, *hidden)) == 18
+    card = GpuDevice(0, nvlinks=(NvLink(0, True, remote="0000:01:00.0"),))  # an old driver tells no kind
+    straight = node("GPU0", PciDevice("0000:00:00.0", "gpu"), card, gpus=("0000:00:00.0", "0000:01:00.0"))
+    assert nvlinks_between(straight, gpu(1, *hidden)) == 1 and nvlinks_between(straight, gpu(2, *hidden)) == 0
+
+
 Facts = dict[str, Any]
 
 

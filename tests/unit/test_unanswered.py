@@ -12,7 +12,7 @@ from nccl_doctor.agent.collective.channel import _readable, dialling
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.rules.collectives import failures
 
-OWNERS = {f"10.0.0.{number}": f"gpu{number:02d}" for number in range(1, 5)}
+ADDRESSES = {f"gpu{number:02d}": [f"10.0.0.{number}", "172.17.0.1"] for number in range(1, 5)}
 
 
 def test_a_connection_that_nobody_answers_is_seen_and_an_open_one_is_not() -> None:
@@ -71,11 +71,11 @@ def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]
 def test_the_silent_host_is_guilty_and_not_those_who_wait_for_it(
     dials: dict[int, list[int]], guilty: tuple[str, ...], told: str
 ) -> None:
-    (found,) = failures(stuck(dials), None, OWNERS)
+    (found,) = failures(stuck(dials), None, ADDRESSES)
     assert found.id == "collectives.stuck.process-group" and found.hosts == guilty and told in found.title
     assert any("SYN_SENT" in proof.text for proof in found.evidence)
 
 
 def test_an_address_of_nobody_or_of_several_accuses_nobody() -> None:
     (found,) = failures(stuck({2: [1], 3: [1]}), None, {})
-    assert found.hosts == tuple(OWNERS.values()) and "stuck in forming the process group" in found.title
+    assert found.hosts == tuple(ADDRESSES) and "stuck in forming the process group" in found.title

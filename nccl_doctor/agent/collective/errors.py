@@ -1,24 +1,18 @@
-"""What an error of a collective means: no memory, no such operation, or a failure; and how much memory there is."""
+"""What an error of a collective means: no memory, no such operation, or a failure."""
 
-import contextlib
 import re
+from typing import List, Optional
 
 
-def available_memory() -> int:
-    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less."""
-    found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
-        for line in stream:
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    )
-    for limit, usage in pairs:
-        with contextlib.suppress(OSError, ValueError), open(limit) as one, open(usage) as two:
-            found.append(int(one.read()) - int(two.read()))
-    return min(found) if found else 1 << 62
+class PlannedError(Exception):
+    """A failure with a known kind: ``torch-missing``, ``backend-missing``, ``store``, ``world`` ...
+
+    ``missing`` are the ranks that never came, where that is the failure.
+    """
+
+    def __init__(self, kind: str, text: str, missing: Optional[List[int]] = None) -> None:
+        super().__init__(text)
+        self.kind, self.missing = kind, missing
 
 
 def is_lack_of_memory(error: Exception) -> bool:
@@ -36,15 +30,6 @@ def words_of_lack(error: Exception, when: str = "") -> str:
     line = next((line for line in lines if "memory" in line), lines[0])  # NCCL's first line names a source file
     said = re.sub(r"^\[enforce fail[^\]]*\][^.]*\. ", "", line.strip())[:300]
     return " ".join(filter(None, ("out of memory", when))) + (": " + said if said else "")
-
-
-def amount(size: float) -> str:
-    """``1.5 GiB``: bytes in the largest binary unit of which there is one."""
-    units = ["TiB", "GiB", "MiB", "KiB", "B"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024.0
-        units.pop()
-    return ("%.3g %s" if size < 100 else "%.0f %s") % (size, units[-1])
 
 
 def is_refusal(error: Exception) -> bool:

@@ -4,6 +4,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, List
 
+from . import memory
+from .errors import PlannedError
+
 if TYPE_CHECKING:
     from .worker import Worker
 
@@ -13,6 +16,13 @@ def measure(worker: "Worker") -> None:
     torch, device = worker.torch, worker.device
     edge = int(worker.plan["gemm"])
     worker.progress.stage("gemm", worker.limit_s, "%d x %d %s" % (edge, edge, worker.plan["dtype"]))
+    needed = edge * edge * (3 * worker.item_bytes + 4)  # the random numbers are made in 32 bits
+    lack = memory.lack(worker, needed)
+    trouble = worker.board.decide(
+        "gemm/memory", lack and "%s: %s" % (worker.label, lack), lambda values: next(filter(None, values), "")
+    )
+    if trouble:
+        raise PlannedError("no-memory", "matrices of %d x %d: %s" % (edge, edge, trouble))
     if device.type == "cpu":
         torch.set_num_threads(max(1, _processors() // max(1, worker.identity.local_world)))
     generator = torch.Generator(device).manual_seed(worker.me.rank)

@@ -30,11 +30,15 @@ _MODULES = (
     ".channel",
     ".errors",
     ".gemm",
+    ".group",
+    ".measuring",
+    ".memory",
     ".operations",
     ".pairs",
     ".patterns",
     ".ranks",
     ".sockets",
+    ".timing",
     ".worker",
     ".world",
 )
@@ -377,7 +381,8 @@ def py_spy(pid: int) -> str:
         return ""
     from nccl_doctor.agent.probing import run_command
 
-    return run_command([program, "dump", "--pid", str(pid)], limit_s=3.0, limit_bytes=64 << 10).stdout
+    dump = run_command([program, "dump", "--pid", str(pid)], limit_s=3.0, limit_bytes=64 << 10).stdout
+    return dump[dump.find("\nThread ") + 1 :]  # the command line before it is our bootstrap, whole
 
 
 def launch(arguments: Mapping[str, Any], emit: Emit) -> Dict[str, Any]:

@@ -4,24 +4,22 @@ Stages, each with its own limit: import, store, process-group, first-collective,
 through the TCPStore, never through the backend that is being measured. Rank 0 reports the results of all.
 """
 
-import base64
 import contextlib
 import datetime
-import gc
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from array import array
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
-from . import gemm, operations, pairs, sockets, world
-from .board import Board, SizeEnded, is_set
+from . import gemm, group, pairs, sockets, world
+from .board import Board
 from .channel import Progress, Sink
-from .errors import amount, available_memory, is_lack_of_memory, is_refusal, words_of_lack
-from .operations import OPERATIONS, Me, Operation
+from .errors import PlannedError
+from .measuring import Measuring
+from .operations import Me
 from .ranks import Identity
 
 PLAN_DEFAULTS: Dict[str, Any] = {
@@ -45,27 +43,10 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "gemm": 0,  # edge of the square matrices; 0: none
     "seed": 20,
     "expect_world": 0,  # 0: whatever the launcher says
+    "expect_per_host": 0,  # ranks on each host
     "same_gpu": False,  # several ranks on one GPU were asked for
     "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }
-
-# Between two events of the device: recording one costs some microseconds, which would count at each call of a small size.
-SAMPLE_S, LEAST_SAMPLES = 5e-4, 20
-# Errors and hangs are this program's business: left to themselves, torch's threads end the process as soon as another rank
-# aborts its communicator, when only a size was to end, and leave files behind.
-OWN_WATCHDOG = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}
-
-
-class PlannedError(Exception):
-    """A failure with a known kind: ``torch-missing``, ``backend-missing``, ``store``, ``world`` ..."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 class Worker:
@@ -75,18 +56,14 @@ class Worker:
         self.plan = dict(PLAN_DEFAULTS, **plan)
         self.identity = me
         self.me = Me(me.rank, me.world, int(self.plan["root"]))
+        self.label = "rank %d on %s" % (me.rank, socket.gethostname())
         self.limit_s = float(self.plan["limit_s"])
         self.import_limit_s = float(self.plan["import_limit_s"])
         # Inside another launcher nobody ends a process whose interpreter hangs.
         backstop_s = 60.0 + 10 * float(self.plan["budget_s"]) if self.plan["log_file"] is not None else 0.0
         self.progress = Progress(me.rank, sink, backstop_s=backstop_s)
-        self.used_s = 0.0
-        self.begun = 0.0
-        self.time_is_up = False
         self.generation = 0  # of the process group: a size that lacks memory costs one
         self.path: Optional[Dict[str, Any]] = None
-
-    # ---- the road ----
 
     def run(self) -> int:
         """All stages; returns the exit status. Every failure is an ``error`` event that names its stage."""
@@ -97,13 +74,12 @@ class Worker:
             if self.plan["gemm"]:
                 gemm.measure(self)
             if self.plan["collectives"] or self.plan["links"]:
-                self._open_group()
+                group.form(self)
                 self._first_collective()
                 self._tell_path()
                 if self.plan["links"]:
                     pairs.measure(self)
-                for name in self.plan["collectives"]:
-                    self._collective(OPERATIONS[name])
+                Measuring(self).run()
             self._close()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be told with its stage
             self._tell_error(error)
@@ -163,11 +139,21 @@ class Worker:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             raise PlannedError(
                 "no-gpu",
-                "local rank %d, but torch sees %d GPUs here%s"
-                % (local_rank, devices, "" if visible is None else " (CUDA_VISIBLE_DEVICES=%s)" % visible[:200]),
+                "local rank %d, but torch sees %d GPUs here%s: no more than %d ranks fit on this host"
+                % (
+                    local_rank,
+                    devices,
+                    "" if visible is None else " (CUDA_VISIBLE_DEVICES=%s)" % visible[:200],
+                    devices,
+                ),
             )
         self.device = self.torch.device("cuda", local_rank % devices)
-        cuda.set_device(self.device)
+        self.take_device()
+
+    def take_device(self) -> None:
+        """Make this rank's GPU the calling thread's. A new thread has the first GPU, and its first call to CUDA, be it
+        only a question about an event, opens half a gigabyte there: on one GPU for all ranks of a host."""
+        self.torch.cuda.set_device(self.device)
 
     def _open_store(self) -> None:
         """Rank 0 opens the store and the others connect; while rank 0 may still import torch, they try again."""
@@ -179,9 +165,7 @@ class Worker:
         while True:
             self.progress.stage("store", self.limit_s + 5.0, detail)  # torch speaks first: then it may be tried again
             try:
-                store = self.dist.TCPStore(
-                    me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
-                )
+                self.store = self.connect(limit, serves)
                 break
             except Exception as error:  # torch raises RuntimeError, DistNetworkError or DistStoreError, by version
                 text = str(error)
@@ -191,8 +175,15 @@ class Worker:
                     continue
                 taken = serves and ("EADDRINUSE" in text or "ddress already in use" in text)
                 raise PlannedError("port-in-use" if taken else "store", text) from error
-        self.store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
         self.board = Board(self.store, me, max(1.0, self.limit_s - 1.0))
+
+    def connect(self, limit: datetime.timedelta, serves: bool = False) -> Any:
+        """A connection to the store, whose every wait has the limit."""
+        me = self.identity
+        store = self.dist.TCPStore(
+            me.master_addr, me.master_port, me.world, serves, timeout=limit, wait_for_workers=False
+        )
+        return self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
 
     def _gather_world(self) -> None:
         record = world.describe(self)
@@ -203,61 +194,17 @@ class Worker:
             records = self.board.gather("world", record)
         except Exception as error:
             gone = self.board.missing("world")
-            failure = PlannedError(
-                "ranks-missing", "%d of %d ranks never reached the store: %s" % (len(gone), self.me.world, gone[:64])
-            )
-            failure.missing = gone  # type: ignore[attr-defined]
-            raise failure from error
+            text = "%d of %d ranks never reached the store: %s" % (len(gone), self.me.world, gone[:64])
+            raise PlannedError("ranks-missing", text, gone) from error
         if not self.me.rank:
-            problem = world.problem(records, int(self.plan["expect_world"]), bool(self.plan["same_gpu"]))
+            expected = int(self.plan["expect_world"]), int(self.plan["expect_per_host"])
+            problem = world.problem(records, *expected, same_gpu=bool(self.plan["same_gpu"]))
             self.board.publish("world/verdict", problem)
             self.progress.tell("world", ranks=records, world=self.me.world, launcher=self.identity.launcher)
         problem = self.board.read("world/verdict")
         if problem:
             raise PlannedError("world", problem)
         self.board.limit(max(1.0, self.limit_s - 1.0))
-
-    def _open_group(self) -> None:
-        self.progress.stage("process-group", self.limit_s, self.plan["backend"])
-        if self.plan["backend"] == "nccl":
-            os.environ.update(OWN_WATCHDOG)
-        self.dist.init_process_group(
-            self.plan["backend"],
-            store=self.dist.PrefixStore("group/%d" % self.generation, self.store),
-            rank=self.me.rank,
-            world_size=self.me.world,
-            # The watchdog must speak first: it knows the stage.
-            timeout=datetime.timedelta(seconds=self.limit_s + 5.0),
-        )
-        if self.plan["backend"] == "nccl":
-            group = self.dist.distributed_c10d._get_default_group()
-            threading.Thread(target=self._free_when_ended, args=(self.generation, group), daemon=True).start()
-
-    def _free_when_ended(self, generation: int, group: Any) -> None:
-        """With NCCL, a rank that waits for one that gave up waits in a kernel: only an abort from here gets it out.
-
-        Not the watchdog's business, as the store may block; and a connection of its own, as the main thread blocks its.
-        """
-        me, limit = self.identity, datetime.timedelta(seconds=max(1.0, self.limit_s - 1.0))
-        with contextlib.suppress(Exception):  # it can only help
-            store = self.dist.TCPStore(me.master_addr, me.master_port, me.world, False, limit, wait_for_workers=False)
-            store = self.dist.PrefixStore("nccl-doctor/%s" % me.attempt, store)
-            while self.generation == generation:
-                if is_set(store, "ended/%d" % generation):
-                    group._get_backend(self.device).abort()
-                    return
-                time.sleep(1.0)
-
-    def _leave_group(self) -> None:
-        """Close this rank's connections: others that wait for it in a collective get an error for it."""
-        c10d = self.dist.distributed_c10d
-        abort = getattr(c10d, "_abort_process_group", None)
-        if self.plan["backend"] == "nccl" and abort is not None:
-            abort()
-            return
-        if self.plan["backend"] == "nccl":  # torch before 2.6; destroying alone would wait for the others
-            c10d._get_default_group()._get_backend(self.device).abort()
-        self.dist.destroy_process_group()
 
     def _first_collective(self) -> None:
         self.progress.stage("first-collective", self.limit_s, "all-reduce of one element")
@@ -272,13 +219,10 @@ class Worker:
     def _tell_path(self) -> None:
         if self.plan["backend"] != "gloo":
             return
-        self.path = self._connections()
-        self.progress.tell("path", **self.path)
-
-    def _connections(self) -> Dict[str, Any]:
         used = sockets.connections(self.identity.master_port)
         facts = sockets.interface_facts({item["interface"] for item in used if item["interface"]})
-        return {"connections": used, "interfaces": facts, "host": socket.gethostname()}
+        self.path = {"connections": used, "interfaces": facts, "host": socket.gethostname()}
+        self.progress.tell("path", **self.path)
 
     def _gather_logs(self) -> None:
         """Give rank 0 what it cannot see when no launcher of ours collects it: each rank's path and NCCL log."""
@@ -314,298 +258,6 @@ class Worker:
         """Until the device has done what it was given."""
         if self.device.type == "cuda":
             self.torch.cuda.synchronize()
-
-    # ---- one collective over all sizes ----
-
-    def _modes(self, operation: Operation) -> List[str]:
-        wanted = self.plan["modes"]
-        if not wanted:
-            return [operation.modes[0]]
-        names = {"in": ("in",), "out": ("out", "copy")}
-        return [mode for want in wanted for mode in operation.modes if mode in names[want]]
-
-    def _collective(self, operation: Operation) -> None:
-        checker = None
-        if self.plan["check"]:
-            checker = operations.Checker(
-                self.torch, operation, self.plan["dtype"], self.plan["op"], self.me, int(self.plan["seed"])
-            )
-        modes = self._modes(operation)
-        if operation.name == "sendrecv" and self.me.world == 1:
-            self._skip(operation, 0, "", "one rank has no neighbour to send to")
-            return
-        if not modes:
-            self._skip(operation, 0, "", "torch.distributed has no such call for %s" % operation.name)
-            return
-        total = len(self.plan["collectives"]) * len(self.plan["sizes"])
-        for index, size in enumerate(self.plan["sizes"]):
-            for mode in modes:
-                left = total - self.plan["collectives"].index(operation.name) * len(self.plan["sizes"]) - index
-                if not self._measure(operation, size, mode, checker, max(1, left * len(modes))):
-                    return
-
-    def _skip(self, operation: Operation, size: int, mode: str, reason: str) -> None:
-        if not self.me.rank:
-            self.progress.tell("skip", collective=operation.name, size=size, mode=mode, reason=reason)
-
-    def _measure(self, operation: Operation, asked: int, mode: str, checker: Any, left: int) -> bool:
-        """One size; False where the collective cannot be measured at all."""
-        count = operations.count_of(operation, asked, self.item_bytes, self.me.world)
-        size = operations.size_of(operation, count, self.item_bytes, self.me.world)
-        label = "%s %d B%s" % (operation.name, asked, {"in": " in place", "copy": " with copy"}.get(mode, ""))
-        if not count:
-            parts = " for each of %d ranks" % self.me.world if operation.split else ""
-            self._skip(operation, asked, mode, "smaller than one %s%s" % (self.plan["dtype"], parts))
-            return True
-        if self.time_is_up:
-            self._skip(operation, asked, mode, "the time budget of %g s is used up" % float(self.plan["budget_s"]))
-            return True
-        self.progress.stage("measure", self.limit_s, label)
-        key = "%s/%d/%s" % (operation.name, asked, mode)
-        self.begun = time.monotonic()
-        reason = ""
-        try:
-            buffers = self._allocate(key, operation, asked, mode, count, checker)
-            if buffers is None:
-                return True
-            call = operations.caller(self.dist, operation, mode, buffers, self.me, self.plan["op"])
-            refused, wrong = self._first_call(key, call, checker, buffers, count)
-            if refused:
-                self._skip(operation, asked, mode, refused)
-                return False
-            if self.plan["cuda_graph"]:
-                call = self._graph(call)
-                if checker is not None:  # what is timed is what is checked
-                    checker.prepare(mode, buffers)
-                _, wrong = self._first_call(key + "/graph", call, checker, buffers, count)
-            iterations, estimate_s = self._warm_up(key, call, label, left)
-            calls = self._calls_per_sample(iterations, estimate_s)
-            times = self._timed(call, iterations, label, self.limit_s + 3 * iterations * estimate_s, calls)
-            self._report(key, operation, size, asked, count, mode, times, wrong, calls)
-        except Exception as error:
-            reason = self._no_memory(key, error)
-            if not reason:
-                raise
-        finally:
-            buffers = call = None  # type: ignore[assignment]
-            self.used_s += time.monotonic() - self.begun
-        if reason:  # out of the handler, whose traceback holds on to the memory
-            self._end_size(key, operation, asked, mode, reason)
-        return True
-
-    def _no_memory(self, key: str, error: Exception) -> str:
-        """Which rank had no memory, where that is what this error comes from; else empty."""
-        reason = str(error) if isinstance(error, SizeEnded) else ""
-        if is_lack_of_memory(error):
-            host = socket.gethostname()
-            reason = "rank %d on %s: %s" % (self.me.rank, host, words_of_lack(error, "while it ran"))
-            self.board.publish("ended/%d" % self.generation, reason)
-        elif not reason:
-            # A connection that broke: it does so after the reason was published.
-            with contextlib.suppress(Exception):
-                if is_set(self.board.store, "ended/%d" % self.generation):
-                    reason = self.board.read("ended/%d" % self.generation)
-        if reason:
-            points = ("/first", "/graph/first", "/iterations", "/times")
-            self.board.give_up([key + point for point in points], reason)
-        return reason
-
-    def _end_size(self, key: str, operation: Operation, asked: int, mode: str, reason: str) -> None:
-        """Leave the process group, whose state nobody knows any more, and form another for the sizes to come."""
-        self.progress.step("ending this size: out of memory", self.limit_s)
-        self._leave_group()
-        gc.collect()
-        if self.device.type == "cuda":
-            self.torch.cuda.empty_cache()
-        reason = self.board.decide(key + "/over", reason, lambda values: values[0])
-        self._skip(operation, asked, mode, reason)
-        self.generation += 1
-        self._open_group()
-
-    def _allocate(
-        self, key: str, operation: Operation, asked: int, mode: str, count: int, checker: Any
-    ) -> Optional[Any]:
-        me = self.me
-        needed = operations.buffer_bytes(operation, mode, count, self.item_bytes, me.world, me.rank, me.root)
-        trouble = self._too_large(needed)
-        buffers = None
-        if not trouble:
-            try:
-                buffers = operations.allocate(self.torch, operation, mode, count, self.dtype, self.device, self.me)
-                # Filled before the vote: memory that was promised may still not be there.
-                if checker is not None:
-                    checker.prepare(mode, buffers)
-                else:
-                    buffers.send.zero_()
-                self.wait()
-            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-                if not is_lack_of_memory(error):
-                    raise
-                trouble = words_of_lack(error)
-        host = socket.gethostname()
-        verdict = self.board.decide(
-            key + "/memory",
-            "rank %d on %s: %s" % (self.me.rank, host, trouble) if trouble else "",
-            lambda values: next(filter(None, values), ""),
-        )
-        if verdict:
-            self._skip(operation, asked, mode, verdict)
-            return None
-        return buffers
-
-    def _too_large(self, needed: int) -> str:
-        if self.device.type == "cuda":
-            self.torch.cuda.empty_cache()  # or the last size's buffers, kept for reuse, would count as taken
-            free = int(self.torch.cuda.mem_get_info(self.device)[0])
-            room, what = free - (256 << 20), "GPU memory"
-        else:
-            ranks = max(1, self.identity.local_world)
-            room = int(available_memory() * 0.8 / ranks)
-            what = "memory (80 %% of what is free, for %d rank%s here)" % (ranks, "" if ranks == 1 else "s")
-        if needed <= room:
-            return ""
-        return "needs %s, and %s of %s is available" % (amount(needed), amount(max(0, room)), what)
-
-    def _first_call(
-        self, key: str, call: Callable[[], None], checker: Any, buffers: Any, count: int
-    ) -> Tuple[str, Optional[int]]:
-        """Run once, checked; returns why the backend refuses it, and how many elements are wrong here."""
-        refused, wrong = "", None
-        try:
-            call()
-            self.wait()
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            if is_lack_of_memory(error) or not is_refusal(error):
-                raise
-            refused = "%s does not do this: %s" % (self.plan["backend"], str(error).splitlines()[0][:300])
-        if checker is not None and not refused:
-            wrong = checker.wrong(buffers, count)
-        refusal = self.board.decide(
-            key + "/first", refused, lambda values: values[0] if all(values) else "",
-        )  # fmt: skip
-        if refused and not refusal:
-            raise PlannedError("unsupported", refused + " (but other ranks did it)")
-        return refusal, wrong
-
-    def _graph(self, call: Callable[[], None]) -> Callable[[], None]:
-        graph = self.torch.cuda.CUDAGraph()
-        # Only this thread's calls are held against the capture: NCCL's and torch's own threads go on.
-        with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            call()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-    def _warm_up(self, key: str, call: Callable[[], None], label: str, left: int) -> Tuple[int, float]:
-        """Run warm-up calls, then agree on the number of timed ones from the slowest rank's seconds per call."""
-        self.progress.step(label + ", warm-up", self.limit_s)
-        rounds = max(1, int(self.plan["warmup"]))
-        estimates = []
-        for _ in range(rounds):
-            started = time.perf_counter()
-            call()
-            self.wait()
-            estimates.append(time.perf_counter() - started)
-        share = max(0.0, float(self.plan["budget_s"]) - self.used_s) / left
-
-        def choose(values: List[float]) -> List[float]:
-            slowest = max(max(values), 1e-7)
-            affordable = max(int(self.plan["min_iters"]), min(int(self.plan["max_iters"]), int(share * 0.8 / slowest)))
-            return [int(self.plan["iters"]) or affordable, slowest]
-
-        iterations, slowest_s = self.board.decide(key + "/iterations", min(estimates), choose)
-        return int(iterations), float(slowest_s)
-
-    def _calls_per_sample(self, iterations: int, estimate_s: float) -> int:
-        """How many calls share one time. Reading a CPU's clock costs nothing; see ``SAMPLE_S`` for a device's."""
-        if self.device.type != "cuda":
-            return 1
-        return max(1, min(int(SAMPLE_S / max(estimate_s, 1e-7)), iterations // LEAST_SAMPLES))
-
-    def _timed(
-        self, call: Callable[[], None], iterations: int, label: str, limit_s: float, calls: int = 1
-    ) -> List[float]:
-        """Seconds per call, back to back as nccl-tests does; all ranks start from a barrier. With a device, the mean of
-        each ``calls`` calls."""
-        if self.device.type == "cuda":
-            return self._timed_cuda(call, iterations // calls, label, limit_s, calls)
-        stamps: List[int] = []
-        clock, keep = time.perf_counter_ns, stamps.append
-        self.progress.step(label, limit_s, lambda: max(0, len(stamps) - 1))
-        self.dist.barrier()  # nothing may stand between it and the first call, or the ranks start apart
-        keep(clock())
-        for _ in range(iterations):
-            call()
-            keep(clock())
-        return [(after - before) * 1e-9 for before, after in zip(stamps, stamps[1:])]
-
-    def _timed_cuda(
-        self, call: Callable[[], None], samples: int, label: str, limit_s: float, calls: int
-    ) -> List[float]:
-        cuda = self.torch.cuda
-        events = [cuda.Event(enable_timing=True) for _ in range(samples + 1)]
-        recorded: List[Any] = []
-
-        def done() -> int:
-            # One that was never recorded calls itself complete, so only recorded ones are asked, the latest first.
-            number = len(recorded)
-            while number and not recorded[number - 1].query():
-                number -= 1
-            return max(0, number - 1) * calls
-
-        self.progress.step(label, limit_s, done)
-        self.dist.barrier(device_ids=[self.device.index])
-        cuda.synchronize()
-        for number, event in enumerate(events):
-            for _ in range(calls if number else 0):
-                call()
-            event.record()
-            recorded.append(event)
-        cuda.synchronize()
-        return [before.elapsed_time(after) * 1e-3 / calls for before, after in zip(events, events[1:])]
-
-    def _report(
-        self,
-        key: str,
-        operation: Operation,
-        size: int,
-        asked: int,
-        count: int,
-        mode: str,
-        times: List[float],
-        wrong: Optional[int],
-        calls: int,
-    ) -> None:
-        self.progress.step("gathering times", self.limit_s)
-        packed = base64.b64encode(array("d", times).tobytes()).decode()
-        records: List[Dict[str, Any]] = []
-
-        def keep(values: List[Dict[str, Any]]) -> bool:
-            records.extend(values)
-            # A size's checks and fewest iterations may overrun its share, hence the factor of two.
-            return self.used_s + time.monotonic() - self.begun > 2 * float(self.plan["budget_s"])
-
-        # Decided, not only gathered: a rank that gave up in the loop must stop those that got through it. And rank 0
-        # alone decides on time: clocks differ, and no rank may measure what another one skips.
-        self.time_is_up = self.board.decide(key + "/times", {"times": packed, "wrong": wrong}, keep)
-        if self.me.rank:
-            return
-        series = [array("d", base64.b64decode(record["times"])) for record in records]
-        means = [sum(values) / len(values) for values in series]
-        self.progress.tell(
-            "size",
-            collective=operation.name,
-            mode=mode,
-            size=size,
-            asked=asked,
-            count=count,
-            root=self.me.root if operation.rooted else -1,
-            iterations=len(times) * calls,
-            calls_per_sample=calls,
-            rank_means_us=[round(value * 1e6, 3) for value in means],
-            # The slowest rank of each iteration: what a training step would have waited for.
-            iteration_us=[round(max(column) * 1e6, 3) for column in zip(*series)],
-            wrong=[record["wrong"] for record in records] if self.plan["check"] else None,
-        )
 
 
 def die_with_parent() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def describe(worker: "Worker") -> Dict[str, Any]:
         "device_id": "",
         "nccl": "",
         "world": worker.me.world,
+        "backend": worker.plan["backend"],
     }
     if device.type == "cuda":
         record["device_name"] = torch.cuda.get_device_name(device)
@@ -36,14 +38,22 @@ def describe(worker: "Worker") -> Dict[str, Any]:
     return record
 
 
-def problem(records: List[Dict[str, Any]], expected: int, same_gpu: bool) -> str:
-    """Why these ranks, in order, are not the world that was ``expected`` (0: of any size); empty if they are."""
+def problem(records: List[Dict[str, Any]], expected: int, per_host: int, same_gpu: bool) -> str:
+    """Why these ranks, in order, are not the world that was ``expected``, ``per_host`` of them on each host (0: any
+    number); empty if they are."""
     size = len(records)
     if expected and expected != size:
         return "%d ranks were asked for, the launcher made %d" % (expected, size)
     odd = [record["rank"] for record in records if record["world"] != size]
     if odd:
         return "ranks %s believe in another world size" % odd
+    odd = [record["rank"] for record in records if record["backend"] != records[0]["backend"]]
+    if odd:  # inside another launcher each rank chooses by what its host has
+        return "ranks %s chose another backend than rank 0, %s: name one with --backend" % (odd, records[0]["backend"])
+    hosts = Counter((record["boot"], record["host"]) for record in records)
+    odd = sorted(host for (_, host), ranks in hosts.items() if per_host and ranks != per_host)
+    if odd:
+        return "%d ranks a host were asked for, and there are others on %s" % (per_host, ", ".join(odd[:8]))
     processes: Dict[Tuple[str, int], int] = {}
     devices: Dict[Tuple[str, str], int] = {}
     for record in records:

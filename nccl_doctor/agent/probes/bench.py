@@ -5,10 +5,10 @@ import os
 import re
 import socket
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent import probing
-from nccl_doctor.agent.collective import launch, sockets
+from nccl_doctor.agent.collective import launch, memory, sockets
 from nccl_doctor.agent.probing import probe, run_command
 
 # Runs in the Python that the ranks will use. It does not import torch: that takes seconds, and may fail or hang.
@@ -39,7 +39,8 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """What this host offers to a benchmark: torch, GPUs and who uses them, memory, addresses, a free port.
 
     ``arguments``: ``python`` (default: this one, or the first of ``also`` that has torch where this one has none),
-    ``port`` (0: choose a free one; else whether that one is free).
+    ``port`` (0: choose a free one; else whether that one is free), ``visible`` (the ranks' CUDA_VISIBLE_DEVICES, where it
+    is not that of this process).
     """
     python = str(arguments.get("python") or sys.executable)
     found = _torch(python)
@@ -50,16 +51,20 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
                 if candidate.get("torch"):
                     python, found = str(other), candidate
     port = int(arguments.get("port") or 0)
+    visible = arguments.get("visible")
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {
         "host": socket.gethostname(),
         "python": python,
         "torch": found,
-        "gpus": _query("--query-gpu=name"),
-        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
+        "gpus": _query("--query-gpu=name", visible),
+        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible),
         "hcas": _hcas(),
         **_nvlinks(),
-        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max"),
+        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible),
         "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
+        "memory": memory.available_memory(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": sockets.addresses(),
         "name_addresses": _resolve(socket.gethostname()),
@@ -80,8 +85,13 @@ def _torch(python: str) -> Dict[str, Any]:
     return found
 
 
-def _query(fields: str) -> List[str]:
-    result = run_command(["nvidia-smi", fields, "--format=csv,noheader"], limit_s=10.0)
+def _query(fields: str, visible: Optional[str]) -> List[str]:
+    """A line for each GPU that the ranks can have (or for each process there)."""
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    # A part of a GPU (MIG) is none that nvidia-smi could be asked about.
+    chosen = ["-i", visible] if visible is not None and "MIG" not in visible else []
+    result = run_command(["nvidia-smi", *chosen, fields, "--format=csv,noheader"], limit_s=10.0)
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.outcome == "ok" else []
 
 

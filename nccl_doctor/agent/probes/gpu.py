@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import isolated, nvml
@@ -24,6 +25,7 @@ NVML_LIMIT_S = 40.0
 NVML_START_S = 25.0  # for nvmlInit
 NVML_SILENCE_S = 10.0  # for any other single call
 SMI_LIMIT_S = 15.0
+_NEWEST_CALL = "nvmlDeviceGetMarginTemperature"  # of those we ask: nvidia-ml-py 12.570
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY")
 _LIBRARY_PLACES = (
     "/usr/lib/x86_64-linux-gnu",
@@ -50,11 +52,10 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
         data["nvml"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
         data["smi"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
         return data
-    try:
-        import pynvml
-    except ImportError:
+    pynvml = _pynvml()
+    if pynvml is None:
         data["module"] = "pynvml"  # the controller sends its own copy and asks again
-        raise ProbeTrouble("tool-missing", "python module pynvml: not found", data) from None
+        raise ProbeTrouble("tool-missing", "python module pynvml: not found, or too old", data)
     silence_s = float(arguments.get("nvml_silence_s", NVML_SILENCE_S))
     start_s = float(arguments.get("nvml_start_s", NVML_START_S))
     use_only = bool(arguments.get("use_only"))
@@ -65,6 +66,18 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     limit_s = float(arguments.get("smi_limit_s", SMI_LIMIT_S))
     data["smi"] = _smi(min(limit_s, 5.0) if hung else limit_s)
     return data
+
+
+def _pynvml() -> Any:
+    """pynvml; None where there is none, or an old one: R495's counts 12 of an H100's 18 NVLinks and knows no fabric."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    if hasattr(pynvml, _NEWEST_CALL):
+        return pynvml
+    del sys.modules["pynvml"]  # so that the copy that will be sent is imported
+    return None
 
 
 def _witnesses() -> Dict[str, Any]:

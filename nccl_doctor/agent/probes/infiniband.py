@@ -96,7 +96,6 @@ def _netdev(interface: str) -> Dict[str, Any]:
         "name": interface,
         "operstate": first_line(base + "/operstate"),
         "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "carrier_changes": whole_number(first_line(base + "/carrier_changes")),
         "master": master,
     }
 
@@ -141,7 +140,7 @@ def _counters(name: str) -> Dict[str, Dict[str, int]]:
         for folder in ("counters", "hw_counters"):
             for counter in listed("%s/%s" % (base, folder)):
                 value = whole_number(first_line("%s/%s/%s" % (base, folder, counter)))
-                if value is not None:
+                if value is not None and value >= 0:
                     values[counter] = value
         found[number] = values
     return found
@@ -180,12 +179,13 @@ def _pci_without_driver() -> List[Dict[str, Optional[str]]]:
     for address in listed("/sys/bus/pci/devices"):
         base = "/sys/bus/pci/devices/" + address
         vendor, device = first_line(base + "/vendor"), first_line(base + "/device") or ""
-        network = (first_line(base + "/class") or "").startswith("0x02")
+        kind = first_line(base + "/class") or ""
+        network = kind.startswith("0x02")
         if not ((vendor == "0x15b3" and network) or (vendor == "0x1d0f" and device.startswith("0xefa"))):
             continue
         try:
             driver: Optional[str] = os.path.basename(os.readlink(path(base + "/driver")))
         except OSError:
             driver = None
-        found.append({"bus_id": address, "vendor": vendor, "device": device, "driver": driver})
+        found.append({"bus_id": address, "vendor": vendor, "device": device, "driver": driver, "class": kind})
     return found

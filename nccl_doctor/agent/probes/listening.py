@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent.probing import probe, read_text
 from nccl_doctor.agent.redaction import redact_argv
@@ -77,6 +77,7 @@ class Listener:
     def open_udp(self) -> int:
         """Answer datagrams with the size that arrived; the port."""
         receiver = _bound(socket.SOCK_DGRAM, 0)
+        receiver.setsockopt(*ASK_FOR_ADDRESS[receiver.family], 1)
         self.sockets.append(receiver)
         threading.Thread(target=self._count, args=(receiver,), daemon=True).start()
         return int(receiver.getsockname()[1])
@@ -144,12 +145,27 @@ class Listener:
     def _count(self, receiver: socket.socket) -> None:
         while True:
             try:
-                datagram, sender = receiver.recvfrom(65535)
+                datagram, told, _, sender = receiver.recvmsg(65535, 128)
             except OSError:
                 return
             if datagram.startswith(self.token):
                 with contextlib.suppress(OSError):  # no route back to this one says nothing of the others
-                    receiver.sendto(b"%d" % len(datagram), sender)
+                    receiver.sendmsg([b"%d" % len(datagram)], _from_there(told), 0, sender)
+
+
+# Family -> the option that tells to which of the host's addresses a datagram came: IPV6_RECVPKTINFO, IP_PKTINFO.
+ASK_FOR_ADDRESS = {socket.AF_INET6: (socket.IPPROTO_IPV6, 49), socket.AF_INET: (socket.IPPROTO_IP, 8)}
+
+
+def _from_there(told: List[Tuple[int, int, bytes]]) -> List[Tuple[int, int, bytes]]:
+    """What sends an answer from the address that was asked, by whatever route, as TCP does; else it is any of the host's.
+
+    It is what was told of the datagram, less the interface that it came by (struct in6_pktinfo, struct in_pktinfo).
+    """
+    return [
+        (level, kind, data[:16] + bytes(4) if level == socket.IPPROTO_IPV6 else bytes(4) + data[4:])
+        for level, kind, data in told
+    ]
 
 
 def _bound(kind: int, port: int) -> socket.socket:

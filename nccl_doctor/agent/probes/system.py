@@ -6,10 +6,12 @@ import pwd
 import re
 import resource
 import threading
+import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.probing import path, probe, read_text, run_command
 
+STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
 FILESYSTEM_LIMIT_S = 3.0  # a mount that does not answer in this time hangs: local ones answer in microseconds
 UNLIMITED = -1
 SYSCTLS = (
@@ -363,7 +365,13 @@ def container() -> Dict[str, Any]:
         "seccomp": field("Seccomp"),
         "no_new_privileges": field("NoNewPrivs"),
         "capabilities": field("CapEff"),
+        "user_namespace": _is_mapped(_text("/proc/self/uid_map")),
     }
+
+
+def _is_mapped(uid_map: str) -> Optional[bool]:
+    """Whether users are mapped, as in a user namespace of one's own; None where the kernel does not tell."""
+    return uid_map.split() != ["0", "0", "4294967295"] if uid_map else None
 
 
 def processors() -> Dict[str, Any]:
@@ -456,12 +464,31 @@ def gpu_processes() -> Dict[str, Any]:
             continue  # it ended while we looked
         if devices:
             found.append(_process(name, sorted(devices), float(boot[0]) if boot else None))
+    _read_again([process for process in found if process["state"] == "D"])
+    found = [process for process in found if process["state"]]
     return {
         "gpu_devices": len(glob.glob(path("/dev/nvidia[0-9]*"))),
         "processes": sorted(found, key=lambda process: process["pid"])[:200],
         "not_permitted": hidden,
         "processes_seen": seen,
     }
+
+
+def _read_again(waiting: List[Dict[str, Any]]) -> None:
+    """Whoever reads a disk is in state D for a moment: only who is in it all the time, and spends no CPU time, is stuck."""
+    before = {process["pid"]: _state_and_ticks(process["pid"]) for process in waiting}
+    for _ in range(STUCK_READINGS if waiting else 0):
+        time.sleep(STUCK_INTERVAL_S)
+        for process in waiting:
+            state, ticks = _state_and_ticks(process["pid"])
+            if process["state"] == "D" and (state != "D" or ticks != before[process["pid"]][1]):
+                process["state"] = state if state != "D" else "R"  # it ran in between
+
+
+def _state_and_ticks(pid: int) -> Tuple[str, List[str]]:
+    """State, and CPU time in user and kernel mode; empty where it has ended."""
+    words = _text("/proc/%d/stat" % pid).rpartition(")")[2].split()
+    return (words[0], words[11:13]) if words else ("", [])
 
 
 def _gpu_devices(directory: str) -> Set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import textwrap
 import warnings
 
@@ -13,7 +15,10 @@ from nccl_doctor.env.extract import shell
 
 # What hands its first argument to a shell.
 _SHELLS = frozenset({"system", "popen", "run", "Popen", "call", "check_call", "check_output", "getoutput", "local"})
-_SETTERS = frozenset({"setdefault", "putenv", "setenv", "set_env", "set_environment_variable"})
+_SETS = re.compile(r"setdefault|_?(?:set|put|add|export)_?env", re.IGNORECASE)
+# What a text that is kept for later must name to count as a command.
+_LAUNCHES = re.compile(r"\b(?:mpirun|mpiexec|srun|torchrun|deepspeed|docker run)\b")
+_CARRIES = frozenset({"-x", "-e", "--env"})
 
 
 class Visitor(ast.NodeVisitor):
@@ -27,10 +32,10 @@ class Visitor(ast.NodeVisitor):
     def _add(self, key: ast.expr | None, value: ast.expr, mapping: bool = False) -> None:
         if not (isinstance(key, ast.Constant) and isinstance(key.value, str) and is_ours(key.value)):
             return
-        self._add_name(key.value, value, key.lineno, mapping)
-
-    def _add_name(self, name: str, value: ast.expr, line: int, mapping: bool = False) -> None:
         text, not_text = _constant(value)
+        self._add_text(key.value, text, key.lineno, "" if mapping else not_text)
+
+    def _add_text(self, name: str, text: str | None, line: int, not_text: str = "") -> None:
         self.found.append(
             Assignment(
                 name,
@@ -41,17 +46,16 @@ class Visitor(ast.NodeVisitor):
                 self.lines[line - 1].strip() if line <= len(self.lines) else "",
                 self.scope,
                 tuple(self.arms),
-                not_text="" if mapping else not_text,
+                not_text=not_text,
             )
         )
 
     def _command(self, node: ast.expr, options: bool = False) -> None:
         """A text that a shell will run or, with ``options``, the options of mpirun: ``-x NCCL_DEBUG=INFO``."""
-        if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and INTEREST.search(node.value)):
+        text = _text(node)
+        if not INTEREST.search(text) or (options and not text.lstrip().startswith("-")):
             return
-        if options and not node.value.lstrip().startswith("-"):
-            return
-        text = f"mpirun {node.value}" if options else node.value
+        text = f"mpirun {text}" if options else text
         for item in shell.read(text, self.file, node.lineno, self.scope):
             if not item.lost and item.line:
                 line = self.first_line + item.line - 1
@@ -71,9 +75,22 @@ class Visitor(ast.NodeVisitor):
         for target in node.targets:
             if isinstance(target, ast.Subscript):
                 self._add(target.slice, node.value, mapping=not _is_environ(target.value))
+        if _LAUNCHES.search(_text(node.value)):
+            self._command(node.value)
+        self.generic_visit(node)
+
+    def visit_List(self, node: ast.List) -> None:
+        """A command line in pieces: ``["mpirun", "-x", "NCCL_DEBUG=INFO"]``."""
+        for option, item in itertools.pairwise(node.elts):
+            name, equals, value = _text(item).partition("=")
+            if _text(option) in _CARRIES and equals and is_ours(name):
+                self._add_text(name, shell.value_of(value), item.lineno)
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
+        fields = {_text(key): value for key, value in zip(node.keys, node.values, strict=True) if key is not None}
+        if "name" in fields and "value" in fields:
+            self._add(fields["name"], fields["value"], mapping=True)
         for key, value in zip(node.keys, node.values, strict=True):
             self._add(key, value, mapping=True)
             self._command(value, options=True)
@@ -81,14 +98,25 @@ class Visitor(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in _SETTERS and len(node.args) >= 2:
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if _SETS.match(called) and len(node.args) >= 2:
             self._add(node.args[0], node.args[1])
+        if "name" in given and "value" in given:  # V1EnvVar(name="NCCL_DEBUG", value="INFO") and its relatives
+            self._add(given["name"], given["value"], mapping=True)
         if called in _SHELLS and node.args:
             self._command(node.args[0])
         self.generic_visit(node)
         for keyword in node.keywords:  # os.environ.update(NCCL_DEBUG="INFO"), dict(os.environ, NCCL_DEBUG="INFO")
             if keyword.arg and is_ours(keyword.arg) and called in ("update", "dict", "run", "remote", "options"):
-                self._add_name(keyword.arg, keyword.value, keyword.value.lineno)
+                text, not_text = _constant(keyword.value)
+                self._add_text(keyword.arg, text, keyword.value.lineno, not_text)
+
+
+def _text(node: ast.expr) -> str:
+    """A text as it stands, with ``$COMPUTED`` where an f-string fills something in; empty where it is none."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or "$COMPUTED" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _is_environ(node: ast.expr) -> bool:

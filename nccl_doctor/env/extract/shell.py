@@ -51,6 +51,7 @@ _WATCHED = _RESERVED | {"case", "esac", "set"}
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
 _CARRIES = frozenset({"-x", "-e", "--env", "-env", "-genv", "--genv", "--export-env", "-E"})
+_HANDS_ON = re.compile(r"(?:^|\s)(?:-[xe]|--env|-genv)\s+[A-Za-z_]")
 _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
 
@@ -91,8 +92,10 @@ class Reader:
             elif self.only_assignments:
                 self.only_assignments = bool(_ASSIGNS.match(words[-1]))
         kept = []
+        own = {item.name for item in self.found if item.value is None and item.how is not How.PLAIN}  # -x NAME="$NAME"
+        handed_on = own | self.exported
         for item in self.found:
-            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in self.exported):
+            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in handed_on):
                 item = msgspec.structs.replace(item, how=How.EXPORT, lost="")
             kept.append(item)
         return kept
@@ -175,10 +178,14 @@ class Reader:
         if written and written[1].endswith("nccl.conf"):
             self.found += conf.read(body, written[1], self.scope + "#" + written[1], self.file, line)
         elif re.match(r"(?:\S*/)?python[0-9.]*\b", command):
-            self.found += python_source.read(body, self.file, line, self.scope)
+            with contextlib.suppress(SyntaxError):  # the shell may fill in what makes it Python
+                self.found += python_source.read(body, self.file, line, self.scope)
+        elif body.lstrip().startswith("{") and '":' in body:
+            self._json(line, body)
         else:
             inner = Reader(body, self.file, line, self.scope, self.depth + 1)
-            self.found += inner.read()
+            arms = tuple((block, arm) for block, arm in self.blocks)
+            self.found += [msgspec.structs.replace(item, branch=(*arms, *item.branch)) for item in inner.read()]
             self.exported |= inner.exported
 
     def _comment(self, line: int, token: str) -> None:
@@ -197,6 +204,7 @@ class Reader:
         before: list[str] = []
         while words and _ASSIGNS.match(words[0]):
             before.append(words[0])
+            self._held(words[0])
             words = words[1:]
         if not words:
             for word in before:
@@ -224,6 +232,20 @@ class Reader:
             self._written_text(line, raw, words)
         else:
             self._options(line, raw, words)
+
+    def _held(self, word: str) -> None:
+        """A variable that holds what a launcher is given later: its options, a JSON text, or what a command prints."""
+        raw = word.partition("=")[2]
+        if not INTEREST.search(raw):
+            return
+        line, value = getattr(word, "line", self.first_line), _unquote(raw)
+        printed = re.fullmatch(r"\"?\$\((.*)\)\"?", raw, re.DOTALL)
+        if printed:
+            self._nested(printed[1], line, "")
+        elif value.lstrip().startswith("{") and '":' in value:
+            self._json(line, value)
+        elif _HANDS_ON.search(value):
+            self._options(line, self._line(line), ["mpirun", *value.split()])
 
     def _reserved(self, words: list[str]) -> list[str]:
         """The command behind if, then, do ...; keeps track of the arms."""
@@ -307,21 +329,24 @@ class Reader:
                 if carries or sets_env:
                     self._set(line, raw, word, How.PREFIX)
             elif "{" in word and '":' in word:
-                self._json(getattr(word, "line", line), word)
+                self._json(getattr(word, "line", line), _unquote(word))
             elif word[0] in "'\"" and re.search(r"[\s;]", word):
                 self._nested(_unquote(word), getattr(word, "line", line), "")
             place += 1
 
-    def _json(self, line: int, word: str) -> None:
-        """A JSON argument, such as Ray's --runtime-env-json."""
+    def _json(self, line: int, text: str) -> None:
+        """A JSON text, such as what Ray's --runtime-env-json takes."""
         from nccl_doctor.env.extract import yaml_file
 
-        body = _unquote(word)
+        start = text.find("{")
+        first, arms = line + text.count("\n", 0, start), tuple((block, arm) for block, arm in self.blocks)
         with contextlib.suppress(yaml_file.BadYaml):
-            for item in yaml_file.read(body[body.find("{") :], self.file):
-                place = line + (item.line or 1) - 1
+            for item in yaml_file.read(text[start:], self.file):
+                place = first + (item.line or 1) - 1
                 self.found.append(
-                    msgspec.structs.replace(item, line=place, text=self._line(place), scope=self.scope, not_text="")
+                    msgspec.structs.replace(
+                        item, line=place, text=self._line(place), scope=self.scope, branch=arms, not_text=""
+                    )
                 )
 
     def _list(self, line: int, raw: str, word: str, splits: bool = False) -> None:
@@ -349,7 +374,8 @@ class Reader:
             line, raw = word.line, self._line(word.line)
         arms = tuple((block, arm) for block, arm in self.blocks)
         if how in (How.PREFIX, How.OPTION) and self.number:
-            arms = (*arms, (0, self.number))  # what one command is given never meets what another one is given
+            command = self.first_line * 100_000 + self.number  # of all the texts of a file
+            arms = (*arms, (0, command))  # what one command is given never meets what another one is given
         self.found.append(
             Assignment(
                 name,

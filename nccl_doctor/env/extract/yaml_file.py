@@ -6,10 +6,12 @@ more than its own size, and every value keeps its line.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import yaml
 
 from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
@@ -17,12 +19,13 @@ from nccl_doctor.env.extract import conf, env_file, shell
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
-_TEMPLATE = re.compile(r"\{\{|\{%")
-# Helm and Jinja templates are not YAML before they are rendered: these lines can be read all the same.
-_NAME_LINE = re.compile(r"\s*-?\s*name:\s*[\"']?([A-Z][A-Z0-9_]*)[\"']?\s*\Z")
-_VALUE_LINE = re.compile(r"\s*value:(.*)\Z")
-_MAP_LINE = re.compile(r"\s*-?\s*[\"']?([A-Z][A-Z0-9_]*)[\"']?\s*[:=](.*)\Z")
+# Templates (Helm, Jinja, envsubst) are not YAML before they are rendered. No expression reaches beyond where the next one begins,
+# so that one that is never closed costs one pass.
+_TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\})|\{(?!%))*%\}|\$\{[^{}\n]*\}")
+_DIRECTIVE = re.compile(r"\{[{%]-?\s*([a-z]+)")
+_COMPUTED = "$TEMPLATE"  # stands where a template would fill something in
 _MAX_DEPTH = 200
+_MAX_ARMS = 20  # conditions of a template within each other
 
 
 class BadYaml(ValueError):
@@ -30,25 +33,55 @@ class BadYaml(ValueError):
 
 
 def read(text: str, file: str = "") -> list[Assignment]:
-    """What the file sets; ``BadYaml`` if it cannot be parsed (a template is read line by line instead)."""
+    """What the file sets; ``BadYaml`` if it cannot be parsed, and not either with its template expressions replaced."""
     if not INTEREST.search(text):
         return []
     if _deep(text):
         raise BadYaml(f"nested deeper than {_MAX_DEPTH} levels")
-    found: list[Assignment] = []
-    lines = text.split("\n")
-    seen: set[int] = set()
     try:
-        for document in yaml.compose_all(text, Loader=_LOADER):
-            if document is not None:
-                _walk(document, file, lines, seen, found, 0)
+        return _parsed(text, text.split("\n"), file)
     except yaml.YAMLError as error:
         if _TEMPLATE.search(text):
-            return list(_line_by_line(lines, file))
+            with contextlib.suppress(yaml.YAMLError):
+                arms = _arms(text)
+                return [
+                    msgspec.structs.replace(item, branch=(*arms[(item.line or 1) - 1], *item.branch))
+                    for item in _parsed(_filled_in(text), text.split("\n"), file)
+                ]
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         raise BadYaml(f"{where}{getattr(error, 'problem', None) or 'not YAML'}") from None
+
+
+def _parsed(text: str, lines: list[str], file: str) -> list[Assignment]:
+    """What a YAML text sets, in line order. ``lines`` are quoted: those of the file as it stands."""
+    found: list[Assignment] = []
+    for document in yaml.compose_all(text, Loader=_LOADER):
+        if document is not None:  # a set for each: the nodes of the document before are gone, and their ids used again
+            _walk(document, file, lines, set(), found, 0)
     return sorted(found, key=lambda item: item.line or 0)
+
+
+def _filled_in(text: str) -> str:
+    """The template with a placeholder for each expression, and without the lines that hold nothing else."""
+    plain = _TEMPLATE.sub(lambda match: _COMPUTED + "\n" * match[0].count("\n"), text)
+    return re.sub(rf"(?m)^[ \t]*(?:{re.escape(_COMPUTED)}[ \t]*)+$", "", plain)
+
+
+def _arms(text: str) -> list[tuple[tuple[int, int], ...]]:
+    """For each line the arms of the template's conditions around it."""
+    arms: list[tuple[tuple[int, int], ...]] = []
+    open_: list[tuple[int, int]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        for match in _DIRECTIVE.finditer(line):
+            if match[1] in ("if", "with", "range", "for") and len(open_) < _MAX_ARMS:
+                open_.append((-number, 0))
+            elif match[1] in ("else", "elif") and open_:
+                open_[-1] = (open_[-1][0], open_[-1][1] + 1)
+            elif match[1] in ("end", "endif", "endfor") and open_:
+                open_.pop()
+        arms.append(tuple(open_))
+    return arms
 
 
 def _deep(text: str) -> bool:
@@ -84,9 +117,13 @@ def _add(name: str, value: Any, file: str, lines: list[str], scope: int, kuberne
     line = value.start_mark.line + 1
     text = value.value if isinstance(value, yaml.ScalarNode) else None
     not_text = _type(value) if isinstance(value, yaml.ScalarNode) else ""
-    if not kubernetes and not_text in ("integer", "float", "null"):
+    if not_text == "null":
+        if not kubernetes:
+            return  # not set here: compose passes on what the shell has, Hydra and NeMo set nothing
+        text, not_text = "", ""
+    if not kubernetes and not_text in ("integer", "float"):
         not_text = ""  # compose and Hydra turn numbers into text; a boolean would arrive as "True"
-    if text is not None and ("${" in text or "{{" in text or "$(" in text or text.startswith("$")):
+    if text is not None and ("$" in text or "{{" in text):
         text = shell.value_of(text) if text.startswith("${") else None
     yield Assignment(name, text, file, line, How.YAML, lines[line - 1].strip(), f"{file}#{scope}", not_text=not_text)
 
@@ -133,6 +170,11 @@ def _scalar(node: Any, file: str, lines: list[str], found: list[Assignment], key
         found += conf.read(node.value, f"{file}#{key}", "", file, first)
     elif key.endswith(".env"):
         found += env_file.read(node.value, file)
+    elif key.endswith((".yaml", ".yml")):
+        with contextlib.suppress(BadYaml):
+            for item in read(node.value, file):
+                line = first + (item.line or 1) - 1
+                found.append(msgspec.structs.replace(item, line=line, scope=f"{item.scope}#{first}"))
     elif not re.match(r"[A-Za-z][A-Za-z0-9 ,]*\Z", node.value.replace("_", "")):
         _script(node, file, lines, found, f"{file}#{first}")
 
@@ -140,25 +182,18 @@ def _scalar(node: Any, file: str, lines: list[str], found: list[Assignment], key
 def _script(node: Any, file: str, lines: list[str], found: list[Assignment], scope: str) -> None:
     if re.search(r"(?m)(?:^|[\s;&|])[A-Z0-9_]+=", node.value) or "-x" in node.value or "export" in node.value:
         first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
-        found += shell.read(node.value, file, first, scope)
+        read_here = shell.read(node.value, file, first, scope)
+        # Only a literal block keeps its lines; any other text of several lines has become one.
+        found += read_here if node.style == "|" else _at_their_lines(read_here, lines, first, node.end_mark.line + 1)
 
 
-def _line_by_line(lines: list[str], file: str) -> Iterator[Assignment]:
-    name, at = "", 0
-    for number, line in enumerate(lines, start=1):
-        if match := _NAME_LINE.match(line):
-            name, at = match[1], number
-        elif name and number <= at + 2 and (match := _VALUE_LINE.match(line)):
-            yield from _plain(name, match[1], file, number, line)
-            name = ""
-        elif (match := _MAP_LINE.match(line)) and is_ours(match[1]):
-            yield from _plain(match[1], match[2], file, number, line)
-
-
-def _plain(name: str, value: str, file: str, number: int, line: str) -> Iterator[Assignment]:
-    if is_ours(name):
-        value = value.strip()
-        dynamic = "{{" in value or "$" in value
-        yield Assignment(
-            name, None if dynamic else value.strip("\"'"), file, number, How.YAML, line.strip(), f"{file}#template"
-        )
+def _at_their_lines(items: list[Assignment], lines: list[str], first: int, last: int) -> Iterator[Assignment]:
+    """The assignments with the lines of the file they stand on, which are between two."""
+    places: dict[str, list[int]] = {}
+    for number in range(min(last, len(lines)), first - 1, -1):
+        for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", lines[number - 1]):
+            places.setdefault(name, []).append(number)
+    for item in items:
+        numbers = places.get(item.written or item.name, [item.line or first])
+        number = numbers.pop() if len(numbers) > 1 else numbers[0]
+        yield msgspec.structs.replace(item, line=number, text=lines[number - 1].strip())

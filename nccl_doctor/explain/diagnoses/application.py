@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
@@ -20,9 +21,10 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import in_order, later, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, in_order, later, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.watchdogs import Work
+from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
+from nccl_doctor.facts.fold import ranges
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:
@@ -45,7 +47,7 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             if item.sequence is not None and item.operation and item.hit is not None:
                 by_sequence[item.sequence].append(item)
         for sequence, same in sorted(by_sequence.items()):
-            kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in _ASYMMETRIC)
+            kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in ASYMMETRIC)
             if len(kinds) < 2:
                 continue
             common = kinds.most_common(1)[0][0]
@@ -72,6 +74,55 @@ def different_calls(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             return
+
+
+_IN_PAIRS = frozenset(("Send", "Recv"))
+_CALL = ("operation", "count", "type", "op", "root")
+
+
+@diagnosis
+def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
+    """Processes of one communicator call different collectives, or sizes, under one opCount of NCCL's own lines.
+
+    These lines name a communicator by its address, which each process has for itself: only processes with one communicator of
+    a size are compared, no more of them than it has ranks.
+    """
+    calls: dict[str, dict[tuple[str, str, str], dict[str, dict[int, Hit]]]] = {}
+    for hit in case.hits("collective-call"):
+        by_process = calls.setdefault(hit.groups["nranks"], {})
+        by_number = by_process.setdefault((hit.file if not hit.pid else "", hit.host, hit.pid), {})
+        by_number.setdefault(hit.groups["comm"], {}).setdefault(int(hit.groups["number"], 16), hit)
+    for size, processes in calls.items():
+        if len(processes) > int(size) or any(len(comms) > 1 for comms in processes.values()):
+            continue
+        tables = [table for comms in processes.values() for table in comms.values()]
+        for number in sorted({number for table in tables for number in table}):
+            here = [table[number] for table in tables if number in table]
+            kinds = Counter(tuple(hit.groups[name] for name in _CALL) for hit in here)
+            if len(kinds) < 2 or any(kind[0] in _IN_PAIRS for kind in kinds):
+                continue
+            names = " / ".join(sorted({f"{kind[0]} of {kind[1]}" for kind in kinds}))
+            usual, often = kinds.most_common(1)[0]
+            odd = [hit for hit in here if tuple(hit.groups[name] for name in _CALL) != usual]
+            hits = [*odd[:2], *(hit for hit in here if hit not in odd)][:4]
+            title = f"at opCount {number:x} the ranks are in different collectives: {names[:160]}"
+            who = speakers(odd if often > len(odd) else here)
+            evidence = [*hits, *case.hits("size-mismatch")[:2]]
+            yield Candidate("app.collective-mismatch", 0.93, title, evidence, *who, final=True)
+            return
+
+
+@diagnosis
+def used_too_early(case: Case) -> Iterable[Candidate]:
+    """A communicator is used although its previous operation is not over: a non-blocking one whose state nobody asked for.
+
+    Where NCCL complained before, the operation had failed: then this is the effect, and says nothing more.
+    """
+    hits = case.hits("communicator-not-ready")
+    complaints = [hit for hit in case.hits("nccl-warn", "nccl-trail") if hits and later(hits[0], hit)]
+    if hits and all(hit.text == hits[0].text for hit in complaints):
+        title = "a communicator is used although its previous operation is not over"
+        yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
 
 
 @diagnosis
@@ -138,8 +189,7 @@ def _telling(words: list[Hit]) -> list[Hit]:
     return [*(hit for hit in words if _EPOCH_DONE.search(hit.text)), *words[-4:]]
 
 
-_ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN"))
-_ONE_SIDED = _ASYMMETRIC | {"BROADCAST", "REDUCE"}
+_ONE_SIDED = ASYMMETRIC | {"BROADCAST", "REDUCE"}
 _UNEQUAL_SIZES = frozenset(("ALLTOALL_BASE", "ALLTOALL"))
 
 
@@ -261,7 +311,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
     after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
     gone = gave_up(case, ranks)
     if gone:
-        title = f"{who} gave up: {gone[-1].text.strip()[-110:]}"
+        title = f"{who} gave up: {ending(gone[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.78, title, [*gone, *hits], ranks)
         return
     done = [hit for hit in own[-4:] if _EPOCH_DONE.search(hit.text)]
@@ -271,12 +321,12 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.uneven-inputs",
             0.72,
-            f"{who} ran out of data while the others still had batches: {done[-1].text.strip()[-110:]}",
+            f"{who} ran out of data while the others still had batches: {ending(done[-1].text, 110)}",
             [*reversed(done), *own[-4:], *hits],
             ranks,
         )
     elif slow := slower(case, ranks):
-        title = f"{who} slower than the others: {slow[0].text.strip()[-110:]}"
+        title = f"{who} slower than the others: {ending(slow[0].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.8, title, [*slow, *hits], ranks)
         return
     elif busy:
@@ -284,7 +334,7 @@ def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candid
         yield Candidate(
             "app.straggler-timeout",
             0.8,
-            f"{who} still busy while the others waited: {last.text.strip()[-110:]}",
+            f"{who} still busy while the others waited: {ending(last.text, 110)}",
             [*after, *reversed(busy[-6:]), *[hit for hit in own if _ODD.search(hit.text)][:2], *own[-4:], *hits],
             ranks,
         )
@@ -311,7 +361,7 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     title = f"{_who(ranks)} did not reach the barrier in time"
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
     if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
-        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {done[-1].text.strip()[-90:]}"
+        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {ending(done[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
     later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
@@ -378,14 +428,56 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says."""
+    line says. Where it names who is missing, that rank's own lines tell what it does instead."""
     hits = case.hits("horovod-stall")
-    if hits and not case.course.overcome("horovod-stall") and not case.has("segfault", "sigkill"):
-        title = "Horovod: some ranks submitted tensors that others did not"
-        yield Candidate("app.collective-mismatch", 0.56, title, hits, *speakers(hits))
+    if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
+        return
+    rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
+    named = [*case.hits("horovod-missing"), *rows]
+    told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
+    missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+    said = {place(hit) for hit in named}
+    words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
+    busy = still_busy(hit for hit in words if place(hit) not in said)
+    if busy:
+        title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
+        yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
+    who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"
+    title = f"Horovod: {who} did not submit tensors that the others wait for"
+    yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
+
+
+_STALLED_RANK = re.compile(
+    r"(?:^|[>:\s])(\d+)!?: \["
+)  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+
+
+@diagnosis
+def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
+    """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
+    host cannot reach, or a task that failed there. The log of the driver does not tell which."""
+    hits = case.hits("horovod-start")
+    title = "a host's task never reached horovodrun's service: firewall, an address that cannot be reached, or it failed there"
+    for cause, strength in (("net.firewall", 0.48), ("net.wrong-interface", 0.46), ("net.master-unreachable", 0.42)):
+        if hits:
+            yield Candidate(cause, strength, title, hits, *speakers(hits))
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
+
+
+_TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to the work at the same time
+
+
+def _waited_from_the_start(case: Case) -> set[int]:
+    """Ranks that gave up together with the first one, in the same work: they were there, whatever they had done before."""
+    ends = [(item.hit.seconds or 0.0, item) for item in case.work if item.hit]  # zero: its line has no time
+    began, first = min(ends, key=lambda end: end[0], default=(0.0, None))
+    return {
+        item.rank
+        for end, item in ends
+        if first and (item.group, item.sequence) == (first.group, first.sequence) and end - began < _TOGETHER
+    }
 
 
 @diagnosis
@@ -406,10 +498,12 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if not busy:
         return
     ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
+    if ranks and ranks <= _waited_from_the_start(case):
+        return
     yield Candidate(
         "app.straggler-timeout",
         0.68 if _BAR.search(busy[-1].text) else 0.58,
-        f"a rank was busy beyond the time-out: {busy[-1].text.strip()[-110:]}",
+        f"a rank was busy beyond the time-out: {ending(busy[-1].text, 110)}",
         [*still_at_work(case, ranks, first)[-2:], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
@@ -423,7 +517,7 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
     if first and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
-        title = f"a rank had no (more) data while the others waited for it: {hits[-1].text.strip()[-90:]}"
+        title = f"a rank had no (more) data while the others waited for it: {ending(hits[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
@@ -440,9 +534,7 @@ _SHARE = 80  # letters behind the rank's number in which its share is told
 @diagnosis
 def uneven_batches(case: Case) -> Iterable[Candidate]:
     """The ranks print different numbers of batches (or samples), and a collective then times out or loses a peer."""
-    if not case.has(
-        "watchdog-timeout", "socket-timeout", "gloo-closed", "monitored-barrier", "peer-closed", "size-mismatch"
-    ):
+    if not case.has(*GAVE_UP, "horovod-stall", "gloo-closed", "peer-closed", "size-mismatch"):
         return
     counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):
@@ -501,7 +593,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
     first = case.first(*_GAVE_UP_WAITING)
     gone = gave_up(case, None, before=first) if first else []
     if first and gone:
-        title = f"a worker gave up before the time-out: {gone[-1].text.strip()[-110:]}"
+        title = f"a worker gave up before the time-out: {ending(gone[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.64, title, [*reversed(gone), first], ranks_of(gone))
 
 

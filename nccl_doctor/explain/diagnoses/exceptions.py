@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of, place, ranks_of
+from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Traceback
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
@@ -53,7 +53,7 @@ def _title(item: Traceback, ranks: set[int]) -> str:
         listed = sorted(ranks)
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
     where = f" at {item.where}" if item.where else ""
-    message = f": {item.message[:120]}" if item.message else ""
+    message = f": {shortened(item.message, 120)}" if item.message else ""
     return f"{who}raised {item.type}{message}{where}"
 
 
@@ -145,7 +145,7 @@ def shapes_on_one_rank(case: Case) -> Iterable[Candidate]:
     ranks = ranks_of(hits)
     if hits and len(ranks) < case.world and _others_suffer(case) and not case.exceptions.ordinary:
         who = f"rank {min(ranks)}" if len(ranks) == 1 else "a rank"
-        title = f"{who} raised: {hits[0].text.strip()[-120:]}"
+        title = f"{who} raised: {ending(hits[0].text, 120)}"
         yield Candidate("app.rank-exception", 0.78, title, hits, ranks, final=True)
 
 
@@ -184,7 +184,7 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "app.bad-tensor" if tensor else "app.pg-misuse",
             0.88,
-            f"torch.distributed refuses a call: {item.message[:120]}",
+            f"torch.distributed refuses a call: {shortened(item.message, 120)}",
             _evidence(same),
             ranks,
             final=True,

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import shape
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import in_order, later
 from nccl_doctor.explain.model import Hit, Role
 
@@ -125,3 +127,25 @@ def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "sw.nccl-bug", 0.72, "it works with another release of NCCL", [*hits[:3], *before[:2]], cured=True
         )
+
+
+_WENT_WRONG = re.compile(
+    r"\b(?:rc|exit(?:ed)?(?: with)?(?: code| status)?|returned)\W{0,3}[1-9]|\bFAIL|\b[Hh](?:ang|ung)|[Tt]imed? ?out|Segmentation|core dumped|\bKilled\b"
+)
+
+
+@diagnosis
+def only_some_releases_fail(case: Case) -> Iterable[Candidate]:
+    """The same was run with several releases, each under its heading: with some it fails, with others it never does."""
+    headings = case.hits("release-heading")
+    runs = [(hit, below(hit, headings, case.hits("release-heading-rows"))) for hit in headings]
+    if runs and not runs[-1][1]:
+        runs.pop()  # the log ends before it tells how this one went
+    wrong = [(hit, [row for row in rows if _WENT_WRONG.search(row.text)]) for hit, rows in runs]
+    bad = [(hit, rows) for hit, rows in wrong if rows]
+    good = [hit for hit, rows in wrong if not rows and any(shape(hit.text) == shape(one.text) for one, _ in bad)]
+    if bad and good:
+        names = ", ".join(hit.groups["release"].strip("=#*->[] ") for hit, _ in bad)
+        lines = [line for hit, rows in bad for line in (hit, *rows[:2])]
+        title = f"of the releases that were compared only {names} fails"
+        yield Candidate("sw.nccl-bug", 0.78, title, [*lines, *good[:3]], cured=True)

@@ -12,9 +12,10 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.exceptions import LAUNCHER
-from nccl_doctor.explain.lines import hosts_of, place, ranks_of, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
 
 # What only NCCL's own code can have done wrong, whichever file says it.
 _OWN_STATE = (
@@ -74,6 +75,7 @@ _JUDGED = frozenset(
         "topology-description",
         "topology-attribute",
         "symmetric-unsupported",
+        "communicator-not-ready",
     )
 )
 
@@ -93,13 +95,13 @@ def unknown_nccl_warning(case: Case) -> Iterable[Candidate]:
     for hit in unknown:
         subject = "" if re.search(_OWN_STATE, hit.text, re.IGNORECASE) else topics.subject(hit.groups["message"])
         if subject:
-            title = f"NCCL warns: {hit.groups['message'][:120]}"
+            title = f"NCCL warns: {shortened(hit.groups['message'], 120)}"
             yield Candidate(subject, 0.54, title, [hit], *speakers([hit]), vague=True)
             return
         for pattern, cause, strength, phrase in _PARTS:
             if re.search(pattern, hit.text, re.IGNORECASE):
                 same = [item for item in unknown if re.search(pattern, item.text, re.IGNORECASE)]
-                title = f"{phrase}: {hit.groups['message'][:120]}"
+                title = f"{phrase}: {shortened(hit.groups['message'], 120)}"
                 yield Candidate(cause, strength, title, same[:6], *speakers(same), vague=True)
                 return
 
@@ -128,6 +130,16 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_network_of_that_name(case: Case) -> Iterable[Candidate]:
+    """NCCL_NET names no network, and no plugin of that name could be initialised: since 2.27 NCCL does not repeat the name."""
+    hits = [hit for hit in case.hits("plugin-missing") if "initialize any NET plugin" in hit.text]
+    named = [hit for hit in case.env.get("NCCL_NET", []) if NO_NETWORK.fullmatch(hit.groups["value"].strip(" .'\""))]
+    if hits and named:
+        title = f"NCCL_NET={case.value('NCCL_NET')} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own"
+        yield Candidate("env.bad-nccl-var", 0.93, title, [*hits[:3], *named[:3]], *speakers(named), final=True)
+
+
+@diagnosis
 def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
     """The network is an external plugin's, NCCL or the plugin complains, and no signature knows the text."""
     used = [hit for hit in case.hits("network-used") if hit.groups["network"] not in _BUILT_IN]
@@ -138,7 +150,7 @@ def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "net.plugin",
             0.5,
-            f"the network plugin {used[0].groups['network']} is in use when it fails: {wrong[0].text.strip()[-110:]}",
+            f"the network plugin {used[0].groups['network']} is in use when it fails: {ending(wrong[0].text, 110)}",
             [*wrong[:8], *used[:2]],
         )
 
@@ -374,7 +386,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     own_words = gave_up(case, ranks)
     said = own_words or gave_up(case, None)
     if said:
-        title = f"a rank gave up: {said[-1].text.strip()[-110:]}"
+        title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
         return
     who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
@@ -420,17 +432,17 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
 def engine_waits(case: Case) -> Iterable[Candidate]:
     """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
 
-    The engine's watchdog does not know which. The workers' stacks, NCCL's own lines and the kernel's log would tell.
+    The engine's watchdog does not know which, nor do its reports of requests that get no token. The workers' stacks, NCCL's own lines and the kernel's log would tell.
     """
-    hits = case.hits("serving-watchdog")
-    causes = (
-        "app.collective-mismatch",
-        "sw.nccl-bug",
-        "gpu.fell-off-bus",
-    )  # the watchdog itself speaks for a straggler
-    for at, cause in enumerate(causes if hits and not case.course.overcome("serving-watchdog") else ()):
+    told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
+    hits = told or case.course.idle_engine
+    causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
+    if told:
         title = "workers of the serving engine do not answer, and do not say why"
-        yield Candidate(cause, 0.32 - 0.02 * at, title, hits, ranks_of(hits))
+    else:
+        title = "the serving engine has requests and writes nothing: a worker is slow or hangs"
+    for at, cause in enumerate(causes if hits else ()):
+        yield Candidate(cause, 0.34 - 0.02 * at, title, hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {
@@ -474,7 +486,7 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
     ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
     if ends and not case.course.recovered:
         for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
-            title = f"the log ends while a rank waits for others: {ends[0].text.strip()[-110:]}"
+            title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"
             yield Candidate(cause, 0.3 - 0.02 * nth, title, ends, ranks_of(ends))
 
 
@@ -496,7 +508,7 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
         return
     hits = case.course.slower_steps
     for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
-        title = f"the steps have slowed down for good: {hits[-1].text.strip()[:110]}"
+        title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import hosts_of, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.xid import sxids, xids
 
@@ -113,7 +113,7 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
                 yield Candidate(
                     cause,
                     0.92,
-                    f"{named[0].text.strip()[:60]}: {state.text.strip()[:60]}",
+                    f"{shortened(named[0].text, 60)}: {shortened(state.text, 60)}",
                     [named[0], state],
                     hosts=hosts_of(named),
                 )
@@ -244,7 +244,7 @@ def nvls_setup(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "gpu.fabric-manager",
             0.7 if hits else 0.3,
-            f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or first.text.strip()[-80:]}",
+            f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or ending(first.text, 80)}",
             hits or late,
             *speakers(hits or late),
         )

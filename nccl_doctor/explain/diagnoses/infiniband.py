@@ -117,12 +117,12 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def missing_device(case: Case) -> Iterable[Candidate]:
-    """NCCL finds no HCA although one is expected: a variable, a plugin or other hosts of the job use InfiniBand.
+    """NCCL finds no HCA although one is expected: a variable, a plugin or other hosts of the job use InfiniBand, or a
+    listing shows adapters.
 
     Alone, 'No device found' and a missing libibverbs are harmless: a single node, or a cluster without RDMA.
     """
-    several = case.nodes > 1 or case.has("channel-net")
-    none = case.hits("no-ib-device", *(("no-verbs-library",) if several else ()))
+    none = case.hits("no-ib-device", *(("no-verbs-library",) if case.between_hosts else ()))
     if not none:
         return
     without = hosts_of(none)
@@ -145,6 +145,10 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
         title = "InfiniBand is configured but NCCL finds no usable HCA"
         yield Candidate("ib.device-not-found", 0.72, title, [*none[:3], *wanted[:3]], hosts=without)
+    elif case.sockets and case.between_hosts and (listed := case.hits("verbs-device")):
+        lacks = "the image lacks libibverbs" if case.has("no-verbs-library") else "NCCL finds no usable adapter"
+        title = f"{lacks}, though the host has RDMA adapters: all goes over TCP sockets"
+        yield Candidate("ib.device-not-found", 0.74, title, [*none[:3], *listed[:2]], hosts=without)
     elif plugin := case.hits("rdma-plugin"):
         title = "an RDMA plugin is loaded but there is no RDMA device in this process"
         strength = 0.62 if case.nodes > 1 else 0.52

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
@@ -10,6 +11,7 @@ from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
 
 @diagnosis
@@ -44,6 +46,7 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
 
 
 _INIT_STUCK_NET = ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+_IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
 _INIT_STUCK_LOCAL = ("gpu.p2p", "sys.shm", "gpu.fabric-manager")
 
 
@@ -95,6 +98,36 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
+
+
+@diagnosis
+def first_work_never_ends(case: Case) -> Iterable[Candidate]:
+    """Every rank that gave up did so in its group's first collective, the same one: data does not pass.
+
+    torch numbers a work once its communicator is set up, for which all ranks have to come: nobody is missing there. (Where
+    init_process_group was given a device_id, the communicator is older than the work, and a rank may still be late.)
+    """
+    waits = [item for item in case.work if item.hit is not None]
+    by_group = Counter((item.group, item.operation, item.elements) for item in waits)
+    first = all(item.sequence == 1 and (item.completed or 0) <= 0 for item in waits)
+    if not first or min(by_group.values(), default=0) < 2 or any(item.operation in ASYMMETRIC for item in waits):
+        return
+    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    causes: tuple[str, ...]
+    if case.has("channel-net") or case.nodes > 1 or case.world > _GPUS_OF_A_HOST:
+        used = " ".join(hit.text for hit in case.hits("channel-net"))
+        verbs = ("ib.gdr", *_IDLE_NET) if "GDRDMA" in used else _IDLE_NET
+        causes, where = verbs if "NET/IB" in used else _INIT_STUCK_NET, " between the hosts"
+    elif case.nodes == 1:
+        causes, where = (*_between_gpus(case)[:2], "sys.container"), " between the GPUs of the host"
+    else:
+        causes, where = ("gpu.p2p", "net.firewall", "sys.shm"), ""
+    for place, cause in enumerate(causes):
+        title = f"{len(waits)} ranks wait in the same first collective, and it ends on none: data does not pass{where}"
+        yield Candidate(cause, 0.44 - 0.03 * place, title, hits, {item.rank for item in waits})
+
+
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
@@ -116,7 +149,6 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
 
 
 _CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"
-_IDLE_NET = ("ib.qp-connect", "net.firewall", "net.mtu")
 
 
 def _idle_after(case: Case) -> Iterable[Candidate]:
@@ -131,8 +163,13 @@ def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit])
     where = "between the hosts" if between_hosts else "between the GPUs of the host"
     stacks = case.hits("stack-main-rows", "stack-frame")
     hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
-    for place, cause in enumerate(over_net if between_hosts else _INIT_STUCK_LOCAL):
+    for place, cause in enumerate(over_net if between_hosts else _between_gpus(case)):
         yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
+
+
+def _between_gpus(case: Case) -> tuple[str, ...]:
+    """What can be wrong between the GPUs of a host: not peer-to-peer where all channels go through shared memory."""
+    return ("sys.shm",) if case.has("channel-shm") and not case.has("channel-p2p") else _INIT_STUCK_LOCAL
 
 
 _VERSIONS_CLASH = (

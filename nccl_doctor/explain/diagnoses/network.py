@@ -111,6 +111,28 @@ def connect_target(case: Case) -> Iterable[Candidate]:
         )
 
 
+_OWN_ADDRESS = re.compile(r"\[\d+\](?P<interface>[^\s:]+):(?P<address>\S+?)<\d+>")
+
+
+@diagnosis
+def same_address_on_several_hosts(case: Case) -> Iterable[Candidate]:
+    """NET/Socket takes an interface that has the same address on several hosts, and connections to that address fail.
+
+    Each host reaches itself under it: a bridge of containers or virtual machines, whatever its name is.
+    """
+    owners: dict[tuple[str, str], dict[str, Hit]] = defaultdict(dict)
+    for hit in case.hits("net-socket-using"):
+        for found in _OWN_ADDRESS.finditer(hit.text) if hit.host else ():
+            owners[found["address"], found["interface"]].setdefault(hit.host, hit)
+    for (address, interface), hosts in owners.items():
+        own = address_of(address)
+        failed = [hit for hit in case.hits(*_UNREACHABLE) if own and address_of(hit.groups.get("address", "")) == own]
+        if len(hosts) > 1 and failed:
+            title = f"NCCL also uses {interface}, which has the same address {address} on several hosts"
+            shown = [*hosts.values()][:2]
+            yield Candidate("net.wrong-interface", 0.93, title, [*shown, *failed], hosts=set(hosts), final=True)
+
+
 @diagnosis
 def few_ports_open(case: Case) -> Iterable[Candidate]:
     """A host's firewall was listed and lets in little, and connections to ports that NCCL or Gloo chose are not answered."""

@@ -27,6 +27,32 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
             return
 
 
+# user@host, a URL, host:port (an IPv6 address has more colons), or with blanks or a port's comma in it.
+_NO_HOST = re.compile(r"[@/\s,]|^[^:]+:\d*$")
+
+
+@diagnosis
+def name_of_the_master(case: Case) -> Iterable[Candidate]:
+    """The resolver knows no address for the master's name, or what was given as its name cannot be one.
+
+    MASTER_ADDR, main_process_ip and the like take a host name or an address alone: no user, no scheme, no port. That
+    only IPv6 was asked for in vain proves nothing where IPv4 is not told of and some address was tried.
+    """
+    unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
+    if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):
+        unknown = case.hits("name-without-ipv6")
+    for hit in sorted(unknown, key=lambda hit: _NO_HOST.search(hit.groups["name"]) is None)[:1]:
+        name = hit.groups["name"][:80]
+        same = [hit, *(other for other in unknown if other is not hit)]
+        proven = hit.signature == "name-unresolved"
+        if _NO_HOST.search(name):
+            title = f"{name!r} is no host name: a name or an address alone is wanted, without user, scheme or port"
+            yield Candidate("net.hostname-resolution", 0.96, title, same, *speakers(same), final=True)
+        else:
+            title = f"the host name {name} does not resolve"
+            yield Candidate("net.hostname-resolution", 0.94 if proven else 0.86, title, same, *speakers(same))
+
+
 @diagnosis
 def master_is_loopback(case: Case) -> Iterable[Candidate]:
     """Nodes other than the first look for the master on themselves: MASTER_ADDR is localhost, or a bridge's address.
@@ -116,6 +142,34 @@ def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
         hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
         title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"
         yield Candidate("net.peer-lost", 0.76, title, hits, *speakers(hits), final=True)
+
+
+_NO_MPI = re.compile(r"mpi4py|libmpi|MPI library")
+
+
+@diagnosis
+def no_launcher_and_no_mpi(case: Case) -> Iterable[Candidate]:
+    """DeepSpeed found no launcher's variables, asked MPI for them, and there is no MPI: the script was started without a launcher.
+
+    Where mpirun or srun stands in the lines, MPI was meant, and what it lacks is what is missing.
+    """
+    asked = case.hits("deepspeed-no-launcher")
+    failed = [item.hit for item in case.summary.tracebacks if asked and _NO_MPI.search(item.message)]
+    if failed and not case.has("under-mpi"):
+        title = "started without a launcher: DeepSpeed found none of its variables, and then looked for MPI in vain"
+        yield Candidate("launch.env-missing", 0.88, title, [asked[0], failed[0]], *speakers(failed), final=True)
+
+
+@diagnosis
+def spare_node_left(case: Case) -> Iterable[Candidate]:
+    """An agent waited for a round that never came, the rendezvous was closed, and torchrun trips over its own missing result.
+
+    The job had come to its end on the other nodes, or they had given it up: here nothing of it ran.
+    """
+    left, tripped = case.hits("spare-node"), case.hits("agent-without-result")
+    if left and tripped:
+        title = "a node that only waited leaves the closed rendezvous, and torchrun trips over its missing result"
+        yield Candidate("launch.rdzv", 0.82, title, [*left[:2], *tripped[:2]], *speakers(left), final=True)
 
 
 @diagnosis

@@ -31,7 +31,7 @@ def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
     hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
     verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
-    several = len(hosts) > 1 or case.nodes > 1 or case.has("channel-net") or not hosts
+    several = len(hosts) > 1 or case.between_hosts or not hosts
     return verbs and not case.sockets and several
 
 
@@ -144,7 +144,6 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     Sockets on machines built for hundreds of GB/s are a misconfiguration even when every value is right. On machines
     without RDMA (workstations, single-GPU cloud machines) they are not.
     """
-    over_net = case.has("channel-net") or case.nodes > 1
     rows = _slow_rows(case)
     best = max((_busbw(hit) for hit in rows), default=0.0)
     complaint = complaints(case)
@@ -153,7 +152,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
         yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
-    elif rows and _over_verbs(case) and (best < _ANY_VERBS or (best < _ONE_PORT and _server_gpus(case))):
+    elif rows and _over_verbs(case) and best < _least(case):
         yield Candidate(
             "net.slow",
             0.64 if best < _ANY_VERBS else 0.56,
@@ -161,11 +160,11 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
             hosts=case.hosts_of("net-ib-using"),
         )
-    elif complaint and (case.has("gdr-disabled") or over_net or rows or _MEASURED.search(complaint[0].text)):
+    elif complaint and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text)):
         title = "the measured bandwidth is far below what is expected"
         few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
         proof = [*complaint[:3], *rows[-2:], *few]
-        yield Candidate("net.slow", 0.6 if rows or over_net else 0.52, title, proof)
+        yield Candidate("net.slow", 0.6 if rows or case.between_hosts else 0.52, title, proof)
 
 
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
@@ -224,10 +223,15 @@ def step_of_waiting(case: Case) -> Iterable[Candidate]:
         whole = max((time for name, time in parts.items() if not _EXCHANGE.search(name)), default=0.0)
         if exchange > max(_SECONDS, _MOST * whole) and whole:
             slow.append((exchange, hit))
-    if slow and (case.nodes > 1 or case.has("channel-net")) and not case.summary.tracebacks:
+    if slow and case.between_hosts and not case.summary.tracebacks:
         worst, hit = max(slow, key=lambda pair: pair[0])
         title = f"the exchange of gradients takes {worst / 1000:.0f} s of each step"
         yield Candidate("net.slow", 0.58, title, [hit, *(hit for _, hit in slow[:3])], *speakers([hit]))
+
+
+def _least(case: Case) -> float:
+    """The bus bandwidth in GB/s that RDMA between these hosts reaches even if it is set up badly."""
+    return max(_ONE_PORT, _TINY * _carried(case)) if _server_gpus(case) else _ANY_VERBS
 
 
 def _server_gpus(case: Case) -> bool:
@@ -241,19 +245,47 @@ def _gpus_per_host(case: Case) -> int:
     return max([*told, *Counter(hosts.values()).values()], default=0)
 
 
+_REDUCED = re.compile(r"\s(?:sum|prod|max|min|avg)\s")
+# Parts of what the adapters carry: less than the first is explained by GPUDirect RDMA that is off, less than the second
+# needs an explanation on any machine.
+_LITTLE, _TINY = 0.4, 0.25
+_GBITS = re.compile(r"(\d+)(?: Gb/sec|\s*$)")
+_ADAPTER = re.compile(r"\[\d+\]([\w-]+):\d+/")
+
+
+def _carried(case: Case) -> float:
+    """The bus bandwidth in GB/s that a host's adapters carry in a reduction over hosts, by the rate that a listing names.
+
+    Each GPU uses one adapter at a time; 0 where the rate, or what was measured, is not known, and where the GPUs of a
+    host have no NVLink: then PCIe is what they wait for.
+    """
+    rates = [float(found[0]) / 8 for hit in case.hits("port-rate") if (found := _GBITS.findall(hit.text))]
+    rows = case.hits("busbw-row")
+    if not rates or not rows or case.has("channel-shm", "tests-in-pairs"):
+        return 0.0
+    if any("PCIe" in hit.text for hit in case.hits("gpu-model")) or not all(
+        map(_REDUCED.search, (row.text for row in rows))
+    ):
+        return 0.0
+    adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
+    return min(rates) * min(adapters, _gpus_per_host(case))
+
+
 @diagnosis
 def peermem(case: Case) -> Iterable[Candidate]:
-    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed."""
-    hits = case.hits("peermem-missing") or [hit for hit in case.hits("gdr-disabled") if "HCA" in hit.text]
-    rows = _slow_rows(case)
-    low = rows and max(map(_busbw, rows)) < _ONE_PORT
+    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed, or
+    nccl-tests measures a small part of what the adapters used carry by the rate that a listing names."""
+    hits, rows = case.gpudirect_off, _slow_rows(case)
+    best, carried = max(map(_busbw, rows), default=0.0), _carried(case)
+    low = rows and best < max(_ONE_PORT, _LITTLE * carried)
     complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
     if hits and verbs and (low or complaint) and (rows or complaint):
+        told = f"{best:.0f} of the {carried:.0f} GB/s that the adapters carry" if low and carried else ""
         yield Candidate(
             "ib.gdr",
             0.66,
-            "GPUDirect RDMA is disabled: all traffic goes through host memory",
+            f"GPUDirect RDMA is disabled: {told or 'all traffic goes through host memory'}",
             [*hits, *rows[-2:], *complaint[:2]],
         )
 

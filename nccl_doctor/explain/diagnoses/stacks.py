@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import place, ranks_of
+from nccl_doctor.explain.lines import place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
 from nccl_doctor.facts.fold import few
@@ -107,7 +107,7 @@ def stack_of_one_side(case: Case) -> Iterable[Candidate]:
     waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.course.stands else []
     for nth, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
         title = (
-            f"a process waits for other ranks ({waiting[0].text.strip()[:80]}); what they do, their stacks would tell"
+            f"a process waits for other ranks ({shortened(waiting[0].text, 80)}); what they do, their stacks would tell"
         )
         hits = [*waiting[:6], *case.course.stands[:2]]
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))

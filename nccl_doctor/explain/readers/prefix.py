@@ -217,6 +217,23 @@ def is_of_a_service(text: str) -> bool:
     return _SERVICE.search(text, 0, 200) is not None
 
 
+def is_glog_error(text: str) -> bool:
+    """Whether a line is an error, or the end of its program, by its level as Google's programs write it."""
+    if not text.partition(".cc:")[2].partition("]")[0].isdigit():  # "E0312 18:21:07.709180  1 manager.cc:200] "
+        return False
+    found = _GLOG.search(text, 0, 200)
+    return found is not None and found.group("level") in "EF"
+
+
+# A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
+_OF_A_MODEL = re.compile(r"\bPrompt: ['\"].*, Generated text: ['\"]|\b(?:Input|Output) \[Text \d+(?: Beam \d+)?\]: ")
+
+
+def is_of_a_model(text: str) -> bool:
+    """Whether a line is what a model was asked or has written: whatever it speaks of did not happen here."""
+    return ("Generated text: " in text or " [Text " in text) and _OF_A_MODEL.search(text) is not None
+
+
 def parse(text: str) -> Line:
     """Split one line (already cut, decoded) into who, when and the body; unknown text is all body."""
     return copy.copy(_parsed(text))

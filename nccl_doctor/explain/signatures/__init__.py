@@ -56,6 +56,8 @@ class Signature(msgspec.Struct, frozen=True):
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
         if self.role in (Role.PROGRESS, Role.END) and prefix.is_of_a_service(line):
             return None  # whatever it has finished, it is not the job
+        if self.role is not Role.PROGRESS and prefix.is_of_a_model(line):
+            return None
         for template in self.templates if templates is None else templates:
             groups = template.match(line)
             if groups is not None and (self.where is None or self.where(groups, prefix.parse(line).body)):

@@ -204,7 +204,6 @@ says(
     "is not part of group",
     "Process group has been destroyed",
     "Cannot get rank of",
-    "Attempt to use communicator before the previous operation returned",
     "comm {} has already been destroyed",
     "ncclCommGetUniqueId should not be called",
     "not in a group call",
@@ -242,6 +241,11 @@ says(
     strength=0.9,
     title="a process group is used before it exists, twice, or after its end",
     why="The order or the group of the call is wrong in the program.",
+)
+says(
+    "communicator-not-ready",
+    "Attempt to use communicator before the previous operation returned",
+    why="NCCL refuses a communicator whose last operation has not returned ncclSuccess: it is still under way, or has failed.",
 )
 says(
     "nan",
@@ -417,6 +421,8 @@ says(
     "validation errors for {model}",
     "is not a valid value for argument",
     "jsonargparse{}error",
+    "Unknown flag in XLA_FLAGS: {flag}",
+    "Unknown flags in XLA_FLAGS: {flags}",
     cause="unrelated",
     strength=0.85,
     title="the configuration is wrong",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.signatures import says
+
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 
 says(
     "no-algorithm",
@@ -47,6 +51,35 @@ says(
     strength=0.96,
     title="{name} has a value that torch cannot read",
     why="torch parses these as booleans or integers.",
+)
+says(
+    "bad-torch-word",
+    "The value of {name:word} must be {words}",
+    cause="env.bad-nccl-var",
+    strength=0.96,
+    title="{name} has a value that torch does not know",
+    why="torch reads it while it is imported, and raises. It knows few words: NCCL's levels of NCCL_DEBUG are none of TORCH_DISTRIBUTED_DEBUG's.",
+    where=lambda groups, line: _VARIABLE.fullmatch(groups["name"]) is not None,
+)
+says(
+    "bad-allocator-setting",
+    "Unrecognized CachingAllocator option: {option}",
+    "Unrecognized key '{option}' in {which} allocator config",
+    "CachingAllocator option {option} too small, must be",
+    "CachingAllocator option {option} must be",
+    "Unknown allocator backend, options are native and cudaMallocAsync",
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="PYTORCH_CUDA_ALLOC_CONF has a setting that torch refuses",
+    why="The CUDA allocator reads the variable (PYTORCH_ALLOC_CONF since 2.9) at its first allocation, and raises.",
+)
+says(
+    "bad-torch-logs",
+    "Invalid log settings: {words}, must be a comma separated list of",
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="TORCH_LOGS names what torch has no log of",
+    why="torch reads TORCH_LOGS while it is imported, and raises.",
 )
 says(
     "bad-nccl-value",

@@ -54,6 +54,13 @@ says(
     why="How many nodes the launcher was asked for.",
 )
 says(
+    "one-node",
+    "torchrun --standalone",
+    "torch.distributed.run --standalone",
+    "Started a local Ray instance",
+    why="The launcher keeps to this host.",
+)
+says(
     "world-size",
     "world_size={world:int}",
     "world size: {world:int}",
@@ -272,6 +279,7 @@ says(
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
     "NCCL error: unhandled {text} (run with",
+    "NCCL operation {place} failed: {text}. Last NCCL warning",  # XLA
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -281,6 +289,12 @@ says(
     role=Role.SYMPTOM,
     fold="NCCL error raised in Python or by nccl-tests",
     why="torch's wrapping of an NCCL error: the WARN line of that process before it says what happened.",
+)
+says(
+    "collective-call",
+    "INFO {operation:word}: opCount {number:hex} sendbuff {} recvbuff {} count {count:int} datatype {type:int} op {op:int} root {root:int} "
+    "comm {comm:hex} [nranks={nranks:int}]",
+    why="NCCL_DEBUG_SUBSYS=COLL: a rank calls a collective. The number counts the launches of the communicator, in hexadecimal.",
 )
 says(
     "nccl-trail",
@@ -319,6 +333,12 @@ says(
     "Rank {rank:int} Pid {pid:int} on {host:word} device {device:int} [",
     why="nccl-tests' list of devices: which rank runs on which host.",
     where=lambda groups, line: "Rank" in line,
+)
+says(
+    "tests-in-pairs",
+    "sendrecv_perf",
+    "hypercube_perf",
+    why="A test of nccl-tests in which each rank sends to one other: an adapter serves one pair, whatever the others carry.",
 )
 says(
     "busbw-average",
@@ -360,6 +380,19 @@ says(
     ),
 )
 says("gloo-connected", "init.cc {}gloo", "Gloo connectFullMesh", "ProcessGroupGloo", why="Gloo takes part.")
+says(
+    "deepspeed-no-launcher",
+    "Not using the DeepSpeed or dist launchers, attempting to detect MPI environment",
+    why="None or not all of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK are set: DeepSpeed asks MPI instead.",
+)
+says(
+    "under-mpi",
+    "mpirun ",
+    "mpiexec ",
+    "srun --mpi",
+    "OMPI_COMM_WORLD_",
+    why="MPI starts the processes.",
+)
 says(
     "deepspeed-init",
     "Initializing TorchBackend in DeepSpeed with backend",
@@ -571,6 +604,7 @@ says(
     "timed out",
     "imeout",
     "ismatch",
+    "not match",
     "nvalid",
     "nactive",
     "own)",

@@ -9,6 +9,19 @@ from nccl_doctor.explain.signatures import says
 
 H = Role.HARMLESS
 says(
+    "no-peer-access-noted",
+    "peer access Device {other:int} is not available",
+    "Custom allreduce is disabled because ",
+    role=H,
+    why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
+)
+says(
+    "engine-ends-its-workers",
+    "died, exit code: -15",
+    role=H,
+    why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
@@ -109,6 +122,14 @@ says(
     "Failed to initialize hmem iface FI_HMEM_SYNAPSEAI",
     role=H,
     why="libfabric looks for the memory of other makers' devices, too. Of FI_HMEM_CUDA it would matter.",
+)
+says(
+    "no-gdrcopy",
+    "gdrcopy initialization failed! gdrcopy will not be used",
+    "gdr_open failed! gdrcopy will not be used",
+    "GDRCopy is not available",
+    role=H,
+    why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
 )
 says(
     "pmix-lock",

@@ -7,8 +7,15 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import Guard, says
 
-_BUILT_IN = re.compile(r"IB|Socket")  # what NCCL_NET can name without a plugin
+_BUILT_IN = re.compile(r"IB|Socket", re.IGNORECASE)  # what NCCL_NET can name without a plugin
+# An interface, an adapter, a word for either: what people set NCCL_NET to, and no network is called.
+NO_NETWORK = re.compile(
+    r"(?:ib|eth|em|bond|team|br|vlan|hsn|rdma|efa)-?\d[\w.:-]*|(?:en[opsx]|ib[ps]|wl[op])\d\S*|(?:mlx[45]|bnxt_re|irdma)_?\w*|rocep\w+|"
+    r"lo|docker\w*|infini-?band|ibv|(?:ib_?)?verbs|roce(?:v2)?|rdma|sockets|tcp|eth(?:ernet)?",
+    re.IGNORECASE,
+)
 
+_FAILS = re.compile(r"[Ff]ail|[Ee]rror|[Cc]annot|[Uu]nable|not match|[A-Z]{4,}_[A-Z]+|\b(?:INTERNAL|UNAVAILABLE)\b")
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
@@ -191,6 +198,31 @@ says(
     strength=0.66,
     title="GPUDirect RDMA is off on an instance that has it",
     why="The plugin could register no GPU memory with EFA: no DMA-BUF in the kernel or the driver, or FI_EFA_USE_DEVICE_RDMA=0.",
+)
+says(
+    "ofi-without-gdr",
+    "Could not disable CUDA API usage for HMEM, disabling GDR",
+    "Need to force simple protocol: GDR not supported",
+    why="aws-ofi-nccl found no GPUDirect RDMA: this instance type has none, or libfabric and driver do not give it.",
+)
+says(
+    "verbs-device",
+    "uverbs{number:int}",
+    "CA 'mlx5_{number:int}'",
+    "CA 'ibp{name}'",
+    "hca_id: mlx5_{number:int}",
+    "hca_id:\tmlx5_{number:int}",
+    "Infiniband controller{address}: Mellanox",
+    "Infiniband controller: Mellanox",
+    why="A listing shows that the host has an RDMA adapter, and that it can be seen there.",
+    where=lambda groups, line: re.search(r"[Nn]o such|denied|ail|annot|rror|not found|missing|warn", line) is None,
+)
+says(
+    "port-rate",
+    "Rate: {gbits:int}",
+    " Gb/sec (",
+    why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
+    where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
     "ib-port-counters",
@@ -487,11 +519,25 @@ says(
     "plugin-network-not-found",
     "Error: network {network} not found",
     "network {network:word} not found",
-    where=lambda groups, line: _BUILT_IN.fullmatch(groups["network"]) is None,
+    where=lambda groups, line: (
+        _BUILT_IN.fullmatch(groups["network"]) is None and NO_NETWORK.fullmatch(groups["network"]) is None
+    ),
     cause="net.plugin",
     strength=0.78,
     title="NCCL_NET names a network of a plugin that is not loaded: {network}",
     why="Only a plugin provides this network: it is missing, cannot be loaded, or found no device.",
+)
+says(
+    "no-such-network",
+    "Error: network {network} not found",
+    "network {network:word} not found",
+    where=lambda groups, line: (
+        _BUILT_IN.fullmatch(groups["network"]) is None and NO_NETWORK.fullmatch(groups["network"]) is not None
+    ),
+    cause="env.bad-nccl-var",
+    strength=0.93,
+    title="NCCL_NET={network} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own",
+    why="NCCL_NET chooses the transport. An interface is chosen by NCCL_SOCKET_IFNAME, an adapter by NCCL_IB_HCA.",
 )
 says(
     "no-hca",
@@ -625,6 +671,33 @@ says(
     strength=0.84,
     title="FasTrak (GPUDirect-TCPXO) cannot start on this host",
     why="The plugin asks the receive-datapath manager (RxDM) of its host: not running, not the same pod or release, or too few of its NICs are in the pod.",
+)
+says(
+    "tcpxo-daemon-gpus",
+    "Number of GPUs detected in the PCI tree ({pci:int}) does not match number of CUDA devices ({cuda:int})",
+    cause="net.plugin",
+    strength=0.9,
+    title="GPUDirect-TCPXO's daemon sees {pci} GPUs in the PCI tree and CUDA {cuda}: it stops",
+    why="The receive daemon (RxDM) needs all of the host's PCI devices: without hostNetwork, or with devices left out of the pod, one is missing. The plugin then waits for the daemon.",
+)
+says(
+    "tcpxo-daemon",
+    "fastrak_gpumem_manager{place}] {error}",
+    "tcpgpudmarxd{place}] {error}",
+    "buffer_mgmt_daemon{place}] {error}",
+    cause="net.plugin",
+    strength=0.72,
+    title="the daemon of GPUDirect-TCPX(O) fails: {error}",
+    why="The receive daemon of its host does for the plugin what the NICs need; its own errors stand before what the workers tell.",
+    where=lambda groups, line: _FAILS.search(groups["error"]) is not None,
+)
+says(
+    "tcpxo-waits",
+    "waiting for rxdm",
+    "waiting for RxDM",
+    role=Role.SYMPTOM,
+    fold="the plugin waits for its daemon",
+    why="NCCL's plugin starts only when the receive daemon of its host answers; the daemon's own log says why it does not.",
 )
 says(
     "sharp-error",

@@ -158,6 +158,18 @@ says(
     why="The rendezvous backend is closed, misconfigured, of another version, or cannot be reached.",
 )
 says(
+    "spare-node",
+    "Rendezvous gracefully exited: {reason}",
+    why="An agent was still waiting, as a spare one or for the next round, when the rendezvous was closed: the job had come to its end, or others had closed it.",
+)
+says(
+    "agent-without-result",
+    "AttributeError: 'NoneType' object has no attribute 'is_failed'",
+    role=Role.SYMPTOM,
+    fold="torchrun's agent had no result",
+    why="torchrun asks the result of an agent that left the rendezvous without one: its own slip, and no failure of the job.",
+)
+says(
     "signal-exception",
     "SignalException: Process {pid:int} got signal: {signal:int}",
     "got signal: {signal:int}",
@@ -168,6 +180,30 @@ says(
     strength=0.74,
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
+)
+# timeout(1) in front of a command, and the status that it ends with
+_WITH_LIMIT = re.compile(r"(?:^|[$+#;&|(]|\bdo|\bthen)\s*(?:\w+=\S+ +)*timeout (?:-\S+ +)*\d+(?:\.\d+)?[smhd]? +[\w./]")
+says(
+    "own-time-limit",
+    "timeout {limit}",
+    "rc 124",
+    "rc=124",
+    "xit code 124",
+    "xit code: 124",
+    "xit status 124",
+    "xited with 124",
+    wake=(
+        "timeout -",
+        *(f"timeout {digit}" for digit in range(1, 10)),
+        "rc 124",
+        "rc=124",
+        "code 124",
+        "code: 124",
+        "status 124",
+        "with 124",
+    ),
+    why="The command was given a time limit by whoever typed it (timeout(1)): that it was stopped says that it hung, or was slow.",
+    where=lambda groups, line: "limit" not in groups or _WITH_LIMIT.search(line) is not None,
 )
 # A list of what may have happened: "has failed, got preempted, or crashed", "scheduler events (e.g. preemption, eviction)"
 _ONE_OF_MANY = re.compile(r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. ")
@@ -221,6 +257,12 @@ says(
     "MAINTENANCE",
     "spot VM",
     "Exceeded walltime",
+    "##[error]The operation was canceled",  # GitHub's runner
+    "Error: The operation was canceled.",
+    "has exceeded the maximum execution time of ",
+    "unner has received a shutdown signal",
+    "Job failed: execution took longer than ",  # GitLab's
+    "Cancelling nested steps due to timeout",  # Jenkins
     cause="launch.killed",
     strength=0.9,
     title="the job was stopped from outside",

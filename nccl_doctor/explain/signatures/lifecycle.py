@@ -99,11 +99,21 @@ says(
     "INTERVAL_END{}epoch_stop",  # MLPerf's log; no quotes, which a JSON logger escapes
     "INTERVAL_END{}block_stop",
     "tracked_stats",
+    "tokens/s",
+    "token/s",
+    "tokens_per_sec",
+    "requests/s",
+    "amples per second",
+    "Generated {tokens:int} tokens",
+    "time costs: {ms:num} ms",
+    "Avg latency: ",
+    "Output [Text {text:int} Beam {beam:int}]: ",
+    "Generated text: ",
     '"step":{step:int}',
     role=Role.PROGRESS,
     sampled=True,
-    where=_with_number,
-    why="A training loop reports a step, or a server has answered a request.",
+    where=lambda groups, line: "Generated text: " in line or _with_number(groups, line),
+    why="A training loop reports a step, a server has answered a request, a program prints what a model wrote.",
 )
 says(
     "ended-well",
@@ -147,6 +157,7 @@ says(
     "DONE",
     " completed after ",
     "All tests completed",
+    "Reporting training SUCCESS",  # SageMaker's training toolkit
     " 0 failures",
     "Application startup complete",
     "Uvicorn running on",
@@ -154,7 +165,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|uccessfully (?:assigned|pulled)|Cleaning up", line) is None
+        re.search(r"Deactivated|uccessfully (?:assigned|pulled|loaded)|Cleaning up", line) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
     ),

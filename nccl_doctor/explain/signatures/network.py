@@ -238,8 +238,13 @@ says(
 )
 
 # --- names
+_IPV6_ONLY = "The IPv6 network addresses of"
 says(
     "name-unresolved",
+    "network addresses of ({name}, {port:int}) cannot be retrieved",
+    "ould not resolve hostname {name}: ",
+    "server can't find {name}: NXDOMAIN",
+    "can't resolve '{name}'",
     "Name or service not known",
     "Temporary failure in name resolution",
     "No address associated with hostname",
@@ -262,7 +267,16 @@ says(
     strength=0.93,
     title="a host name does not resolve",
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
-    where=lambda groups, line: not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line),
+    where=lambda groups, line: (
+        _IPV6_ONLY not in line
+        and ("name" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
+    ),
+)
+says(
+    "name-without-ipv6",
+    _IPV6_ONLY + " ({name}, {port:int}) cannot be retrieved",
+    role=Role.HARMLESS,
+    why="c10d asks for IPv6 addresses first: a name that has only IPv4 ones is told of like this. It matters where the same is said of IPv4.",
 )
 says(
     "gloo-families",

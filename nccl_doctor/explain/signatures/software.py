@@ -18,6 +18,37 @@ says(
     "to NCCL 2.{release}",
     why="Somebody names a release of NCCL: the one in use, or another one that was tried.",
 )
+_HEADING = re.compile(
+    r"[=#>*+-]{2,}\s*(?:py)?(?:torch|nccl|nvidia-nccl-cu\d+|driver)\s*(?:==|[=:@])?\s*v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
+    re.IGNORECASE,
+)
+says(
+    "release-heading",
+    "torch {release}",
+    "orch=={release}",
+    "nccl {release}",
+    "NCCL {release}",
+    "nccl-cu12=={release}",
+    "nccl-cu13=={release}",
+    "driver {release}",
+    rows=24,
+    wake=(
+        "= torch",
+        "=torch",
+        "# torch",
+        "- torch",
+        "= nccl",
+        "# nccl",
+        "- nccl",
+        "= NCCL",
+        "# NCCL",
+        "- NCCL",
+        "= driver",
+        "# driver",
+    ),
+    why="The heading of one run of several, in a comparison of releases; its result stands below.",
+    where=lambda groups, line: _HEADING.search(line) is not None,
+)
 says(
     "nccl-mismatch",
     "Mismatched NCCL version detected : rank {rank:int} version {version:int} rank {other:int} version {other_version:int}",
@@ -101,6 +132,14 @@ says(
     strength=0.9,
     title="the CUDA toolkit (or a library) does not fit the CUDA that torch was built with",
     why="An extension is compiled with, or was built for, another CUDA than torch's.",
+    where=lambda groups, line: "this combination" not in line,  # "accepting", "Allowing"
+)
+says(
+    "toolkit-accepted",
+    "but since the APIs are compatible, accepting this combination",
+    "Allowing this combination of CUDA",
+    role=Role.HARMLESS,
+    why="DeepSpeed compiles its extensions with a CUDA of the same major version as torch's, or was told not to look.",
 )
 says(
     "cudnn-mismatch",

@@ -27,7 +27,7 @@ says(
     cause="app.straggler-timeout",
     strength=0.32,
     fold="watchdog time-out",
-    title="collectives timed out: at least one rank did not arrive",
+    title="collectives timed out: a rank did not arrive, or the data did not",
     why="This rank waited in vain. The culprit is usually a rank that does not print it.",
 )
 says(
@@ -221,7 +221,11 @@ says(
     role=S,
     fold="the launcher reports a failed process",
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
-    where=lambda groups, line: groups.get("code") != "0" and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0])),
+    where=lambda groups, line: (
+        groups.get("code") != "0"
+        and "died, exit code: -15" not in line
+        and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0]))
+    ),
 )
 says(
     "sigabrt-exit",
@@ -242,6 +246,7 @@ says(
     "srun: error: {}: tasks {}: Exited with exit code",
     "Terminating StepId=",
     "launched step has been terminated",
+    "Horovod detected that one or more processes exited with non-zero status",
     "Job step aborted: Waiting up to",
     role=S,
     fold="the launcher reports a failed process",
@@ -414,6 +419,44 @@ says(
     fold="JAX coordination service",
     title="task {task} of the JAX job stopped answering its coordinator",
     why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+)
+says(
+    "xla-communicator",
+    "Aborting communicator: {communicator} due to async NCCL error: {error}",
+    "Aborting communicator: {communicator} due to error: {error}",
+    "Terminating process due to async NCCL error: {error}",
+    "Terminating process due to async GPU clique error: {error}",
+    "Last NCCL error (maybe unrelated): {error}",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.52,
+    fold="XLA's communicators aborted",
+    title="a peer of XLA's communicators exited, or the network to it broke",
+    why="XLA asks NCCL every 30 s for asynchronous errors: this process is the victim of another one or of the network. "
+    "NCCL's own WARN of the process that failed first (NCCL_DEBUG=WARN) tells which.",
+    where=lambda groups, line: "remote process exited" in line,
+)
+says(
+    "xla-rendezvous",
+    "Termination timeout for `{what}` of {seconds:int} seconds exceeded. Exiting to ensure a consistent program state",
+    "This thread has been waiting for `{what}` for {seconds:int} seconds and may be stuck",
+    role=S,
+    cause="app.straggler-timeout",
+    strength=0.46,
+    fold="XLA's threads wait for each other",
+    title="threads of XLA waited for others of their process: {what}",
+    why="All GPUs of one process meet before a collective or before communicators are made; one is late, stopped, or waits in another collective.",
+)
+says(
+    "xla-clique-stale",
+    "Incarnation id {id:int} is stale",
+    "Task with incarnation id {id:int} is not connected",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="XLA's tasks are gone",
+    title="a task of the JAX job died or was started anew",
+    why="The coordination service knows a task of this collective no more; that task's own lines say why.",
 )
 says(
     "grpc-unavailable",

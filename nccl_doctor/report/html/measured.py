@@ -10,7 +10,7 @@ import msgspec
 
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.verdict import rate
+from nccl_doctor.bench.verdict import rate, together
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.gpu import GpuFact
@@ -306,10 +306,12 @@ def curves(runs: Sequence[tuple[str, Outcome]]) -> list[Curves]:
 
 
 def _curves(label: str, run: Outcome) -> Curves:
-    ceiling = f"; ceiling {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
+    ceiling = (
+        f"; {run.ceiling.name} {rate(run.ceiling.gbs)}: {run.ceiling.words}" if run.ceiling else "; no ceiling is known"
+    )
     told = f"{moment(run.created)}, {run.world.size} ranks, {run.world.backend}, {run.path.words}{ceiling}"
     changes = tuple(
         (item.collective, format_size(item.size), rate(item.now_gbs), rate(item.before_gbs), item.words)
         for item in run.changes
     )
-    return Curves(label, told, tuple((item.kind, item.text) for item in run.verdicts), changes)
+    return Curves(label, told, tuple(together(run.verdicts, run.ceiling)), changes)

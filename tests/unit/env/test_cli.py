@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
+from nccl_doctor.env.knowledge import NEWEST_NCCL
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, Plan
 
@@ -87,6 +88,36 @@ def test_show_did_you_mean() -> None:
     ]
 
 
+@pytest.mark.parametrize("said", ["NCCL_DEBUG=INFO", "export NCCL_DEBUG=INFO", "$NCCL_DEBUG", "${NCCL_DEBUG}"])
+def test_show_takes_a_variable_as_it_was_copied(said: str) -> None:
+    assert run("show", said).stdout.startswith("NCCL_DEBUG\n  status        read by NCCL")
+
+
+def test_show_tells_the_names_that_begin_so() -> None:
+    done = run("show", "NCCL_SOCKET_*")
+    assert "NCCL_SOCKET_FAMILY, NCCL_SOCKET_IFNAME" in done.stdout and done.returncode == 2
+
+
+def test_of_a_release_newer_than_all_that_are_known_that_is_said() -> None:
+    done = run("show", "NCCL_DEBUG", "--nccl-version", "3.1.0")
+    assert f"as far as {NEWEST_NCCL}" in " ".join(done.stdout.split())
+    assert json.loads(run("show", "NCCL_DEBUG", "--nccl-version", "3.1", "--format", "json").stdout)["newer_than"]
+    assert "newer than all that is known" in run("lint", "--nccl-version", "3.1.0").stdout
+    assert "newer" not in run("lint", "--nccl-version", NEWEST_NCCL).stdout
+
+
+def test_lint_of_standard_input() -> None:
+    cli._load_commands()
+    result = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="export NCCL_SOCKET_IFNMAE=eth0\n")
+    assert result.exit_code == 11 and "did you mean NCCL_SOCKET_IFNAME" in result.stdout
+
+
+def test_a_directory_without_scripts_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"")
+    done = run("lint", str(tmp_path))
+    assert done.returncode == 3 and "holds no file that looks like a script" in " ".join(done.stdout.split())
+
+
 def test_lint_of_this_environment() -> None:
     done = run("lint", NCCL_SOCKET_IFNAME="^docker0", NCCL_DEBUG="WARN")
     assert done.returncode == 11 and "ifname-admits-loopback" in done.stdout
@@ -132,6 +163,22 @@ def test_lint_log_takes_the_version_from_it(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("release", "line", "status"),
+    [
+        ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.", 4),
+        ("2.7.8", "NCCL_SOCKET_IFNAME set by environment to eth0", 0),
+        ("2.16.5", "NCCL_IB_TIMEOUT set by environment to 22.", 0),
+    ],
+)
+def test_a_log_in_which_texts_are_not_told_is_no_pass(tmp_path: Path, release: str, line: str, status: int) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"NCCL version {release}+cuda11.0\ngpu01:1:2 [0] NCCL INFO {line}\n")
+    done = run("lint", "--log", str(log))
+    assert done.returncode == status and ("NCCL_DEBUG_SUBSYS=INIT,ENV" in done.stdout) == (status == 4)
+    assert done.stdout.startswith("? nothing wrong in what could be read" if status else "✓ nothing wrong;")
+
+
 def test_fix_shows_a_diff_and_writes_beside(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text("export NCCL_TIMEOUT=1800\npython a.py\n")
@@ -169,6 +216,10 @@ def test_a_corrected_file_that_cannot_be_written_is_said(tmp_path: Path) -> None
         ["lint", "--nccl-version", "x"],
         ["lint", "--write"],
         ["lint", "--fix"],
+        ["lint", "-", "--fix"],
+        ["lint", "a.sh", "--fix", "--write", "--in-place"],
+        ["lint", "NCCL_DEBUG=INFO"],
+        ["show", ""],
         ["lint", "--from", "/nonexistent.ndb"],
         ["recommend", "--from", "/nonexistent.ndb"],
         ["recommend", "--nccl-version", "x"],
@@ -205,4 +256,4 @@ def test_what_was_not_read_is_not_said_to_be_right(tmp_path: Path) -> None:
     good.write_text("export NCCL_DEBUG=WARN\n")
     alone, beside = (run("lint", "--file", str(good), *more) for more in ((), ("--file", str(tmp_path / "absent.sh"))))
     assert alone.returncode == 0 and alone.stdout.startswith("✓ nothing wrong;")
-    assert beside.returncode == 4 and beside.stdout.startswith("? nothing wrong was found;")
+    assert beside.returncode == 4 and beside.stdout.startswith("? nothing wrong in what could be read;")

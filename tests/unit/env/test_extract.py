@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +120,25 @@ def test_what_one_command_is_given_meets_exports_but_no_other_command() -> None:
     assert by["NCCL_NET"].meets(by["NCCL_IB_DISABLE"])
 
 
+def test_a_shell_variable_that_is_handed_on_by_its_own_name_reaches_the_job() -> None:
+    text = 'NCCL_ALGO="${NCCL_ALGO:-Ring}"\nNCCL_PROTO=LL\nmpirun -x NCCL_ALGO="$NCCL_ALGO" -x NCCL_NET=IB ./a\n'
+    found = {(item.name, item.value): bool(item.lost) for item in shell.read(text)}
+    assert found == {
+        ("NCCL_ALGO", "Ring"): False,
+        ("NCCL_PROTO", "LL"): True,
+        ("NCCL_ALGO", None): False,
+        ("NCCL_NET", "IB"): False,
+    }
+
+
+def test_commands_whose_output_is_kept_are_commands_of_their_own() -> None:
+    found = shell.read("a=$(NCCL_P2P_LEVEL=NVL ./a)\nif x; then\n  b=$(NCCL_P2P_DISABLE=1 ./a)\nfi\n")
+    assert pairs(found) == [("NCCL_P2P_LEVEL", "NVL", 1), ("NCCL_P2P_DISABLE", "1", 3)]
+    assert not found[0].meets(found[1])
+    inner = shell.read("if x; then\nbash -c 'export NCCL_NET=IB; ./a'\nelse\nexport NCCL_IB_DISABLE=1\nfi\n")
+    assert not inner[0].meets(inner[1])
+
+
 def test_here_documents() -> None:
     text = (
         "cat <<EOF > /etc/nccl.conf\nNCCL_DEBUG=WARN # c\nEOF\n"
@@ -131,6 +153,27 @@ def test_here_documents() -> None:
         ("NCCL_NET", "IB", 11),
     ]
     assert [item.how for item in found] == [How.CONF, How.EXPORT, How.PYTHON, How.EXPORT]
+
+
+def test_what_a_shell_variable_holds_for_later_is_read() -> None:
+    text = (
+        'OPTIONS="timeout 9 -x NCCL_ALGO=Ring -mca a b"\nOPTIONS+=" -x NCCL_DEBUG=WARN"\n'
+        'ENV_JSON=\'{"env_vars": {"NCCL_PROTO": "LL"}}\'\n'
+        'MORE="{\n  \\"env_vars\\": {\n    \\"NCCL_NET\\": \\"${NET}\\",\n  }\n}"\n'
+        'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
+        "PYTHON=$(python3 - <<'PY'\nenv['NCCL_BUFFSIZE'] = '1'\nPY\n)\n"
+        "BROKEN=$(python3 - <<PY\n$lines NCCL_\nPY\n)\n"
+        'NAME="a-b NCCL_DEBUG=INFO"\nexport NCCL_NTHREADS=64\n'
+    )
+    assert pairs(shell.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_DEBUG", "WARN", 2),
+        ("NCCL_PROTO", "LL", 3),
+        ("NCCL_NET", None, 6),
+        ("NCCL_CROSS_NIC", "1", 11),
+        ("NCCL_BUFFSIZE", "1", 17),
+        ("NCCL_NTHREADS", "64", 25),
+    ]
 
 
 @given(st.text(alphabet="NCL_=DEBUG$'\"`\\(){}<>;&|# \n\tabEOF-x", max_size=120))
@@ -219,12 +262,57 @@ def test_yaml() -> None:
     assert kinds["NCCL_ALGO"] == "integer" and kinds["NCCL_SHM_DISABLE"] == "boolean" and not kinds["NCCL_DEBUG"]
 
 
-def test_yaml_templates_are_read_line_by_line() -> None:
+def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms() -> None:
     text = (
         "{{ if .x }}\nenv:\n  - name: NCCL_DEBUG\n    value: {{ .y }}\n"
-        "  - name: NCCL_ALGO\n    value: Ring\n{{ end }}\n"
+        "  - name: NCCL_ALGO\n    value: Ring\n{{ else }}\nenv:\n  - name: NCCL_ALGO\n    value: Tree\n{{ end }}\n"
+        "args:\n  - |\n    {{- range .hosts }}\n    export NCCL_CROSS_NIC=1\n    {{- end }}\n"
+        "    NCCL_SOCKET_IFNAME=eth0 python3 serve.py --model {{ .model }} \\\n      --port 1\n"
+        "{{/* a comment\nof two lines */}}\nlast: {NCCL_PROTO: {{ .p }}}\n"
     )
-    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 4), ("NCCL_ALGO", "Ring", 6)]
+    found = yaml_file.read(text)
+    assert pairs(found) == [
+        ("NCCL_DEBUG", None, 4),
+        ("NCCL_ALGO", "Ring", 6),
+        ("NCCL_ALGO", "Tree", 10),
+        ("NCCL_CROSS_NIC", "1", 15),
+        ("NCCL_SOCKET_IFNAME", "eth0", 17),
+        ("NCCL_PROTO", None, 21),
+    ]
+    one, other = (item for item in found if item.name == "NCCL_ALGO")
+    assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
+
+
+def test_braces_of_envsubst_within_braces_of_yaml() -> None:
+    text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
+
+
+def test_every_document_of_a_yaml_file_is_read() -> None:
+    """The nodes of a document are freed when the next one is made: their ids tell nothing any more."""
+    one = "kind: {kind}\nspec:\n  env:\n  - name: NCCL_DEBUG\n    value: WARN\n  - name: A\n    value: b\n"
+    assert len(yaml_file.read("---\n".join(one.format(kind=number) for number in range(60)))) == 60
+
+
+def test_null_in_yaml_sets_nothing() -> None:
+    assert yaml_file.read("env_vars:\n  NCCL_DEBUG: null\n  NCCL_PROTO: ~\n  NCCL_ALGO:\n") == []
+    found = yaml_file.read("env:\n- name: NCCL_DEBUG\n  value:\n")
+    assert pairs(found) == [("NCCL_DEBUG", "", 3)] and not found[0].not_text
+
+
+def test_a_command_over_several_lines_of_yaml_is_quoted_line_by_line() -> None:
+    text = "args:\n- mpirun -np 8\n  -x NCCL_ALGO=Tree\n  -x NCCL_DEBUG=WARN\n  all_reduce_perf\nb: >\n  export\n  NCCL_PROTO=LL\n"
+    found = yaml_file.read(text)
+    assert [(item.line, item.text) for item in found] == [
+        (3, "-x NCCL_ALGO=Tree"),
+        (4, "-x NCCL_DEBUG=WARN"),
+        (8, "NCCL_PROTO=LL"),
+    ]
+
+
+def test_yaml_within_yaml() -> None:
+    text = "data:\n  run: |\n    x\n  job.yaml: |\n    env:\n    - name: NCCL_DEBUG\n      value: WARN\n  broken.yml: |\n    NCCL_A: [\n"
+    assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", "WARN", 7)]
 
 
 def test_yaml_bombs_cost_no_more_than_their_size() -> None:
@@ -266,6 +354,26 @@ def test_python() -> None:
     assert not by["NCCL_SHM_DISABLE"].meets(by["NCCL_P2P_DISABLE"])
 
 
+def test_python_command_lines_and_calls_that_set() -> None:
+    text = (
+        'run = ["mpirun", "-x", "NCCL_ALGO=Ring", "-x", f"NCCL_IB_HCA={hcas}", "-v", "NCCL_DEBUG=WARN"]\n'
+        'command = f"mpirun -np {n} -x NCCL_PROTO=LL -x NCCL_NET={net} ./a"\n'
+        'note = "set NCCL_NTHREADS=64 if you like"\n'
+        'V1EnvVar(name="NCCL_BUFFSIZE", value=str(4))\nset_env_var("NCCL_CROSS_NIC", "1")\n'
+        'env = [{"name": "NCCL_NSOCKS_PERTHREAD", "value": "2"}]\n'
+        'os.getenv("NCCL_SHM_DISABLE", "1")\n'
+    )
+    assert pairs(python_source.read(text)) == [
+        ("NCCL_ALGO", "Ring", 1),
+        ("NCCL_IB_HCA", None, 1),
+        ("NCCL_PROTO", "LL", 2),
+        ("NCCL_NET", None, 2),
+        ("NCCL_BUFFSIZE", "4", 4),
+        ("NCCL_CROSS_NIC", "1", 5),
+        ("NCCL_NSOCKS_PERTHREAD", "2", 6),
+    ]
+
+
 @pytest.mark.parametrize("text", ["NCCL_DEBUG = (", "NCCL = " + "(" * 3000 + "1" + ")" * 3000, "NCCL_DEBUG\0"])
 def test_bad_python_is_said(text: str) -> None:
     with pytest.raises(SyntaxError):
@@ -303,8 +411,11 @@ def test_log() -> None:
         "=" * 200_000,
         "a\\\n" * 50_000,
         "<<E\n" * 3000,
+        "[\n" + "{{ } } " * 100_000,
+        "[\n" + "{% } {{ % } }" * 100_000,
+        "{{ if a }}\n" * 50_000,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_no_text_takes_more_than_one_pass(text: str) -> None:
     """Exponential or cubic reading would not end: this is no timing test."""
@@ -313,3 +424,5 @@ def test_no_text_takes_more_than_one_pass(text: str) -> None:
         reader(full, "f")
     conf.read(full, "f")
     log.read(["NCCL INFO NCCL_ALGO set by environment to " + text, "a" * 4000 + ":1:1 [0] " + text], "f")
+    with contextlib.suppress(yaml_file.BadYaml):
+        yaml_file.read(f"NCCL_ALGO: {text}", "f")

@@ -30,7 +30,7 @@ def test_too_large(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.seek(200 << 20)
         stream.write(b"\n")
-    assert "MB" in why(path)
+    assert "larger than 4 MiB" in why(path)
 
 
 def test_one_enormous_line(tmp_path: Path) -> None:
@@ -185,3 +185,19 @@ def test_in_a_directory_a_file_without_ending_must_look_like_one_of_ours(tmp_pat
     found = {Path(item.assignment.file).name for item in examine.examine([str(tmp_path)]).remarks}
     assert found == {"epilog", "settings"}
     assert examine.examine([str(tmp_path / "nodeids")]).remarks
+
+
+def test_what_a_benchmark_tries_is_its_purpose(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    line = "mpirun -x NCCL_ALGO=Tree -x NCCL_P2P_DISABLE=1 -x NCCL_DEBUG=ERROR "
+    for command, severities in (
+        ("./all_reduce_perf -g 1", {"algo-without-ring": "info", "leftover-debugging": "info", "pinned": "info"}),
+        ("python train.py", {"algo-without-ring": "fail", "leftover-debugging": "warn", "pinned": "warn"}),
+        ("./all_reduce_perf; torchrun train.py", {"algo-without-ring": "fail", "pinned": "warn"}),
+    ):
+        path.write_text(line + command + "\n")
+        found = {
+            item.finding.id.split(".")[2]: item.finding.severity.value for item in examine.examine([str(path)]).remarks
+        }
+        assert found.items() >= severities.items(), command
+        assert found["invalid-value"] == "fail"

@@ -134,3 +134,12 @@ def test_a_line_is_ignored_by_the_whole_name_of_a_finding(tmp_path: Path, commen
     path = tmp_path / "a.sh"
     path.write_text(f"export NCCL_ALGO=Foo  {comment}\n")
     assert (not examine.examine([str(path)], nccl_version="2.24.3").remarks) is silenced
+
+
+def test_what_a_correction_would_break_is_left(tmp_path: Path) -> None:
+    text = "args:\n- mpirun\n  -x NCCL_TIMEOUT=1\n  python a.py\n"
+    after, left = mend(tmp_path, "a.yaml", text)
+    assert after == text and "NCCL_TIMEOUT does nothing" in left[0]
+    text = "args:\n- set -e;\n  export NCCL_TIMEOUT=1;\n  python a.py\n"
+    after, left = mend(tmp_path, "a.yaml", text)
+    assert after == text and "is no valid YAML" in left[0] and "nothing is changed" in left[0]

@@ -102,10 +102,17 @@ def test_a_host_without_its_environment_is_a_problem_not_a_pass() -> None:
 
 def test_check_passes_clean_hosts_and_knows_what_it_does_not_know() -> None:
     missing = HostFacts("b", Reach(ReachOutcome.OK), {"environment": ProbeResult(Outcome.TIMED_OUT, None, "hung")})
-    results = checked(bundle(host("a"), missing))
+    results = checked(bundle(host("a", interfaces=interfaces()), missing))
     for result in results.values():
         assert "a" in result.passed and "b" not in result.passed
         assert any("b" in gap.hosts for gap in result.unknown)
+
+
+def test_where_nccl_conf_was_not_read_the_variables_have_not_passed() -> None:
+    """What the environment sets is told all the same."""
+    for result in checked(bundle(host("a", {"NCCL_DEBUG": "ERROR"}), host("b", interfaces=interfaces()))).values():
+        assert "a" not in result.passed and [gap.hosts for gap in result.unknown] == [("a",)]
+        assert result.findings
 
 
 def test_what_has_no_effect_is_a_warning_in_check() -> None:

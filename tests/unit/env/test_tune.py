@@ -222,7 +222,9 @@ def test_the_report_says_what_was_found() -> None:
     assert "defaults are best" in report.tuning_text(lost) and report.tuning_json(lost)["recommended"] is None
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, network: str, factors: dict[str, float], **read: str) -> list[str]:
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, network: str, factors: dict[str, float], backend: str = "nccl", **read: str
+) -> list[str]:
     """``env tune`` over a bench that only claims to run NCCL on ``network``; gives the settings of each run."""
     from tests.unit import test_bench_judge as bench
 
@@ -238,7 +240,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, network: str, factors: dict[str, f
         found = bench.outcome(results=bench.results(bench.measured(busbw)))
         nccl = bench.nccl_path(networks=networks, env=told)
         return msgspec.structs.replace(
-            found, complete=True, ranks=(), path=Path("nccl", f"NCCL over {network}", True, nccl=nccl)
+            found,
+            complete=True,
+            ranks=(),
+            path=Path("nccl", f"NCCL over {network}", True, nccl=nccl),
+            world=msgspec.structs.replace(found.world, backend=backend),
         )
 
     monkeypatch.setattr(tune_fleet, "run_fleet", run_fleet)
@@ -267,3 +273,12 @@ def test_with_nccl_a_gain_is_found_and_what_nccl_did_not_read_is_told(monkeypatc
     assert result.best and result.best.candidate.env == {"NCCL_SOCKET_NTHREADS": "4"}
     assert result.best.overall and result.best.overall.low < -0.3 < result.best.overall.high
     assert result.notes == ("NCCL_NSOCKS_PERTHREAD=4: NCCL's log does not show that NCCL_NSOCKS_PERTHREAD was read",)
+
+
+def test_with_gloo_a_variable_of_nccl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "No difference" would be a statement about nothing."""
+    runs = stand_in(monkeypatch, "", {}, backend="gloo")
+    with pytest.raises(tune_fleet.BadCandidate, match="NCCL reads NCCL_ALGO, and here gloo is measured"):
+        tuned(read_candidates(["NCCL_ALGO=Ring"]))
+    assert runs == ["default"]
+    assert tuned(read_candidates(["OMP_NUM_THREADS=2"])).trials

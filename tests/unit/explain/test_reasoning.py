@@ -18,6 +18,7 @@ from nccl_doctor.env import versions
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.lines import ending, shortened
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
@@ -25,6 +26,7 @@ from nccl_doctor.explain.summary import Summary
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.report import explanation
 from nccl_doctor.report.explanation_text import print_explanation
 from tests.unit.explained import explain_text
 
@@ -138,6 +140,30 @@ def test_undecided_gives_candidates_and_a_next_step() -> None:
     assert got.verdict is Verdict.UNDECIDED
     assert got.causes
     assert any("NCCL_DEBUG=INFO" in step or "TORCH_FR_BUFFER_SIZE" in step for step in got.next)
+
+
+def test_a_first_collective_that_ends_nowhere_is_tried_without_the_suspect() -> None:
+    work = "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 ms"
+    waits = "".join(f"[Rank {rank}] Watchdog caught collective operation timeout: {work}\n" for rank in range(2))
+    got = explain_text(waits)
+    assert got.verdict is Verdict.UNDECIDED
+    assert got.next[0] == "run once with NCCL_P2P_DISABLE=1: if that works, it is this"
+    many = "".join(waits.replace("[Rank 1]", f"[Rank {rank}]") for rank in range(1, 18))
+    assert explain_text(many).causes[0].id == "net.firewall"  # so many GPUs are those of several hosts
+    later = explain_text(waits.replace("SeqNum=1,", "SeqNum=90,"))
+    assert later.causes[0].id == "app.straggler-timeout"
+
+
+def test_a_command_with_a_time_limit_of_its_own_was_stopped_because_it_hung() -> None:
+    command = "$ timeout -k 5 300 torchrun --nproc_per_node 2 check.py\n"
+    signal = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4401 got signal: 15\n"
+    assert explain_text(command + signal).verdict is Verdict.UNDECIDED
+    assert explain_text(signal + "run 3: rc 124\n").verdict is Verdict.UNDECIDED
+    scheduler = "slurmstepd: error: *** JOB 81 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    assert explain_text(command + scheduler).causes[0].id == "launch.killed"
+    assert explain_text("store timeout 300 s\n" + signal).causes[0].id == "launch.killed"
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    assert explain_text(command + steps + signal).causes[0].id == "launch.killed"
 
 
 def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
@@ -351,3 +377,127 @@ def test_the_host_before_a_ranks_own_lines_is_named() -> None:
     told = explain_text("\n".join(lines))
     assert told.causes[0].hosts == ("n7",)
     assert told.sentence.startswith("n7: rank 3 raised ValueError")
+
+
+_LOOKED_UP = (
+    "[W s.cpp:9] [c10d] The IPv6 network addresses of ({name}, 29500) cannot be retrieved (gai error: -2 - Name or service not known).\n"
+    "[W s.cpp:9] [c10d] The IPv4 network addresses of ({name}, 29500) cannot be retrieved (gai error: -2 - Name or service not known).\n"
+    "[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to ({name}, 29500).\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("trainer-head", "the host name trainer-head does not resolve"),
+        ("root@10.0.0.4", "'root@10.0.0.4' is no host name"),
+        ("http://head", "'http://head' is no host name"),
+        ("10.0.0.4:29500", "'10.0.0.4:29500' is no host name"),
+        ("head.example.org.", "the host name head.example.org. does not resolve"),
+    ],
+)
+def test_the_name_that_does_not_resolve_is_named(name: str, told: str) -> None:
+    best = explain_text(_LOOKED_UP.format(name=name)).causes[0]
+    assert best.id == "net.hostname-resolution"
+    assert told in best.title
+    assert "IPv4" in best.evidence[0].text
+
+
+def test_only_ipv6_looked_up_in_vain_proves_less() -> None:
+    """The rest may have been cut away; that some address was tried says that there was one."""
+    lines = _LOOKED_UP.format(name="head").splitlines()
+    assert explain_text(f"{lines[0]}\n{lines[2]}\n").causes[0].id == "net.hostname-resolution"
+    tried = "[W socket.cpp:752] [c10d] The client socket has failed to connect to [10.0.0.9]:29500 (errno: 110 - Connection timed out)."
+    assert explain_text(f"{lines[0]}\n{tried}\n{lines[2]}\n").causes[0].id == "net.master-unreachable"
+
+
+def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
+    got = explain_text(
+        "W0312 18:21:07.705002       1 nic_scan.cc:140] could not read the libfabric version file, not found\n"
+        "E0312 18:21:07.709226       1 nic_main.cc:88] libfabric provider rejected by policy\n"
+    )
+    assert got.causes[0].evidence[0].text.startswith("E0312")
+
+
+def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
+    text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
+    assert ending(text, 110).startswith("… the endpoint")
+    assert ending("2024-05-01 10:00:00 [rank3]: all went wrong", 110) == "all went wrong"
+    assert shortened("one two three", 9) == "one two …"
+
+
+_OVER_IB = "\n".join(
+    [
+        "n1:5:9 [0] NCCL INFO NCCL_SHM_DISABLE set by environment to 1.",
+        "n1:5:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eno1:10.0.0.1<0>",
+        "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+        "n1:5:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0",
+        "n1:5:9 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x9 - Init COMPLETE",
+        *(f"step {number}/40 loss 2.{90 - number}" for number in range(1, 41)),
+        "Training finished",
+    ]
+)
+
+
+def test_what_cost_speed_is_worth_knowing_and_no_failure() -> None:
+    got = explain_text(_OVER_IB)
+    assert got.verdict is Verdict.HEALTHY
+    off, variable = got.worth_knowing
+    assert off.playbook == "ib.gdr" and "Disabled for HCA 0" in off.evidence.text
+    assert variable.text.startswith("NCCL_SHM_DISABLE=1: ") and variable.evidence.line == 1
+    assert playbooks.load(variable.playbook).title
+    stream = io.StringIO()
+    print_explanation(got, Console(file=stream, width=300))
+    assert "worth knowing" in stream.getvalue() and "nccl-doctor playbook ib.gdr" in stream.getvalue()
+    told = json.loads(explanation.to_json(got))["worth_knowing"]
+    assert [item["playbook"] for item in told] == [off.playbook, variable.playbook] and told[0]["evidence"]["line"] == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[send] via NET/IB/0", "[send] via NET/IB/0/GDRDMA"),  # another adapter has it
+        ("[send] via NET/IB/0", "[send] via P2P/CUMEM"),  # nothing goes between hosts
+    ],
+)
+def test_gpudirect_costs_nothing_where_it_is_used_or_not_needed(old: str, new: str) -> None:
+    assert all(item.playbook != "ib.gdr" for item in explain_text(_OVER_IB.replace(old, new)).worth_knowing)
+
+
+def test_a_cause_is_not_told_again_as_worth_knowing() -> None:
+    slow = _OVER_IB + "\nWARNING: all_reduce is far slower than expected: 2.1 GB/s, expected 45 GB/s\n"
+    got = explain_text(slow)
+    assert got.causes[0].id == "ib.gdr" and [item.playbook for item in got.worth_knowing] == [
+        "env.bad-nccl-var.leftover-debugging"
+    ]
+    assert not got.causes[0].env  # switching off what is off is no advice
+
+
+def test_horovods_missing_ranks_are_named() -> None:
+    stall = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks"
+    )
+    got = explain_text(
+        f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
+    )
+    assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
+
+
+def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
+    rate = all_signatures()["port-rate"]
+    assert rate.match("\t\tRate: 400") and rate.match("\trate:\t\t 400 Gb/sec (4X NDR)") is not None
+    assert rate.match("Learning Rate: 1") is None and rate.match("dropped at rate: 3 packets") is None
+
+
+def test_a_listing_that_fails_shows_no_adapter() -> None:
+    listed = all_signatures()["verbs-device"]
+    assert listed.match("rdma_cm  umad0  uverbs0  uverbs1") is not None
+    assert listed.match("ls: cannot access '/dev/infiniband/uverbs0': No such file or directory") is None
+
+
+def test_no_device_is_named_where_lines_alike_name_several() -> None:
+    text = _OVER_IB + "\nWARNING: all_reduce is far slower than expected: 2.1 GB/s, expected 45 GB/s\n"
+    line = "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA {0} 'mlx5_{0}'"
+    assert "(mlx5_0)" in explain_text(text).sentence
+    assert "mlx5_" not in explain_text(text.replace(line.format(0), f"{line.format(0)}\n{line.format(1)}")).sentence
