@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from . import faults
+from . import faults, lab
 from .lab import Lab, LabError, missing_requirements, standing
 
 PREFIX = "lab"
@@ -34,8 +34,9 @@ def down(arguments: argparse.Namespace) -> None:
 
 def reap(arguments: argparse.Namespace) -> None:
     """Wait for the end of the pipe on stdin, that is for the end of the lab's owner; then remove the lab."""
+    owner = lab.owner_of(arguments.prefix)
     sys.stdin.buffer.read()
-    Lab(prefix=arguments.prefix).down()
+    lab.reap(arguments.prefix, owner)
 
 
 def list_labs(_: argparse.Namespace) -> None:

@@ -150,9 +150,7 @@ class Lab:
 
     def _claim(self, owner: int) -> None:
         """Take the prefix (or a free one), clearing away what a dead lab of that name left."""
-        lock = os.open(PLACE / "nccl-doctor-lab.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone():
             self.prefix = self.prefix or next((name for name in AUTOMATIC_PREFIXES if not _in_use(name)), "")
             if not self.prefix:
                 raise LabError(f"all {len(AUTOMATIC_PREFIXES)} labs are in use; `python -m tests.lab list` shows them")
@@ -168,8 +166,6 @@ class Lab:
                 "owner": [owner, machine.start_time(owner)] if owner else None,
             }
             (self.directory / "lab.json").write_text(json.dumps(description))
-        finally:
-            os.close(lock)
 
     def _start_reaper(self) -> None:
         """A process that reads a pipe held open by this one, and removes the lab when the pipe ends."""
@@ -251,7 +247,8 @@ class Lab:
     def down(self) -> None:
         """Remove the lab: its processes (by pid), namespaces and files. Does nothing if it does not stand."""
         if self.prefix:
-            _remove(self.prefix)
+            with _alone():  # half removed it would look free to whoever seeks a name
+                _remove(self.prefix)
         if self._reaper is not None:
             assert self._reaper.stdin is not None
             self._reaper.stdin.close()
@@ -407,6 +404,33 @@ def _in_use(prefix: str) -> bool:
     except (OSError, ValueError):
         return False
     return owner is None or machine.start_time(owner[0]) == owner[1]
+
+
+def owner_of(prefix: str) -> list[int] | None:
+    """Process id and start of whoever built the lab of that name; None where nobody did, or it stands by itself."""
+    try:
+        found: list[int] | None = json.loads((_directory(prefix) / "lab.json").read_text())["owner"]
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def reap(prefix: str, owner: list[int] | None) -> None:
+    """Remove what this owner has left; whoever has taken the name since then keeps it."""
+    with _alone():
+        if owner_of(prefix) == owner or not (_directory(prefix) / "lab.json").exists():
+            _remove(prefix)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process of this machine at a time takes or gives up a name."""
+    lock = os.open(PLACE / "nccl-doctor-lab.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _remove(prefix: str) -> None:

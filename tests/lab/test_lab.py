@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from . import faults, machine
-from .lab import PROJECT, Lab, standing
+from .lab import PLACE, PROJECT, Lab, standing
 from .machine import NETNS
 
 CONNECT = """
@@ -166,6 +167,25 @@ def test_a_standing_lab_by_hand(lab: Lab) -> None:
     finally:
         by_hand("down", "--prefix", prefix)
     assert prefix not in standing() and not list(NETNS.glob(f"{prefix}-*"))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("owner", [[1, 1], [2, 2]], ids=["the same", "another, which has taken the name since"])
+def test_a_reaper_removes_what_its_own_owner_left(owner: list[int]) -> None:
+    prefix = f"reap{os.getpid() % 10000}"
+    directory = PLACE / f"nccl-doctor-lab-{prefix}"
+    directory.mkdir(mode=0o700)
+    try:
+        (directory / "lab.json").write_text(json.dumps({"owner": [1, 1]}))
+        words = [sys.executable, "-m", "tests.lab", "reap", "--prefix", prefix]
+        with subprocess.Popen(words, cwd=PROJECT, stdin=subprocess.PIPE) as reaper:
+            waits = Path(f"/proc/{reaper.pid}/wchan")
+            machine.wait_for(lambda: "pipe_read" in waits.read_text(), "the reaper to wait", 20)
+            (directory / "lab.json").write_text(json.dumps({"owner": owner}))
+            reaper.communicate()
+        assert directory.exists() == (owner != [1, 1])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.mark.lab
