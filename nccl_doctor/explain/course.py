@@ -306,7 +306,8 @@ class Course:
             pace, tail = _pace(first.text), self._case.summary.tails.get(first.file, [])
             if not pace or not tail or first.line >= tail[0].line:
                 continue
-            last = [hit for hit in tail if shape(hit.text) == shape(first.text)]
+            alike = shape(first.text)
+            last = [hit for hit in tail if shape(hit.text) == alike]
             paces = [_pace(hit.text) for hit in last]
             if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
                 return [first, *last]

@@ -24,11 +24,13 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
     if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
         return
     places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
-    for name in sorted(knowledge.load().must_agree):
-        hits = [hit for hit in case.env.get(name, []) if hit.signature == "env-echo" and hit.host]
+    if len(places) < 2 or not case.env:
+        return
+    for name in sorted(knowledge.load().must_agree & case.env.keys()):
+        hits = [hit for hit in case.env[name] if hit.signature == "env-echo" and hit.host]
         values = {hit.groups["value"].strip(" .") for hit in hits}
         hosts = {hit.host for hit in hits}
-        if hits and len(places) > 1 and (len(values) > 1 or hosts < places):
+        if hits and (len(values) > 1 or hosts < places):
             what = (
                 f"has different values ({', '.join(sorted(values))})"
                 if len(values) > 1
