@@ -32,7 +32,7 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
         model = find(gpu.name)
         if not (model and model.c2c):
             alike = [peer for peer in gpus if peer.name == gpu.name]
-            module = bool(model and model.nvlinks)
+            module = model is not None and model.nvlinks != 0
             slots += [(gpu, quote) for quote in _limited(gpu, module, alike)]
             yield from _width(host, gpu, module, alike)
             yield from _generation(host, gpu, alike)

@@ -95,6 +95,13 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert found(cards(healthy, *quarter, quarter[0], virtual=True)) == {}
     item = found(cards(healthy, *quarter, {**volta, "nvlinks": lost}, virtual=True))["gpu.nvlink.link-down"]
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
+    dead = [{"link": n, "active": False} for n in range(6)]
+    for told in (dead, []):
+        nobody = report(cards(healthy, *[{**volta, "nvlinks": told}] * 4, virtual=True))
+        assert "NVLink state of GPU 0 (0000:1b:00.0)" in [gap.what for gap in nobody.unknown] and not nobody.findings
+    assert found(cards(healthy, {**volta, "nvlinks": links, "pcie_width": 8}, virtual=True)).keys() == {
+        "gpu.pcie.width"
+    }
 
 
 def test_half_of_a_board_without_switches(healthy: Facts) -> None:
