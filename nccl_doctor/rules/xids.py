@@ -170,7 +170,7 @@ def _excuse(
     gpu = next((gpu for gpu in fact.gpus if gpu.bus_id == bus_id), None)
     if gpu is None:
         names = [gpu.bus_id for gpu in fact.gpus]
-        if names and None not in names and fact.container and not fact.container.startswith("pid 1"):
+        if names and None not in names and fact.surely_contained:
             return [Evidence(f"this container has {', '.join(map(str, names))} only", "NVML", host=host.name)]
         return []
     if action != "reset-gpu":
