@@ -102,7 +102,7 @@ _NO_ANSWER = (
 
 _NO_WAY_OUT = (
     "host.no-route",
-    "this machine, not the host, lets nothing out there: it has no route, or its own firewall forbids it",
+    "this machine, not the host, lets nothing out there: it has no route, or one that forbids it",
     "see this machine's routes and firewall",
     "ip -br address; ip route get {address}; sudo nft list ruleset",
 )
