@@ -17,7 +17,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
@@ -163,6 +163,10 @@ def test_a_jump_host_is_named_where_it_is_the_trouble() -> None:
     assert (behind.title, behind.hosts) == ("the jump host me@bastion:2222 did not answer in time", ("gpu01", "gpu02"))
     assert behind.fixes[0].command == "ping -c 3 10.0.0.9; ssh -v -o ConnectTimeout=10 -p 2222 me@bastion true"
     assert [item.host for item in behind.evidence] == ["gpu01", "gpu01"]
+    said = f"jump host bastion: {NO_WAY_OUT} to 10.0.0.9"
+    here = HostFacts("gpu01", Reach(ReachOutcome.NO_ROUTE, said, ("unreachable",), "10.0.0.9", 22))
+    (found,) = reach.reach_findings(msgspec.structs.replace(builder.bundle(), hosts=(here,)))
+    assert found.severity is Severity.WARN and found.title.startswith("this machine, not the jump host bastion, lets")
 
 
 def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
