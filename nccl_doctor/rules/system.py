@@ -418,7 +418,7 @@ def usable_memory(system: System) -> int:
     """Bytes that a job here may still take, by the host and by the cgroup; ``MissingFact`` where either is not known."""
     available, group = system.memory.get("MemAvailable"), system.cgroup
     if available is None:
-        raise MissingFact("/proc/meminfo", "has no MemTotal or MemAvailable")
+        raise MissingFact("/proc/meminfo", "has no MemAvailable")
     if group.memory_limit_bytes is None:
         return available
     if group.memory_room_bytes is None:
