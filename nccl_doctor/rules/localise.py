@@ -19,7 +19,8 @@ class Blame(msgspec.Struct, frozen=True):
     """One culprit, or hosts that are cut off together, and the bad links they explain.
 
     ``direction``: ``in`` (what others send it), ``out`` (what it sends), ``both``, or ``pair`` and ``between`` where the
-    measurements cannot tell the ends apart: then ``hosts`` has both ends, or all hosts, and ``sides`` the groups of them that reach each other.
+    measurements cannot tell the ends apart: then ``hosts`` has both ends, or all hosts, and ``sides`` the groups of them
+    that reach each other.
     """
 
     hosts: tuple[str, ...]
