@@ -515,7 +515,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
         if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
-            title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
+            title = f"{fold(callers)} get{'s' * (len(callers) == 1)} no answer to connections to {fold(silent)}"
         elif culprit.direction == "out":
             title = f"no connection from {culprit.names} is answered"
         else:
