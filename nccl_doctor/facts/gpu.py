@@ -214,6 +214,11 @@ class GpuFact(Fact, frozen=True, omit_defaults=True, dict=True):
         """A GPU is on the bus or known to the driver (an installed library alone is no GPU)."""
         return bool(self.pci_gpus or self.proc_gpus or self.gpus or any(_is_gpu_node(n) for n in self.device_nodes))
 
+    @property
+    def surely_contained(self) -> bool:
+        """A sure sign says that this is a container: ``pid 1 is ...`` is a weak one."""
+        return self.container is not None and not self.container.startswith("pid 1")
+
     def count(self) -> tuple[int | None, str]:
         """How many GPUs NVML sees, and in one sentence why none (or that nothing can be said)."""
         if self.nvml.outcome == "not-run":

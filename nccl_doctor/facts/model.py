@@ -52,7 +52,7 @@ class ReachOutcome(enum.Enum):
 
 
 SETUP_FAILED = "--env-setup failed"  # so begins the detail where the user's own line ended the start
-NO_WAY_OUT = "this machine has no way"  # so begins the detail where its own routes or firewall let nothing out
+NO_WAY_OUT = "this machine has no way"  # so says the detail where its own routes lead nowhere, or forbid it
 NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
 
 

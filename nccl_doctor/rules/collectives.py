@@ -57,9 +57,8 @@ _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
 # What the first rank that is ended does to the connections of the others.
 _ECHOES = ("net.peer-lost", "net.firewall")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
-_CHATTER = re.compile(
-    r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}"
-)  # and the code of a traceback
+# Lines that give no reason: NCCL's chatter, a warning, the code in a traceback.
+_CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}")
 
 
 class RankOnHost:
@@ -423,10 +422,11 @@ def _died(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
     for (host, how), dead in alike.items():
         one = len(dead) == 1
         was = ("was " if one else "were ") if how.startswith("killed") else ""
+        where = dead[0].end.where.words if one else " and ".join(sorted({rank.end.where.stage for rank in dead}))
         yield finding(
             "collectives.rank-died",
             Severity.FAIL,
-            f"rank{'' if one else 's'} {_numbers(dead)} on {host} {was}{how} in {dead[0].end.where.words}",
+            f"rank{'' if one else 's'} {_numbers(dead)} on {host} {was}{how} in {where}",
             [
                 *(
                     rank.evidence(f"process {rank.end.pid} {how}, last heard of in stage {rank.end.where.words}")
@@ -515,7 +515,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
         if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
-            title = f"{', '.join(callers)} gets no answer to connections to {', '.join(silent)}"
+            title = f"{fold(callers)} get{'s' * (len(callers) == 1)} no answer to connections to {fold(silent)}"
         elif culprit.direction == "out":
             title = f"no connection from {culprit.names} is answered"
         else:

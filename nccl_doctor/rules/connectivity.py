@@ -373,25 +373,27 @@ def clock_offset(fleet: Fleet) -> Iterator[Finding]:
     """No host's clock differs by more than a second from the others': logs cannot be put in order by time.
 
     The clocks of all hosts and of the machine that runs the check are compared: a host is wrong where most agree on
-    another time. Where that machine is the odd one, no host is.
+    another time. Where that machine is the odd one, no host is. Where no time has a majority, nobody knows which is right.
     """
     clocks = fleet.every(Clock)
-    # Half of the hosts against the other half: this machine, at 0, decides. Of two clocks nobody knows which is right.
+    # Half of the hosts against the other half: this machine, at 0, decides.
     offsets = sorted([clock.offset for clock in clocks.values()] + [0.0] * (len(clocks) % 2 == 0))
-    usual = offsets[len(offsets) // 2] if len(offsets) > 1 else 0.0
+    usual = offsets[len(offsets) // 2]
+    known = len(offsets) > 1 and 2 * sum(abs(one - usual) <= CLOCK_SECONDS for one in offsets) > len(offsets)
+    usual = usual if known else 0.0
     for host, clock in clocks.items():
         off = clock.offset - usual
         if abs(off) - clock.uncertainty <= CLOCK_SECONDS:
             continue
-        agree = f"; most others agree on {usual:+.3f} s" if len(clocks) > 1 else ""
+        agree = f"; most others agree on {usual:+.3f} s" if known else ""
         proof = f"offset to this machine {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s{agree}"
         yield finding(
             "host.clock-offset",
             Severity.WARN,
             f"{host}'s clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
-            + ("" if len(clocks) > 1 else " of this machine's; two clocks do not say which is right"),
+            + ("" if known else " of this machine's; nothing says which of the clocks is right"),
             Evidence(proof, source="clock", host=host),
             places=[Place(host=host)],
-            confidence=1.0 if len(clocks) > 1 else 0.5,
+            confidence=1.0 if known else 0.5,
             fixes=[Fix("let chrony or systemd-timesyncd set it", "chronyc tracking || timedatectl status", host)],
         )

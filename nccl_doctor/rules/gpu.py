@@ -230,10 +230,10 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
         need_fields(devices(fact) if missing else [], "PCI address of a GPU", "bus_id")
         return  # the lost ones were told above
     names = ", ".join(str(slot) for slot in missing)
-    if fact.container and fact.container.startswith("pid 1"):
-        raise MissingFact(f"GPU {names}", f"on the PCI bus, not in NVML; {fact.container}: this may be a container")
-    if fact.container:
+    if fact.surely_contained:
         return  # it is given what its runtime gives it
+    if fact.container:
+        raise MissingFact(f"GPU {names}", f"on the PCI bus, not in NVML; {fact.container}: this may be a container")
     none = not seen
     yield finding(
         "gpu.not-visible.none" if none else "gpu.not-visible.fewer-than-bus",

@@ -37,8 +37,8 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     """On NVSwitch machines, the fabric manager runs, and every GPU is registered with the fabric.
 
     From Hopper on each GPU tells its state; before, the fabric manager's process is the only witness: in a container,
-    which does not see it, nothing is known. Without it CUDA fails with error 802, "system not yet initialized". In racks of superchips
-    (GB200 NVL72) it runs on the NVLink switches, and the GPUs' word is the only one.
+    which does not see it, nothing is known. Without it CUDA fails with error 802, "system not yet initialized". In
+    racks of superchips (GB200 NVL72) it runs on the NVLink switches, and the GPUs' word is the only one.
     """
     fact = answered(host)
     gpus = devices(fact)

@@ -19,20 +19,22 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
 
     How many there should be comes from the catalogue of models. Cards with a bridge, and modules joined straight to each
     other (a virtual machine may have some of a board's) are judged by their neighbours: a card none of whose links is up
-    has no bridge, which is no fault. One GPU alone (a virtual machine with one of eight) has no peer over NVLink: that
-    its links are inactive is information.
+    has no bridge, which is no fault; where no module has a link that is up, nothing is known. One GPU alone (a virtual
+    machine with one of eight) has no peer over NVLink: that its links are inactive is information.
     """
     gpus = devices(answered(host))
     if alone := _alone(gpus):
         yield _inactive(host, alone)
         return
-    untold = None
+    untold: MissingFact | None = None
     for gpu in gpus:
         if gpu.mig_mode:
             continue  # its NVLinks are off: that MIG is on is told
         model = find(gpu.name)
+        what = f"NVLink state of GPU {gpu.label}"
         if not gpu.nvlinks and model and model.nvlinks:
-            untold = untold or gpu
+            why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
+            untold = untold or MissingFact(what, gpu.errors.get("nvlinks", why))
             continue
         if gpu.nvlinks is None:
             continue
@@ -40,12 +42,15 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
         if model and model.nvlinks == 0 and not active:
             continue  # a card without a bridge
         expected = (model.nvlinks if model and not _straight(gpus) else None) or _most_among(gpus, gpu.name)
+        if not expected and model and model.nvlinks is None and len(gpus) > 1:
+            untold = untold or MissingFact(
+                what, "none is up on any GPU here, and how many should be depends on the board"
+            )
         if active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
     if untold:
-        why = "the driver knows no NVLink of it: they are switched off, or a sandbox hides them"
-        raise MissingFact(f"NVLink state of GPU {untold.label}", untold.errors.get("nvlinks", why))
+        raise untold
     need_fields(gpus, "NVLink state", "nvlinks")
     if why := next((gpu.errors["nvlink_counters"] for gpu in gpus if "nvlink_counters" in gpu.errors), ""):
         raise MissingFact("NVLink error counters", why)

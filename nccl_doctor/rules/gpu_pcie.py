@@ -23,8 +23,8 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
     Fewer lanes are a fault on a module (SXM), and on a card where most GPUs of its model here have more. A card without
     such neighbours may sit in a slot that is wired so: a warning; in a virtual machine, whose slots are the provider's
     (EC2 gives an A10G 8 of its 16 lanes), information. An idle GPU may lower its PCIe generation to save power, so the
-    current one is judged where the GPU is not idle, or where most of its model run faster, as idle and at full power. Superchips
-    (GH200, GB200) reach their CPU over NVLink-C2C: of them only the replays are judged.
+    current one is judged where the GPU is not idle, or is in a full power state (P0 to P2) in which most GPUs of its
+    model run faster. Superchips (GH200, GB200) reach their CPU over NVLink-C2C: of them only the replays are judged.
     """
     gpus = devices(answered(host))
     slots = []
@@ -32,7 +32,7 @@ def pcie(host: Host, plan: Plan) -> Iterator[Finding]:
         model = find(gpu.name)
         if not (model and model.c2c):
             alike = [peer for peer in gpus if peer.name == gpu.name]
-            module = bool(model and model.nvlinks)
+            module = model is not None and model.nvlinks != 0
             slots += [(gpu, quote) for quote in _limited(gpu, module, alike)]
             yield from _width(host, gpu, module, alike)
             yield from _generation(host, gpu, alike)

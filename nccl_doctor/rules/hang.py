@@ -116,8 +116,10 @@ def _is_of_a_host(item: Finding) -> bool:
 
 
 def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
-    """Whether a job may stand for it. A host on which we could not look holds only a job that may have ranks there, and
-    only where the host itself seems to be gone."""
+    """Whether a job may stand for it.
+
+    A host on which we could not look holds only a job that may have ranks there, and only where it seems to be gone.
+    """
     complete = bool(jobs) and bool(jobs[0].world) and not jobs[0].missing
     return item.stage == engine.JOB or (item.id in _GONE_HOSTS and not complete)
 

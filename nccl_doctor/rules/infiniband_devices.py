@@ -12,6 +12,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
+from nccl_doctor.rules.rails import AWS
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 
@@ -34,7 +35,7 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     absent = [name for name in fact.uverbs_expected if name not in fact.uverbs]
     if absent:
         gpu = host.want(GpuFact)
-        given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.container is not None
+        given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.surely_contained
         yield finding(
             "ib.device-not-found.uverbs",
             Severity.WARN if given else Severity.FAIL,
@@ -69,15 +70,19 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
 
 
 def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
-    """RDMA-capable NICs without an RDMA device; ``SkipRule`` where there is none, or they are given to virtual machines."""
-    cards = [nic for nic in fact.pci_rdma if (nic.kind or "").startswith(INFINIBAND_CLASS)]
+    """RDMA-capable NICs without an RDMA device; ``SkipRule`` where there is none, or they are given to virtual machines.
+
+    An Ethernet NIC without any driver is not in use; InfiniBand cards and EFAs (of Ethernet's class) are for RDMA alone.
+    """
+    cards = [nic for nic in fact.pci_rdma if (nic.kind or "").startswith(INFINIBAND_CLASS) or nic.vendor == AWS]
     capable = [nic for nic in fact.pci_rdma if nic.driver != "vfio-pci" and (nic.driver or nic in cards)]
     if not capable:
         raise SkipRule(NO_DEVICE)
-    module = (capable[0].driver or "mlx5_core").replace("_core", "_ib")
+    module = (capable[0].driver or ("efa" if capable[0].vendor == AWS else "mlx5_core")).replace("_core", "_ib")
+    ethernet = all((nic.kind or "").startswith(ETHERNET_CLASS) and nic not in cards for nic in capable)
     return finding(
         "ib.device-not-found.no-driver",
-        Severity.INFO if all((nic.kind or "").startswith(ETHERNET_CLASS) for nic in capable) else Severity.WARN,
+        Severity.INFO if ethernet else Severity.WARN,
         f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
         [
             Evidence(

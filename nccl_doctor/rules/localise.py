@@ -19,7 +19,8 @@ class Blame(msgspec.Struct, frozen=True):
     """One culprit, or hosts that are cut off together, and the bad links they explain.
 
     ``direction``: ``in`` (what others send it), ``out`` (what it sends), ``both``, or ``pair`` and ``between`` where the
-    measurements cannot tell the ends apart: then ``hosts`` has two of them, or all, and ``sides`` who reaches whom.
+    measurements cannot tell the ends apart: then ``hosts`` has both ends, or all hosts, and ``sides`` the groups of them
+    that reach each other.
     """
 
     hosts: tuple[str, ...]
@@ -131,17 +132,19 @@ def _divided(left: set[Pair], good: set[Pair]) -> Iterator[Blame]:
     side_of = _groups(good)
     for members in sorted(set(_groups(left).values())):
         pairs = tuple(sorted(pair for pair in left if pair[0] in members))
+        couples = sorted({tuple(sorted(pair)) for pair in pairs})
         sides = tuple(sorted({side_of.get(host, (host,)) for host in members}))
-        if any(side_of.get(source, (source,)) == side_of.get(target, (target,)) for source, target in pairs):
-            for couple in sorted({tuple(sorted(pair)) for pair in pairs}):
+        if len(couples) == 1 or any(side_of.get(one, (one,)) == side_of.get(other, (other,)) for one, other in pairs):
+            for couple in couples:
                 yield Blame(couple, "pair", tuple(pair for pair in pairs if set(pair) == set(couple)))
             continue
         everyone = tuple(sorted(itertools.chain(*sides)))
         largest = max(sides, key=len)
-        if 2 * len(largest) > len(everyone):
+        # Less than half of the hosts are cut off, if more than one of the others found it so.
+        if 2 * len(largest) > len(everyone) and len(set(largest).intersection(members)) > 1:
             yield Blame(tuple(host for host in everyone if host not in largest), "both", pairs)
         else:
-            yield Blame(everyone, "pair" if len(everyone) == 2 else "between", pairs, sides)
+            yield Blame(everyone, "between", pairs, sides)
 
 
 def _groups(pairs: Iterable[Pair]) -> dict[str, tuple[str, ...]]:

@@ -18,7 +18,7 @@ _BLOCKED = {
     "timed-out": ("net.firewall.dropped", "dropped"),
     "refused": ("net.firewall.rejected", "rejected"),
     "reset": ("net.firewall.rejected", "reset"),
-    "not-permitted": ("net.firewall.rejected", "forbidden by the sender's own firewall"),
+    "not-permitted": ("net.firewall.rejected", "forbidden by a firewall"),  # EPERM: the sender's; EACCES may be ICMPv6
     "unreachable": ("net.firewall.unreachable", "answered with 'unreachable'"),
 }
 

@@ -102,7 +102,7 @@ _NO_ANSWER = (
 
 _NO_WAY_OUT = (
     "host.no-route",
-    "this machine, not the host, lets nothing out there: it has no route, or its own firewall forbids it",
+    "this machine, not the host, lets nothing out there: it has no route, or one that forbids it",
     "see this machine's routes and firewall",
     "ip -br address; ip route get {address}; sudo nft list ruleset",
 )
@@ -151,7 +151,7 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
     """Its row of the table above."""
     if reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER):
         return _NO_ANSWER
-    if reach.outcome is ReachOutcome.NO_ROUTE and reach.detail.startswith(NO_WAY_OUT):
+    if reach.outcome is ReachOutcome.NO_ROUTE and NO_WAY_OUT in reach.detail:  # to the host, or to a jump host
         return _NO_WAY_OUT
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
         return _SETUP

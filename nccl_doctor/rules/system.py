@@ -14,7 +14,7 @@ from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_r
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size
 
-JOB = ("collectives",)  # what a fault of the host explains
+_COLLECTIVES = ("collectives",)  # what a fault of the host explains
 # Programs that hold GPU device files as their job: monitoring and display, not somebody's leftover.
 SERVICES = (
     "nvidia-persiste",  # the kernel cuts names at 15 characters
@@ -46,7 +46,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     useless = "NCCL's shared-memory transport and DataLoader workers cannot work"
     if not shm.present:
         title, proof = f"There is no /dev/shm: {useless}", ("/dev/shm: no such directory", "/dev/shm")
-        yield host.finding("sys.shm.missing", Severity.FAIL, title, proof, _more_shm(system), explains=JOB)
+        yield host.finding("sys.shm.missing", Severity.FAIL, title, proof, _more_shm(system), explains=_COLLECTIVES)
         return
     proof = (f"/dev/shm: {size(shm.size_bytes)} in all, {size(shm.free_bytes)} free", "statvfs /dev/shm")
     if shm.read_only:
@@ -56,7 +56,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             f"/dev/shm is read-only: {useless}",
             ("/dev/shm is mounted ro", "/proc/self/mountinfo"),
             Fix("make it writable until the next boot", "sudo mount -o remount,rw /dev/shm"),
-            explains=JOB,
+            explains=_COLLECTIVES,
         )
     elif shm.size_bytes < value("shm.warn"):
         yield host.finding(
@@ -65,7 +65,7 @@ def shared_memory(host: Host, plan: Plan) -> Iterator[Finding]:
             f"/dev/shm has only {size(shm.size_bytes)}: a job with several GPUs or DataLoader workers here dies of it",
             proof,
             _more_shm(system),
-            explains=JOB,
+            explains=_COLLECTIVES,
         )
     elif shm.free_bytes < value("shm.free"):
         yield _shm_full(host, shm, proof)
@@ -85,7 +85,7 @@ def _shm_full(host: Host, shm: SharedMemory, proof: tuple[str, str]) -> Finding:
         [proof, *held],
         Fix("see who still uses the files", "sudo fuser -v /dev/shm/* 2>&1 | head"),
         Fix("remove what a dead job left, once nobody uses it", "rm -f /dev/shm/nccl-* /dev/shm/torch_*", risky=True),
-        explains=JOB,
+        explains=_COLLECTIVES,
     )
 
 
@@ -134,7 +134,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         *((own,) if limit.hard == UNLIMITED else ()),
         _raised("memlock", "unlimited", "rdma"),
         Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1, or --cap-add IPC_LOCK"),
-        explains=JOB if severity is Severity.FAIL else (),
+        explains=_COLLECTIVES if severity is Severity.FAIL else (),
     )
 
 
@@ -262,7 +262,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
                 f"The cgroup has room for only {room} more threads",
                 (f"pids.max {group.pids_limit}, pids.current {group.pids_used}", group.pids_group),
                 Fix("raise it: --pids-limit -1 (Docker, Podman), TasksMax= (systemd), podPidsLimit (kubelet)"),
-                explains=JOB,
+                explains=_COLLECTIVES,
             )
     limit = _limit(system, "nproc")
     if system.user != 0 and limit.soft != UNLIMITED and limit.soft < value("nproc.warn"):
@@ -378,7 +378,7 @@ def hung_mounts(host: Host, plan: Plan) -> Iterator[Finding]:
             Fix("does the server answer?", f"timeout 5 rpcinfo -t {server} nfs")
             if entry.type.startswith("nfs") and ":" in entry.source
             else Fix("is it mounted as intended?", "cat /proc/mounts"),
-            explains=JOB,
+            explains=_COLLECTIVES,
         )
 
 
@@ -418,7 +418,7 @@ def usable_memory(system: System) -> int:
     """Bytes that a job here may still take, by the host and by the cgroup; ``MissingFact`` where either is not known."""
     available, group = system.memory.get("MemAvailable"), system.cgroup
     if available is None:
-        raise MissingFact("/proc/meminfo", "has no MemTotal or MemAvailable")
+        raise MissingFact("/proc/meminfo", "has no MemAvailable")
     if group.memory_limit_bytes is None:
         return available
     if group.memory_room_bytes is None:

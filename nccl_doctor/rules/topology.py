@@ -73,7 +73,7 @@ def nvlink_matrix(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     matrix = matrix_of(host)
     fact = host.want(GpuFact)
-    models = {f"GPU{gpu.index}": gpu.name for gpu in fact.gpus} if fact else {}
+    models = {f"GPU{gpu.index}": gpu.name for gpu in fact.gpus if gpu.name} if fact else {}
     usual = Counter(models.values()).most_common(1)[0][0] if models else None
     for gpu in lost_nvlink(matrix):
         if models.get(gpu, usual) != usual:

@@ -160,7 +160,7 @@ def _gpu(
     )
 
 
-RELOADED = "NVRM: loading NVIDIA UNIX"  # the kernel module's first line
+_RELOADED = "NVRM: loading NVIDIA UNIX"  # the kernel module's first line
 
 
 def _excuse(
@@ -170,7 +170,7 @@ def _excuse(
     gpu = next((gpu for gpu in fact.gpus if gpu.bus_id == bus_id), None)
     if gpu is None:
         names = [gpu.bus_id for gpu in fact.gpus]
-        if names and None not in names and fact.container and not fact.container.startswith("pid 1"):
+        if names and None not in names and fact.surely_contained:
             return [Evidence(f"this container has {', '.join(map(str, names))} only", "NVML", host=host.name)]
         return []
     if action != "reset-gpu":
@@ -178,7 +178,7 @@ def _excuse(
     if gpu.recovery_action == "none":
         return [proof(host, gpu, "GPU recovery action: none")]
     last = max((event.line.at_s for event in events if event.line.at_s is not None), default=None)
-    loads = [line for line in log.lines if RELOADED in line.text and None not in (last, line.at_s)]
+    loads = [line for line in log.lines if _RELOADED in line.text and None not in (last, line.at_s)]
     return [Evidence(line.text, log.source, host=host.name) for line in loads if (line.at_s or 0) > (last or 0)][-1:]
 
 

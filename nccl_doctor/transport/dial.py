@@ -14,8 +14,9 @@ from nccl_doctor.facts.model import NO_WAY_OUT, ReachOutcome
 from nccl_doctor.transport.base import Unreachable
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-_NO_ROUTE = frozenset((errno.EHOSTUNREACH, errno.EHOSTDOWN))
-_NO_WAY_OUT = frozenset((errno.ENETUNREACH, errno.ENETDOWN, errno.EACCES, errno.EPERM))
+_NO_ROUTE = frozenset(
+    (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES, errno.EPERM)
+)
 
 
 def _is_address(host: str) -> bool:
@@ -62,7 +63,7 @@ def connect(host: str, port: int, family: str, limit_s: float) -> socket.socket:
         try:
             return _connected(socket.socket(kind, socket.SOCK_STREAM, protocol), target, left)
         except OSError as error:
-            trouble = _sorted(error, str(target[0]), port, left)
+            trouble = _sorted(error, kind, target, left)
     raise trouble
 
 
@@ -77,7 +78,21 @@ def _connected(made: socket.socket, target: Any, limit_s: float) -> socket.socke
     return made
 
 
-def _sorted(error: OSError, address: str, port: int, limit_s: float) -> Unreachable:
+def _has_way(family: int, target: Any) -> bool:
+    """Whether this machine's own routes lead to an address: to connect a UDP socket looks them up, and sends nothing.
+
+    A TCP connect fails with the same errors where a router or a firewall on the way answers so (ICMP).
+    """
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as made:
+            made.connect(target)
+    except OSError:
+        return False
+    return True
+
+
+def _sorted(error: OSError, family: int, target: Any, limit_s: float) -> Unreachable:
+    address, port = str(target[0]), int(target[1])
     text = f"connect {address} port {port}: {error.strerror or error}"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         detail = f"no answer to TCP connects within {limit_s:.1f} s: host down, or a firewall that drops"
@@ -86,7 +101,6 @@ def _sorted(error: OSError, address: str, port: int, limit_s: float) -> Unreacha
         detail = f"nothing listens on port {port}: sshd down, another port, or a firewall that rejects"
         return Unreachable(ReachOutcome.REFUSED, detail, text, address=address, port=port)
     if error.errno in _NO_ROUTE:
-        return Unreachable(ReachOutcome.NO_ROUTE, f"no route to {address}", text, address=address, port=port)
-    if error.errno in _NO_WAY_OUT:
-        return Unreachable(ReachOutcome.NO_ROUTE, f"{NO_WAY_OUT} to {address}", text, address=address, port=port)
+        detail = f"{'no route' if _has_way(family, target) else NO_WAY_OUT} to {address}"
+        return Unreachable(ReachOutcome.NO_ROUTE, detail, text, address=address, port=port)
     return Unreachable(ReachOutcome.TRANSPORT_FAILED, "the connection failed", text, address=address, port=port)

@@ -129,12 +129,13 @@ def test_the_root_is_named_and_only_it(id: str, hosts: tuple[str, ...], ends: li
 
 
 def test_ranks_of_one_host_that_died_alike_are_one_finding() -> None:
-    killed = [end(rank, exit=-9, signal="SIGKILL") for rank in (1, 2, 3)]
+    stages = {1: "measure", 2: "measure", 3: "gemm"}
+    killed = [end(rank, stage, exit=-9, signal="SIGKILL") for rank, stage in stages.items()]
     facts = world(end(0, **STUCK), *killed, end(4, exit=-11, signal="SIGSEGV"))
     here = msgspec.structs.replace(facts["h1"], ranks=tuple(killed))
     found = list(failures({"h0": facts["h0"], "h1": here, "h4": facts["h4"]}))
     assert [item.title for item in found] == [
-        "ranks 1, 2, 3 on h1 were killed by SIGKILL in measure",
+        "ranks 1, 2, 3 on h1 were killed by SIGKILL in gemm and measure",
         "rank 4 on h4 was killed by SIGSEGV in measure",
     ]
     assert [place.rank for place in found[0].places] == [1, 2, 3] and len(found[0].evidence) == 4

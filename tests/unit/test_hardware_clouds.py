@@ -95,6 +95,13 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert found(cards(healthy, *quarter, quarter[0], virtual=True)) == {}
     item = found(cards(healthy, *quarter, {**volta, "nvlinks": lost}, virtual=True))["gpu.nvlink.link-down"]
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
+    dead = [{"link": n, "active": False} for n in range(6)]
+    for told in (dead, []):
+        nobody = report(cards(healthy, *[{**volta, "nvlinks": told}] * 4, virtual=True))
+        assert "NVLink state of GPU 0 (0000:1b:00.0)" in [gap.what for gap in nobody.unknown] and not nobody.findings
+    assert found(cards(healthy, {**volta, "nvlinks": links, "pcie_width": 8}, virtual=True)).keys() == {
+        "gpu.pcie.width"
+    }
 
 
 def test_half_of_a_board_without_switches(healthy: Facts) -> None:
@@ -224,6 +231,7 @@ def rdma(facts: Facts, **values: Any) -> Facts:
         ({"class": "0x020000", "driver": None}, {}),
         ({"class": "0x020700", "driver": "vfio-pci"}, {}),  # a virtual machine's
         ({"driver": "mlx4_core"}, {"ib.device-not-found.no-driver": "warn"}),  # an older bundle
+        ({"class": "0x020000", "vendor": "0x1d0f", "driver": None}, {"ib.device-not-found.no-driver": "warn"}),  # EFA
         ({"driver": None}, {}),
     ],
 )
@@ -232,13 +240,16 @@ def test_nics_without_an_rdma_device(nic: dict[str, Any], wanted: dict[str, str]
     seen = found(rdma(healthy, devices=[], uverbs=[], uverbs_expected=[], pci_rdma=[told]))
     assert grades(seen) == wanted
     for item in seen.values():
-        assert f"modprobe -a {'mlx4' if nic['driver'] == 'mlx4_core' else 'mlx5'}_ib" in item.fixes[0].command
+        module = "efa" if "vendor" in nic else "mlx4_ib" if nic["driver"] == "mlx4_core" else "mlx5_ib"
+        assert f"modprobe -a {module} ib_uverbs" in item.fixes[0].command
 
 
 def test_a_pod_with_one_nic_of_eight(healthy: Facts) -> None:
     """sysfs shows all of the host's devices; /dev has what the pod was given, and ibv_devinfo opens no more."""
     one = rdma(healthy, uverbs=["uverbs0"], witnesses={"ibv_devinfo": {"outcome": "ok", "text": "hca_id:\tmlx5_0\n"}})
     assert grades(found(one)) == {"ib.device-not-found.uverbs": "fail"}  # on a host
+    one["gpu"]["data"]["container"] = "pid 1 is bash"  # perhaps a container
+    assert grades(found(one)) == {"ib.device-not-found.uverbs": "fail"}
     one["gpu"]["data"]["container"] = "/proc/1/cgroup"
     assert grades(found(one)) == {"ib.device-not-found.uverbs": "warn"}
     assert grades(found(rdma(one, uverbs=[]))) == {"ib.device-not-found.uverbs": "fail"}  # it was given none
@@ -426,9 +437,10 @@ def test_the_display_card_of_a_dgx_station_needs_no_nvlink(healthy: Facts) -> No
     station = cards(healthy, a100, a100, a100, {"name": "NVIDIA DGX Display"}, a100)
     station["topology"]["data"]["matrix"] = {"outcome": "ok", "text": "\n".join(rows) + "\n"}
     assert grades(found(station)) == {"gpu.mixed-models": "warn"}
-    station["gpu"]["data"]["gpus"][3]["name"] = "NVIDIA A100-SXM4-80GB"
-    lost = found(station)["gpu.nvlink.lost"]
-    assert [place.gpu for place in lost.places] == ["GPU3"]
+    for name in ("NVIDIA A100-SXM4-80GB", None):  # a GPU whose name cannot be read is none of another model
+        station["gpu"]["data"]["gpus"][3]["name"] = name
+        lost = found(station)["gpu.nvlink.lost"]
+        assert [place.gpu for place in lost.places] == ["GPU3"]
     assert [fix.risky for fix in lost.fixes] == [False, True]  # what looks and what interrupts are two commands
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 from pathlib import Path
+from unittest import mock
 
 import fleets
 import jsonschema
@@ -16,16 +17,17 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Severity
+from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import needs, reach
 from nccl_doctor.rules.engine import STAGES, all_rules
 from nccl_doctor.rules.judge import judge, to_json
 from nccl_doctor.rules.localise import blame
 from nccl_doctor.transport import dial
+from nccl_doctor.transport.base import Unreachable
 
 
 @pytest.mark.parametrize("outcome", [item for item in ReachOutcome if item is not ReachOutcome.OK])
@@ -161,6 +163,10 @@ def test_a_jump_host_is_named_where_it_is_the_trouble() -> None:
     assert (behind.title, behind.hosts) == ("the jump host me@bastion:2222 did not answer in time", ("gpu01", "gpu02"))
     assert behind.fixes[0].command == "ping -c 3 10.0.0.9; ssh -v -o ConnectTimeout=10 -p 2222 me@bastion true"
     assert [item.host for item in behind.evidence] == ["gpu01", "gpu01"]
+    said = f"jump host bastion: {NO_WAY_OUT} to 10.0.0.9"
+    here = HostFacts("gpu01", Reach(ReachOutcome.NO_ROUTE, said, ("unreachable",), "10.0.0.9", 22))
+    (found,) = reach.reach_findings(msgspec.structs.replace(builder.bundle(), hosts=(here,)))
+    assert found.severity is Severity.WARN and found.title.startswith("this machine, not the jump host bastion, lets")
 
 
 def test_a_host_that_would_take_a_password_is_told_how_to_take_a_key() -> None:
@@ -194,15 +200,28 @@ def test_where_no_host_answers_it_may_be_this_machine(outcome: ReachOutcome) -> 
     assert "this machine" not in found.title and found.confidence == 1.0 and len(found.fixes) == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EPERM])
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EACCES])
 def test_what_this_machine_does_not_let_out_is_no_fault_of_the_host(number: int) -> None:
+    """A router or firewall on the way answers TCP with the same error: only one's own routes fail a UDP socket."""
+    trouble = OSError(number, os.strerror(number))
     builder = Builder()
-    trouble = dial._sorted(OSError(number, os.strerror(number)), "10.0.0.2", 22, 3.0)
-    builder.reach["gpu02"] = trouble.reach
-    (found,) = reach.reach_findings(builder.bundle())
-    assert (found.id, found.severity, found.hosts) == ("host.no-route", Severity.WARN, ("gpu02",))
-    assert "this machine, not the host" in found.title and os.strerror(number) in found.evidence[1].text
+
+    def seen(udp: OSError | None) -> Finding:
+        made = mock.MagicMock(**{"return_value.__enter__.return_value.connect.side_effect": udp})
+        made.return_value.connect.side_effect = trouble
+        with mock.patch.object(dial.socket, "socket", made), pytest.raises(Unreachable) as told:
+            dial.connect("10.0.0.2", 22, "any", 3.0)
+        builder.reach["gpu02"] = told.value.reach
+        (found,) = reach.reach_findings(builder.bundle())
+        assert (found.id, found.hosts) == ("host.no-route", ("gpu02",))
+        assert os.strerror(number) in found.evidence[1].text
+        return found
+
+    found = seen(trouble)
+    assert found.severity is Severity.WARN and "this machine, not the host" in found.title
     assert judge(builder.bundle()).verdict == "incomplete"
+    found = seen(None)
+    assert found.severity is Severity.FAIL and "this machine" not in found.title
 
 
 def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_began() -> None:
@@ -327,7 +346,7 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
     """
     import random
 
-    from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, finding
+    from nccl_doctor.findings.model import Evidence, Place, Severity, finding
     from nccl_doctor.rules.judge import fold
 
     def fits(cause: Finding, effect: Finding) -> bool:

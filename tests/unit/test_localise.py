@@ -120,3 +120,16 @@ def test_a_faulty_host_beside_two_groups_is_told_from_them() -> None:
 def test_of_a_single_link_both_ends_are_told() -> None:
     (item,) = blame({("a", "b"): True, ("b", "a"): False})
     assert (item.where, item.names, item.host) == ("from a to b", "a and b", "")
+
+
+@pytest.mark.parametrize("judge", [blame, plausible])
+def test_one_peer_alone_cuts_nobody_off(judge) -> None:  # type: ignore[no-untyped-def]
+    """Where the other hosts did not try, the trouble may as well be that of the one that did."""
+    others = dict.fromkeys(itertools.permutations(("gpu1", "gpu2", "gpu3"), 2), False)
+    (item,) = judge({**others, ("gpu1", "gpu4"): True, ("gpu4", "gpu1"): True})
+    assert (item.where, item.known_end) == ("between gpu1 and gpu4", False)
+    others |= {("gpu4", "gpu5"): False, ("gpu5", "gpu4"): False, ("gpu1", "gpu4"): True, ("gpu1", "gpu5"): True}
+    (item,) = judge(others)
+    assert (item.where, item.known_end) == ("between gpu[1-3] and gpu[4-5]", False)
+    (item,) = judge({**others, ("gpu2", "gpu5"): True})
+    assert item.where == "to and from gpu[4-5]"

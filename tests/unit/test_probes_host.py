@@ -250,6 +250,10 @@ def test_the_limit_that_leaves_least_is_told_and_not_the_smallest(tmp_path: Path
     group = msgspec.convert(probe("system", tmp_path), System).cgroup
     assert (group.pids_limit, group.pids_used, group.pids_group) == (10000, 9990, above)
     assert (group.memory_limit_bytes, group.memory_used_bytes, group.memory_group) == (1000, 10, GROUP)
+    cached = {f"{above}/memory.current": "1073741000\n"}  # nearly all of it is cache of other groups, which gives way
+    write_tree(tmp_path, {**cached, f"{above}/memory.stat": "inactive_file 1\ntotal_inactive_file 1073740000\n"})
+    group = msgspec.convert(probe("system", tmp_path), System).cgroup
+    assert (group.memory_limit_bytes, group.memory_group) == (1000, GROUP)
     write_tree(tmp_path, {f"{above}/pids.max": "max\n", f"{above}/memory.max": "max\n", f"{GROUP}/memory.max": "max\n"})
     group = msgspec.convert(probe("system", tmp_path), System).cgroup
     assert (group.pids_limit, group.pids_used) == (512, 100) and group.memory_limit_bytes is None

@@ -66,6 +66,7 @@ def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]
         ({2: [1], 3: [1]}, ("gpu02",), "gpu02 answers no connection"),
         ({3: [0, 1, 2]}, ("gpu04",), "no connection from gpu04 is answered"),
         ({3: [2]}, ("gpu03", "gpu04"), "gpu04 gets no answer to connections to gpu03"),
+        ({0: [1], 1: [2], 2: [3], 3: [0]}, tuple(ADDRESSES), "gpu[01-04] get no answer to connections to gpu[01-04]"),
     ],
 )
 def test_the_silent_host_is_guilty_and_not_those_who_wait_for_it(

@@ -77,7 +77,7 @@ class Listener:
     def open_udp(self) -> int:
         """Answer datagrams with the size that arrived; the port."""
         receiver = _bound(socket.SOCK_DGRAM, 0)
-        receiver.setsockopt(*ASK_FOR_ADDRESS[receiver.family], 1)
+        receiver.setsockopt(*_ASK_FOR_ADDRESS[receiver.family], 1)
         self.sockets.append(receiver)
         threading.Thread(target=self._count, args=(receiver,), daemon=True).start()
         return int(receiver.getsockname()[1])
@@ -154,7 +154,7 @@ class Listener:
 
 
 # Family -> the option that tells to which of the host's addresses a datagram came: IPV6_RECVPKTINFO, IP_PKTINFO.
-ASK_FOR_ADDRESS = {socket.AF_INET6: (socket.IPPROTO_IPV6, 49), socket.AF_INET: (socket.IPPROTO_IP, 8)}
+_ASK_FOR_ADDRESS = {socket.AF_INET6: (socket.IPPROTO_IPV6, 49), socket.AF_INET: (socket.IPPROTO_IP, 8)}
 
 
 def _from_there(told: List[Tuple[int, int, bytes]]) -> List[Tuple[int, int, bytes]]:

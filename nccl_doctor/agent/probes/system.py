@@ -285,17 +285,25 @@ def _cgroup_places() -> Dict[str, List[str]]:
     return places
 
 
-def _tightest(chain: List[str], limit: str, usage: str) -> Tuple[Optional[int], Optional[int], str]:
-    """Of the limits on the way up the one that leaves least: limit, what is used of it, and where.
+def _tightest(chain: List[str], limit: str, usage: str) -> Tuple[Optional[int], Optional[int], int, str]:
+    """Of the limits on the way up the one that leaves least: limit, what is used of it, what of that is cache, and where.
 
-    Not the smallest one: a larger limit further up is shared with others. None where every level is unlimited.
+    Not the smallest one: a larger limit further up is shared with others. Cache gives way, so what it takes is left. None
+    where every level is unlimited.
     """
     found = []
     for place in chain:
         number, used = _int(_text(place + "/" + limit)), _int(_text(place + "/" + usage))
         if number is not None and number < (1 << 60):  # "max", or version 1's largest number, is unlimited
-            found.append((number - (used or 0), number, used, place))
-    return min(found, key=lambda one: one[0])[1:] if found else (None, None, "")
+            cache = _cache(place) if limit.startswith("memory.") else 0
+            found.append((number - (used or 0) + cache, number, used, cache, place))
+    return min(found, key=lambda one: one[0])[1:] if found else (None, None, 0, "")
+
+
+def _cache(group: str) -> int:
+    """Bytes of page cache of a group and those below it, which version 1 tells beside the group's own."""
+    told = re.findall(r"^(?:total_)?inactive_file (\d+)", _text(group + "/memory.stat"), re.M)
+    return max(map(int, told), default=0)
 
 
 def cgroup() -> Dict[str, Any]:
@@ -306,14 +314,12 @@ def cgroup() -> Dict[str, Any]:
     group = places.get("memory", unified)
     v2 = group is unified
     files = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    found["memory_limit_bytes"], used, where = _tightest(group, *files)
+    found["memory_limit_bytes"], used, cache, where = _tightest(group, *files)
     if where:
-        found["memory_group"], found["memory_used_bytes"] = where, used
-        cache = re.search(r"^(?:total_)?inactive_file (\d+)", _text(where + "/memory.stat"), re.M)
-        found["memory_cache_bytes"] = int(cache.group(1)) if cache else 0
+        found["memory_group"], found["memory_used_bytes"], found["memory_cache_bytes"] = where, used, cache
     found["oom_kills"] = _oom_kills(group, v2)
     group = places.get("pids", unified)
-    found["pids_limit"], used, where = _tightest(group, "pids.max", "pids.current")
+    found["pids_limit"], used, _, where = _tightest(group, "pids.max", "pids.current")
     if where:
         found["pids_group"], found["pids_used"] = where, used
     found["cpu_limit"] = _cpu_limit(places.get("cpu", unified), "cpu" not in places)
