@@ -58,9 +58,9 @@ _NAMES = {
 }
 
 
-# What runs nccl-tests, and what runs a training.
+# What runs nccl-tests (a comment may only speak of them), and what runs a training.
 _NCCL_TESTS = re.compile(
-    r"\b(?:all_reduce|all_gather|alltoall|broadcast|gather|reduce|reduce_scatter|scatter|sendrecv)_perf"
+    r"(?m)^[^#\n]*\b(?:all_reduce|all_gather|alltoall|broadcast|gather|reduce|reduce_scatter|scatter|sendrecv)_perf"
 )
 _TRAINS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|python3?|torch\.distributed)\b")
 
