@@ -78,7 +78,7 @@ def _arms(text: str) -> list[tuple[tuple[int, int], ...]]:
                 open_.append((-number, 0))
             elif match[1] in ("else", "elif") and open_:
                 open_[-1] = (open_[-1][0], open_[-1][1] + 1)
-            elif match[1] in ("end", "endif", "endfor") and open_:
+            elif match[1] in ("end", "endif", "endfor", "endwith") and open_:
                 open_.pop()
         arms.append(tuple(open_))
     return arms

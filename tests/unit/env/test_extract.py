@@ -283,6 +283,11 @@ def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms(
     assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
 
 
+def test_conditions_of_a_template_end_where_they_are_closed() -> None:
+    text = "{% if a %}\n{% with b %}\none: {NCCL_DEBUG: INFO}\n{% endwith %}\n{% endif %}\ntwo: {NCCL_ALGO: Ring}\n"
+    assert [len(item.branch) for item in yaml_file.read(text)] == [2, 0]
+
+
 def test_braces_of_envsubst_within_braces_of_yaml() -> None:
     text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
     assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
