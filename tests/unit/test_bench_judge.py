@@ -382,6 +382,13 @@ def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
     assert "✗ WRONG  alltoall: 2 wrong elements" in page
 
 
+def test_a_plot_of_a_run_that_measured_nothing_says_so() -> None:
+    runs = [("this run", outcome(results=results()))]
+    drawn = ElementTree.fromstring(svg(runs))
+    assert [text.text for text in drawn.iter() if text.tag.endswith("}text")] == ["nothing was measured"]
+    assert int(drawn.attrib["height"]) > 0 and "<h1>nothing was measured</h1>" in html(runs)
+
+
 def test_every_line_of_a_plot_is_in_its_legend_which_covers_no_point() -> None:
     sizes = [1 << power for power in range(10, 31)]
     many = [measured(40.0, size, name, mode) for name in COLLECTIVES for mode in ("in", "out") for size in sizes]
