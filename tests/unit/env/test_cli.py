@@ -111,6 +111,8 @@ def test_lint_of_standard_input() -> None:
     cli._load_commands()
     result = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="export NCCL_SOCKET_IFNMAE=eth0\n")
     assert result.exit_code == 11 and "did you mean NCCL_SOCKET_IFNAME" in result.stdout
+    nothing = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="\n")
+    assert nothing.exit_code == 3 and "- is empty" in nothing.stdout
 
 
 def test_a_pattern_is_no_variable(tmp_path: Path) -> None:
