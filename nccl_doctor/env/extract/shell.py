@@ -241,13 +241,14 @@ class Reader:
         if not INTEREST.search(raw):
             return
         line, value = getattr(word, "line", self.first_line), _unquote(raw)
+        words = value.split()
         printed = re.fullmatch(r"\"?\$\((.*)\)\"?", raw, re.DOTALL)
         if printed:
             self._nested(printed[1], line, "")
         elif value.lstrip().startswith("{") and '":' in value:
             self._json(line, value)
-        elif _CARRIES.intersection(value.split()):
-            self._options(line, self._line(line), ["mpirun", *value.split()])
+        elif _CARRIES.intersection(words) and words[0] not in _TALKS:
+            self._options(line, self._line(line), ["mpirun", *words])
 
     def _reserved(self, words: list[str]) -> list[str]:
         """The command behind if, then, do ...; keeps track of the arms."""

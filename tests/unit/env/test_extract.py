@@ -163,7 +163,7 @@ def test_what_a_shell_variable_holds_for_later_is_read() -> None:
         'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
         "PYTHON=$(python3 - <<'PY'\nenv['NCCL_BUFFSIZE'] = '1'\nPY\n)\n"
         "BROKEN=$(python3 - <<PY\n$lines NCCL_\nPY\n)\n"
-        'NAME="a-b NCCL_DEBUG=INFO"\nexport NCCL_NTHREADS=64\n'
+        'NAME="a-b NCCL_DEBUG=INFO"\nFILTER="grep -E NCCL_NET=IB"\nexport NCCL_NTHREADS=64\n'
     )
     assert pairs(shell.read(text)) == [
         ("NCCL_ALGO", "Ring", 1),
@@ -172,7 +172,7 @@ def test_what_a_shell_variable_holds_for_later_is_read() -> None:
         ("NCCL_NET", None, 6),
         ("NCCL_CROSS_NIC", "1", 11),
         ("NCCL_BUFFSIZE", "1", 17),
-        ("NCCL_NTHREADS", "64", 25),
+        ("NCCL_NTHREADS", "64", 26),
     ]
 
 
