@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
+from nccl_doctor.env.assignments import INTEREST, MAX_ARMS, Assignment, How, is_ours
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 # No two alternatives of a group begin alike, so that an unclosed quote costs one pass and no more.
@@ -156,8 +156,8 @@ class Reader:
 
     @property
     def arms(self) -> tuple[tuple[int, int], ...]:
-        """The arms of if and case around the command being read: (block, arm) of each."""
-        return tuple((block, arm) for block, arm in self.blocks)
+        """(block, arm) of each if and case around the command being read."""
+        return tuple((block, arm) for block, arm in self.blocks[:MAX_ARMS])
 
     def _line(self, number: int) -> str:
         place = number - self.first_line
@@ -229,7 +229,8 @@ class Reader:
             self._set_command(line, raw, words[1:])
         elif name == "unset":
             gone = {word.strip("'\"") for word in words[1:]}
-            self.found = [item for item in self.found if item.name not in gone or item.branch != self.arms]
+            arms = self.arms
+            self.found = [item for item in self.found if item.name not in gone or item.branch != arms]
         elif name in _TALKS:
             self._written_text(line, raw, words)
         else:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.env import lint
-from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.assignments import MAX_ARMS, Assignment, How
 from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
 
 
@@ -286,6 +286,14 @@ def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms(
 def test_conditions_of_a_template_end_where_they_are_closed() -> None:
     text = "{% if a %}\n{% with b %}\none: {NCCL_DEBUG: INFO}\n{% endwith %}\n{% endif %}\ntwo: {NCCL_ALGO: Ring}\n"
     assert [len(item.branch) for item in yaml_file.read(text)] == [2, 0]
+
+
+def test_blocks_that_are_never_closed_cost_no_more_than_the_text() -> None:
+    deep = shell.read("if a; then\nexport NCCL_DEBUG=INFO\n" * 10_000)
+    assert len(deep) == 10_000 and len(deep[-1].branch) == MAX_ARMS
+    opened, closed = "{% if a %}\n" * 30, "{% endif %}\n" * 30
+    items = yaml_file.read(f"{opened}one: {{NCCL_DEBUG: INFO}}\n{closed}two: {{NCCL_ALGO: Ring}}\n")
+    assert [len(item.branch) for item in items] == [MAX_ARMS, 0]
 
 
 def test_braces_of_envsubst_within_braces_of_yaml() -> None:
