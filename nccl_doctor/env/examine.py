@@ -121,9 +121,9 @@ def _judged(nccl: str, said: str, torch: str) -> str:
     return f"{first}, {_release('PyTorch', torch, knowledge.NEWEST_TORCH, '', 'the newest known')}"
 
 
-def _release(name: str, named: str, newest: str, source: str, else_: str) -> str:
+def _release(name: str, named: str, newest: str, source: str, unnamed: str) -> str:
     beyond = f"newer than all that is known here, {newest}" if knowledge.is_beyond(named, newest) else ""
-    told = "; ".join(filter(None, (source, beyond))) if named else else_
+    told = "; ".join(filter(None, (source, beyond))) if named else unnamed
     return f"{name} {named or newest}" + (f" ({told})" if told else "")
 
 
