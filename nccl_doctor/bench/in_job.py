@@ -111,7 +111,8 @@ def run(
     end = _End(identity, outcome, tell)
     watch.on_stuck = end.at_once
     end.on_signals()
-    status = Worker({**plan.for_worker(backend, identity.world), "log_file": log}, identity, watch.take).run()
+    own = {"log_file": log, "expect_per_host": plan.ranks_per_host}
+    status = Worker({**plan.for_worker(backend, identity.world), **own}, identity, watch.take).run()
     end.leave(status)
 
 

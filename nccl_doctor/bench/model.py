@@ -47,8 +47,7 @@ class BenchPlan(msgspec.Struct, frozen=True, omit_defaults=True):
         plan["sizes"] = list(self.sizes)
         plan["modes"] = list(self.modes)
         plan["links"], plan["gemm"], plan["seed"] = self.links, self.gemm, self.seed
-        plan["same_gpu"], plan["backend"] = self.same_gpu, backend
-        plan["expect_world"], plan["expect_per_host"] = world, self.ranks_per_host
+        plan["same_gpu"], plan["backend"], plan["expect_world"] = self.same_gpu, backend, world
         return plan
 
 

@@ -22,9 +22,8 @@ from nccl_doctor.facts.model import Outcome, ProbeResult
 
 PREPARE_LIMIT_S = 40.0
 IMPORT_LIMIT_S = 180.0  # a first import of torch over NFS is slow
-RANK_BYTES = (
-    128 << 20
-)  # of its own, that a rank takes before it does anything: 148 MB with torch 2.13 on a CPU, more with CUDA
+# Of its own, that a rank takes before it does anything: 148 MB with torch 2.13 on a CPU, more with CUDA.
+RANK_BYTES = 128 << 20
 NO_ANSWER = "no answer"
 LAST_CHANCE_S = 8.0  # after a failure elsewhere, beyond a step's own limit, for a host to answer at all
 STOP_AFTER_S = 3.0  # the other hosts' chance to tell by themselves where they were

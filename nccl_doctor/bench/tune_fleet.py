@@ -96,10 +96,12 @@ def tune_over(
     first = run(Candidate())
     times_of(first)
     backend = first.world.backend
-    for candidate in candidates if backend == "gloo" else ():
-        for variable in filter(None, map(knowledge.load().variables.get, candidate.env)):
-            if variable.of_nccl:
-                raise BadCandidate(f"--set {candidate.label!r}: NCCL reads {variable.name}, and here gloo is measured")
+    if backend == "gloo":
+        known = knowledge.load().variables
+        for item in candidates:
+            for name in item.env:
+                if name in known and known[name].of_nccl:
+                    raise BadCandidate(f"--set {item.label!r}: NCCL reads {name}, and here gloo is measured")
     if not candidates:
         network = first.path.nccl.networks[0] if first.path.nccl and first.path.nccl.networks else ""
         candidates = tuning.usual_candidates(backend, network)

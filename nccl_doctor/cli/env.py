@@ -177,8 +177,9 @@ def lint(
     if fix and not set(file) - {STANDARD_INPUT}:
         _hosts.stop("--fix needs a file: only files can be corrected")
     for name in file:
-        if is_ours(name.partition("=")[0]) and not Path(name).exists():
-            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {name.partition('=')[0]}")
+        variable = name.partition("=")[0]
+        if variable.isidentifier() and is_ours(variable) and not Path(name).exists():
+            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
     _hosts.check_release(nccl_version, "--nccl-version")
     _hosts.check_release(torch_version, "--torch-version")
     facts = None

@@ -10,6 +10,9 @@ import msgspec
 
 from nccl_doctor.env import knowledge
 
+# Arms within each other that are told apart: a text in which nothing is ever closed costs no more than its length.
+MAX_ARMS = 20
+
 
 class How(enum.Enum):
     """In what way a variable is set: it decides how the text of the value is read."""

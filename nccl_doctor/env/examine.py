@@ -117,11 +117,14 @@ def _order(item: Remark) -> tuple[str, str, int, str]:
 
 
 def _judged(nccl: str, said: str, torch: str) -> str:
-    if nccl and knowledge.lookup("NCCL_DEBUG", nccl).beyond:
-        said += f"; newer than all that is known here, {knowledge.NEWEST_NCCL}"
-    first = f"NCCL {nccl} ({said})" if nccl else f"NCCL {knowledge.NEWEST_NCCL} (no version named: the newest known)"
-    second = f"PyTorch {torch}" if torch else f"PyTorch {knowledge.NEWEST_TORCH} (the newest known)"
-    return f"{first}, {second}"
+    first = _release("NCCL", nccl, knowledge.NEWEST_NCCL, said, "no version named: the newest known")
+    return f"{first}, {_release('PyTorch', torch, knowledge.NEWEST_TORCH, '', 'the newest known')}"
+
+
+def _release(name: str, named: str, newest: str, source: str, unnamed: str) -> str:
+    beyond = f"newer than all that is known here, {newest}" if knowledge.is_beyond(named, newest) else ""
+    told = "; ".join(filter(None, (source, beyond))) if named else unnamed
+    return f"{name} {named or newest}" + (f" ({told})" if told else "")
 
 
 def _installed(name: str) -> str:

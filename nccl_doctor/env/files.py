@@ -58,9 +58,9 @@ _NAMES = {
 }
 
 
-# What runs nccl-tests, and what runs a training.
+# What runs nccl-tests (a comment may only speak of them), and what runs a training.
 _NCCL_TESTS = re.compile(
-    r"\b(?:all_reduce|all_gather|alltoall|broadcast|gather|reduce|reduce_scatter|scatter|sendrecv)_perf"
+    r"(?m)^[^#\n]*\b(?:all_reduce|all_gather|alltoall|broadcast|gather|reduce|reduce_scatter|scatter|sendrecv)_perf"
 )
 _TRAINS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|python3?|torch\.distributed)\b")
 
@@ -115,7 +115,7 @@ def kind_of_text(text: str) -> Kind:
 
 def read_text(path: str) -> str:
     """A file's text; ``Unreadable`` says why not (missing, no permission, a loop, too large, binary, a device)."""
-    data = sys.stdin.buffer.read(SIZE_LIMIT + 1) if path == STANDARD_INPUT else _data(path)
+    data = _piped() if path == STANDARD_INPUT else _data(path)
     if len(data) > SIZE_LIMIT:
         raise Unreadable(f"is larger than {SIZE_LIMIT >> 20} MiB: no launch script is")
     if b"\0" in data[:8192]:
@@ -124,6 +124,14 @@ def read_text(path: str) -> str:
     if longest > LINE_LIMIT:
         raise Unreadable(f"has a line of {longest / 1e6:.1f} MB: no person wrote that")
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def _piped() -> bytes:
+    """Standard input, and one byte more than is allowed at most. Nothing is what a command that failed writes."""
+    data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
+    if not data.strip():
+        raise Unreadable("is empty")
+    return data
 
 
 def _data(path: str) -> bytes:

@@ -243,7 +243,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     def beyond(self) -> str:
         """The newest release that is known, where a later one was asked for: what holds there is not known."""
         newest = NEWEST_TORCH if self.variable is not None and self.variable.of_torch else NEWEST_NCCL
-        return newest if self.version and versions.parse(self.version)[:2] > versions.parse(newest)[:2] else ""
+        return newest if is_beyond(self.version, newest) else ""
 
     @property
     def replaced_by(self) -> str:
@@ -280,8 +280,13 @@ def lookup(name: str, nccl_version: str = "", torch_version: str = "") -> Answer
     return Answer(name, Status.UNKNOWN, family=family, near=near(name))
 
 
+def is_beyond(release: str, newest: str) -> bool:
+    """Whether a release (empty: none named) is of a later series than the newest one known: its third number adds no names."""
+    return bool(release) and versions.parse(release)[:2] > versions.parse(newest)[:2]
+
+
 def beginning(part: str) -> tuple[str, ...]:
-    """The variables whose names begin so; a ``*`` at the end is no letter."""
+    """The variables whose names begin with ``NCCL_IB_`` or ``NCCL_IB_*``; none where that says no more than ``NCCL_``."""
     wanted = part.upper().removesuffix("*")
     return tuple(name for name in load().variables if len(wanted) > len("NCCL_") and name.startswith(wanted))
 

@@ -190,9 +190,8 @@ def remark(item: Assignment, said: Said, others: Iterable[Assignment] = ()) -> R
     evidence = [quote(item), *(quote(other) for other in others)]
     hosts = sorted({one.host for one in (item, *others) if one.host})
     advice = said.advice
-    if (
-        advice is None and said.edit is not None and said.edit.removes and item.how is not How.CONF
-    ):  # no unset helps there
+    # Against a line of nccl.conf no unset helps.
+    if advice is None and said.edit is not None and said.edit.removes and item.how is not How.CONF:
         short = said.title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
         advice = EnvAdvice(item.name, item.value or "", short, unset=True)
     made = finding(

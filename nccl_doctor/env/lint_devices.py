@@ -15,7 +15,8 @@ from nccl_doctor.findings.model import Severity
 _SOCKET = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 _HCA = "NCCL_IB_HCA"
 _HCA_NAME = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|rocep|roceo)")
-_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|hsn|wlan|docker|lo)\d?|ib\d")  # ib: ibp0 and the like
+# "ib" alone may be the prefix of HCAs (ibp0).
+_LOOKS_LIKE_INTERFACE = re.compile(r"(?:eth|ens|eno|enp|enx|bond|hsn|wlan|docker|lo)\d?|ib\d")
 _HCA_FAMILY = re.compile(r"mlx[45]")  # a driver's name, the prefix of all its devices
 
 
@@ -37,7 +38,7 @@ def syntax(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]
     if value.endswith(",") and item.how in (How.EXPORT, How.PREFIX, How.OPTION):
         yield doubtful(
             "ifname-blank",
-            f"{item.name}={value} ends in a comma: what comes after the blank is no part of it any more",
+            f"{item.name}={value} ends in a comma: the shell ends it at a blank, and what follows one is lost",
             fix="Write the list without blanks.",
             confidence=0.8,
         )

@@ -171,7 +171,7 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
         return ""
     if kind == "pattern":
         flags = re.IGNORECASE if values.folds_case else 0
-        return "" if re.fullmatch(values.pattern, value, flags) else f"{values.otherwise}"
+        return "" if re.fullmatch(values.pattern, value, flags) else values.otherwise
     if variable.name == "NCCL_DEBUG_SUBSYS" and value.upper() == "^ALL":
         return _SILENCE
     if values.trimmed_since and context.nccl_at_least(values.trimmed_since):

@@ -15,7 +15,7 @@ from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import NOISY, Fit, percent
+from nccl_doctor.bench.statistics import Fit, percent
 from nccl_doctor.bench.verdict import SizeChange, rate, together
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Severity
@@ -77,7 +77,6 @@ def table(
 
 def _cells(item: Measurement, top: float) -> list[RenderableType]:
     share = item.busbw_gbs / top if top else 0.0
-    noisy = item.spread.cv is None or item.spread.cv > NOISY
     wrong = "-" if item.wrong is None else f"{item.wrong}"
     return [
         format_size(item.size),
@@ -87,7 +86,7 @@ def _cells(item: Measurement, top: float) -> list[RenderableType]:
         Text(f"{bar(share)} {share * 100:3.0f} %"),
         microseconds(item.spread.median_us),
         microseconds(item.spread.p99_us),
-        Text(percent(item.spread.cv), style="yellow" if noisy else ""),
+        Text(percent(item.spread.cv), style="yellow" if item.spread.doubt else ""),
         Text(wrong, style="bold red" if item.wrong else ""),
     ]
 

@@ -51,6 +51,7 @@ def write_plot(path: Path, runs: Sequence[Run]) -> None:
 def svg(runs: Sequence[Run], names: Sequence[str] = ()) -> str:
     """One picture: a row for each collective (of ``names``, else of all runs), bandwidth at the left, time at the right."""
     rows = [_row(name, runs) for name in names or _names(runs)]
+    rows = rows or [(f'<text x="{LEFT}" y="20">nothing was measured</text>', "")]
     body = "".join(
         f'<g transform="translate({side * WIDTH} {number * HEIGHT})">{panel}</g>'
         for number, panels in enumerate(rows)
@@ -66,7 +67,7 @@ def svg(runs: Sequence[Run], names: Sequence[str] = ()) -> str:
 def html(runs: Sequence[Run]) -> str:
     """What ran and what is to be said of it, then the picture and the numbers of each collective."""
     names = _names(runs)
-    title = _text(", ".join(names))
+    title = _text(", ".join(names) or "nothing was measured")
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>nccl-doctor bench: " + title + "</title>",
         "<style>body{font:14px sans-serif;margin:2em;max-width:64em}td,th{padding:.15em .8em;text-align:right}"
@@ -113,18 +114,18 @@ def _modes(name: str, run: Outcome) -> list[tuple[str, list[Measurement]]]:
 
 
 def _row(name: str, runs: Sequence[Run]) -> tuple[str, str]:
-    """The two panels of one collective; every way of every run is a line in both."""
+    """The two panels of one collective; each mode of each run is a line in both."""
     bandwidths: list[Series] = []
     times: list[Series] = []
     for number, (label, run) in enumerate(runs):
         for mode, own in _modes(name, run):
             colour, dash = COLOURS[len(times) % len(COLOURS)], DASHES[number % len(DASHES)]
-            label_ = ", ".join(filter(None, (MODES.get(mode, mode), label if len(runs) > 1 else "")))
+            said = ", ".join(filter(None, (MODES.get(mode, mode), label if len(runs) > 1 else "")))
             line = next((item.fit for item in run.fits if (item.collective, item.mode) == (name, mode)), None)
             fitted = tuple((float(i.size), line.alpha_us + i.size / line.beta_gbs / 1e3) for i in own) if line else ()
-            bandwidths.append(Series(label_, tuple((float(i.size), i.busbw_gbs, 0.0, 0.0) for i in own), colour, dash))
+            bandwidths.append(Series(said, tuple((float(i.size), i.busbw_gbs, 0.0, 0.0) for i in own), colour, dash))
             spans = tuple((float(i.size), i.spread.median_us, i.spread.min_us, i.spread.p99_us) for i in own)
-            times.append(Series(label_, spans, colour, dash, fitted))
+            times.append(Series(said, spans, colour, dash, fitted))
     return (
         _panel(f"{name}: bus bandwidth", bandwidths, rate, runs[0][1].ceiling),  # another run's hosts may have others
         _panel("time per call (median, minimum to p99; thin: fit)", times, microseconds, None),

@@ -118,7 +118,7 @@ def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
     elif answer.near:
         yield "did you mean", ", ".join(answer.near) + "?"
     elif names := beginning(answer.name):
-        yield "begin so", ", ".join(names)
+        yield "known names", ", ".join(names)
 
 
 def _variable_rows(answer: Answer, variable: Variable) -> Iterator[tuple[str, str]]:

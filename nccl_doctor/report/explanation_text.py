@@ -81,8 +81,8 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:
-        told = f"{remark.evidence.text} | {remark.text} (nccl-doctor playbook {remark.playbook})"
-        _row(console, "worth knowing", told)
+        _row(console, "worth knowing", f"{remark.text}\nnccl-doctor playbook {remark.playbook}")
+        console.print(_quote(remark.evidence))
     for note in explanation.notes[:6] if healthy else ():
         _row(console, "harmless here", note)
     if explanation.versions:

@@ -219,7 +219,7 @@ def test_two_ranks_that_were_shown_the_same_gpu_are_refused() -> None:
     assert world.problem(records, 2, 0, True) == ""
     assert world.problem([records[0], {**records[1], "device_id": "GPU-2"}], 2, 2, False) == ""
     assert world.problem(records, 3, 0, True) == "3 ranks were asked for, the launcher made 2"
-    assert world.problem(records, 0, 4, True) == "4 ranks a host were asked for, and there are others on h"
+    assert world.problem(records, 0, 4, True) == "4 ranks a host were asked for: h has 2"
     records[1]["backend"] = "gloo"  # its host has no GPU
     assert world.problem(records, 2, 0, True).startswith("ranks [1] chose another backend than rank 0, nccl")
 

@@ -378,8 +378,15 @@ def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
     ]
     assert tables == [("in place", ["1M", "1G"]), ("copy + in place", ["1G"]), ("out of place", ["1M"])]
     assert re.findall(r"<h2>(\w+)</h2><svg", page) == ["allreduce", "alltoall"]
-    assert "CANNOT JUDGE  allreduce" in page or "GOOD  allreduce" in page
+    assert "? CANNOT JUDGE  allreduce: 460 GB/s at 1G; the path is not proved" in page
     assert "✗ WRONG  alltoall: 2 wrong elements" in page
+
+
+def test_a_plot_of_a_run_that_measured_nothing_says_so() -> None:
+    runs = [("this run", outcome(results=results()))]
+    drawn = ElementTree.fromstring(svg(runs))
+    assert [text.text for text in drawn.iter() if text.tag.endswith("}text")] == ["nothing was measured"]
+    assert int(drawn.attrib["height"]) > 0 and "<h1>nothing was measured</h1>" in html(runs)
 
 
 def test_every_line_of_a_plot_is_in_its_legend_which_covers_no_point() -> None:

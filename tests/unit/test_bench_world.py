@@ -352,6 +352,25 @@ def test_under_torchrun_there_is_one_world_and_one_table() -> None:
     assert sum(line.startswith("# Avg bus bandwidth") for line in lines) == 1
 
 
+def test_two_names_of_one_machine_are_told_as_that() -> None:
+    """Over hosts the ranks are placed by us: their number on a machine is no trouble of the launcher's."""
+    words = (
+        "-H",
+        "a,b",
+        "--transport",
+        "command=env NAME={host}",
+        "--ranks-per-host",
+        "2",
+        "--sizes",
+        "4K",
+        "--iters",
+        "3",
+    )
+    command = [sys.executable, "-m", "nccl_doctor", "bench", "allreduce", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 11 and "net.wrong-interface.loopback-in-use" in done.stdout, done.stdout
+
+
 def mpirun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A real Open MPI job on this machine, without an address or a port."""
     if shutil.which("mpirun") is None:

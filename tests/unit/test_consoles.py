@@ -21,7 +21,7 @@ from nccl_doctor import cli
 from nccl_doctor.bench import verdict
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import Collector
-from nccl_doctor.bench.statistics import Fit
+from nccl_doctor.bench.statistics import NOISY, Fit
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, InputCount, InputProblem, Moment, Verdict
 from nccl_doctor.facts import bundle
@@ -197,7 +197,7 @@ def test_a_narrow_screen_gets_fewer_columns_and_no_cut_cell(width: int, compared
 
 def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
     console = screen(colours=True)
-    for cv in (bench_console.NOISY, bench_console.NOISY + 0.01):
+    for cv in (NOISY, NOISY + 0.01):
         bench_console.render(outcome(results=results(measured(40.0, cv=cv))), console)
     assert "\x1b[33m26 %" in shown(console) and "\x1b[33m25 %" not in shown(console)
 

@@ -43,7 +43,7 @@ PLAN_DEFAULTS: Dict[str, Any] = {
     "gemm": 0,  # edge of the square matrices; 0: none
     "seed": 20,
     "expect_world": 0,  # 0: whatever the launcher says
-    "expect_per_host": 0,  # ranks on each host
+    "expect_per_host": 0,  # ranks on each host; 0: whatever the launcher says
     "same_gpu": False,  # several ranks on one GPU were asked for
     "log_file": None,  # inside another launcher: the file with NCCL's log ("" if there is none) goes to rank 0
 }

@@ -51,9 +51,9 @@ def problem(records: List[Dict[str, Any]], expected: int, per_host: int, same_gp
     if odd:  # inside another launcher each rank chooses by what its host has
         return "ranks %s chose another backend than rank 0, %s: name one with --backend" % (odd, records[0]["backend"])
     hosts = Counter((record["boot"], record["host"]) for record in records)
-    odd = sorted(host for (_, host), ranks in hosts.items() if per_host and ranks != per_host)
+    odd = sorted("%s has %d" % (host, ranks) for (_, host), ranks in hosts.items() if per_host and ranks != per_host)
     if odd:
-        return "%d ranks a host were asked for, and there are others on %s" % (per_host, ", ".join(odd[:8]))
+        return "%d ranks a host were asked for: %s" % (per_host, ", ".join(odd[:8]))
     processes: Dict[Tuple[str, int], int] = {}
     devices: Dict[Tuple[str, str], int] = {}
     for record in records:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
+from nccl_doctor.env.assignments import INTEREST, MAX_ARMS, Assignment, How, is_ours
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 # No two alternatives of a group begin alike, so that an unclosed quote costs one pass and no more.
@@ -51,7 +51,6 @@ _WATCHED = _RESERVED | {"case", "esac", "set"}
 _TALK_WORDS = "echo printf grep egrep fgrep rg sed awk gawk cat test [ [[ logger read perl cut tr make cmake pip conda"
 _TALKS = frozenset(_TALK_WORDS.split())
 _CARRIES = frozenset({"-x", "-e", "--env", "-env", "-genv", "--genv", "--export-env", "-E"})
-_HANDS_ON = re.compile(r"(?:^|\s)(?:-[xe]|--env|-genv)\s+[A-Za-z_]")
 _LISTS = ("--export=", "--env=", "--genvlist=", "-genvlist=")
 _WRITES = re.compile(r"(?:>>?|\btee\b(?:[ \t]+-\w+)*)[ \t]*[\"']?([^\s\"'|;&>]+)")
 
@@ -155,6 +154,11 @@ class Reader:
         if words:
             yield start, words, bisect_left(places, position) > bisect_left(places, begin)
 
+    @property
+    def arms(self) -> tuple[tuple[int, int], ...]:
+        """(block, arm) of each if and case around the command being read."""
+        return tuple((block, arm) for block, arm in self.blocks[:MAX_ARMS])
+
     def _line(self, number: int) -> str:
         place = number - self.first_line
         return self.lines[place].strip() if 0 <= place < len(self.lines) else ""
@@ -184,8 +188,7 @@ class Reader:
             self._json(line, body)
         else:
             inner = Reader(body, self.file, line, self.scope, self.depth + 1)
-            arms = tuple((block, arm) for block, arm in self.blocks)
-            self.found += [msgspec.structs.replace(item, branch=(*arms, *item.branch)) for item in inner.read()]
+            self.found += [msgspec.structs.replace(item, branch=(*self.arms, *item.branch)) for item in inner.read()]
             self.exported |= inner.exported
 
     def _comment(self, line: int, token: str) -> None:
@@ -226,7 +229,7 @@ class Reader:
             self._set_command(line, raw, words[1:])
         elif name == "unset":
             gone = {word.strip("'\"") for word in words[1:]}
-            arms = tuple((block, arm) for block, arm in self.blocks)
+            arms = self.arms
             self.found = [item for item in self.found if item.name not in gone or item.branch != arms]
         elif name in _TALKS:
             self._written_text(line, raw, words)
@@ -239,13 +242,14 @@ class Reader:
         if not INTEREST.search(raw):
             return
         line, value = getattr(word, "line", self.first_line), _unquote(raw)
+        words = value.split()
         printed = re.fullmatch(r"\"?\$\((.*)\)\"?", raw, re.DOTALL)
         if printed:
             self._nested(printed[1], line, "")
         elif value.lstrip().startswith("{") and '":' in value:
             self._json(line, value)
-        elif _HANDS_ON.search(value):
-            self._options(line, self._line(line), ["mpirun", *value.split()])
+        elif _CARRIES.intersection(words) and words[0] not in _TALKS:
+            self._options(line, self._line(line), ["mpirun", *words])
 
     def _reserved(self, words: list[str]) -> list[str]:
         """The command behind if, then, do ...; keeps track of the arms."""
@@ -339,13 +343,13 @@ class Reader:
         from nccl_doctor.env.extract import yaml_file
 
         start = text.find("{")
-        first, arms = line + text.count("\n", 0, start), tuple((block, arm) for block, arm in self.blocks)
+        first = line + text.count("\n", 0, start)
         with contextlib.suppress(yaml_file.BadYaml):
             for item in yaml_file.read(text[start:], self.file):
                 place = first + (item.line or 1) - 1
                 self.found.append(
                     msgspec.structs.replace(
-                        item, line=place, text=self._line(place), scope=self.scope, branch=arms, not_text=""
+                        item, line=place, text=self._line(place), scope=self.scope, branch=self.arms, not_text=""
                     )
                 )
 
@@ -372,10 +376,10 @@ class Reader:
             return
         if isinstance(word, Word) and word.line != line:
             line, raw = word.line, self._line(word.line)
-        arms = tuple((block, arm) for block, arm in self.blocks)
+        arms = self.arms
         if how in (How.PREFIX, How.OPTION) and self.number:
-            command = self.first_line * 100_000 + self.number  # of all the texts of a file
-            arms = (*arms, (0, command))  # what one command is given never meets what another one is given
+            # What one command is given never meets what another one is given, of whichever text within the file.
+            arms = (*arms, (0, self.first_line * 100_000 + self.number))
         self.found.append(
             Assignment(
                 name,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
+from nccl_doctor.env.assignments import INTEREST, MAX_ARMS, Assignment, How, is_ours
 from nccl_doctor.env.extract import conf, env_file, shell
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -25,7 +25,6 @@ _TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\}
 _DIRECTIVE = re.compile(r"\{[{%]-?\s*([a-z]+)")
 _COMPUTED = "$TEMPLATE"  # stands where a template would fill something in
 _MAX_DEPTH = 200
-_MAX_ARMS = 20  # conditions of a template within each other
 
 
 class BadYaml(ValueError):
@@ -74,13 +73,13 @@ def _arms(text: str) -> list[tuple[tuple[int, int], ...]]:
     open_: list[tuple[int, int]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         for match in _DIRECTIVE.finditer(line):
-            if match[1] in ("if", "with", "range", "for") and len(open_) < _MAX_ARMS:
+            if match[1] in ("if", "with", "range", "for"):
                 open_.append((-number, 0))
             elif match[1] in ("else", "elif") and open_:
                 open_[-1] = (open_[-1][0], open_[-1][1] + 1)
-            elif match[1] in ("end", "endif", "endfor") and open_:
+            elif match[1] in ("end", "endif", "endfor", "endwith") and open_:
                 open_.pop()
-        arms.append(tuple(open_))
+        arms.append(tuple(open_[:MAX_ARMS]))
     return arms
 
 

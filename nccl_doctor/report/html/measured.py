@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,7 @@ SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable no
 WORST_SHOWN = 40
 VALUES_SHOWN = 20  # of one subject of the drift table
 TOPOLOGIES_SHOWN = 16  # a drawing takes 11 kB
+REDDER = "the redder, the worse than the median"
 EVEN_BELOW = 0.1  # shade: all pairs within a factor of 1.26 of the median
 
 
@@ -48,7 +49,7 @@ class Heatmap(msgspec.Struct, frozen=True):
     worst: tuple[tuple[str, str, str], ...]
     summary: str
     even: bool  # nothing to look for
-    ways: str = "Rows send, columns receive; the redder, the worse than the median"
+    ways: str
 
 
 class DriftLine(msgspec.Struct, frozen=True):
@@ -120,20 +121,15 @@ def heatmaps(bundle: Bundle, runs: Sequence[tuple[str, Outcome]] = ()) -> list[H
                 sizes[(host.name, path.peer)] = float(path.largest_passed)
                 if path.outcome != "ok":
                     short.add((host.name, path.peer))
-    plain = [
-        made
-        for made in (
-            _heatmap("Round trip of small messages, median", "ms", trips, lambda value, usual: value / usual),
-            _heatmap("TCP throughput, one stream", "Gbit/s", rates, lambda value, usual: usual / value),
-        )
-        if made is not None
-    ]
     # A path that takes less than its interface sends is broken, be it by a few bytes or on all pairs alike.
-    packets = _heatmap("Largest packet that passes", "B", sizes, lambda value, usual: 1.0, short)
-    if packets is not None:
-        ways = "Rows send, columns receive; red: less than the interface sends"
-        plain.append(msgspec.structs.replace(packets, ways=ways))
-    return plain + _exchanges(bundle, runs)
+    broken = {pair: float(pair in short) for pair in sizes}
+    ways = "Rows send, columns receive"
+    plain = [
+        _heatmap("Round trip of small messages, median", "ms", trips, _shades(trips, 1), f"{ways}; {REDDER}"),
+        _heatmap("TCP throughput, one stream", "Gbit/s", rates, _shades(rates, -1), f"{ways}; {REDDER}"),
+        _heatmap("Largest packet that passes", "B", sizes, broken, f"{ways}; red: less than the interface sends"),
+    ]
+    return [made for made in plain if made is not None] + _exchanges(bundle, runs)
 
 
 def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heatmap]:
@@ -146,43 +142,42 @@ def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heat
         known = [link for link in run.results.links if link.first in host_of and link.second in host_of]
         rates = {(host_of[link.first], host_of[link.second]): link.gbs for link in known}
         measured.append((f"Exchange of host pairs over {run.world.backend}, {label}", rates))
-    found = []
-    for title, rates in measured:
-        made = _heatmap(title, "GB/s", rates, lambda value, usual: usual / value, both_ways=True)
-        if made is not None:
-            found.append(
-                msgspec.structs.replace(
-                    made,
-                    ways="Both send and receive at the same time; the rate of one way; the redder, the worse than the median",
-                )
-            )
-    return found
+    ways = f"Both send and receive at the same time; the rate of one way; {REDDER}"
+    made = [_heatmap(title, "GB/s", rates, _shades(rates, -1), ways, both_ways=True) for title, rates in measured]
+    return [one for one in made if one is not None]
+
+
+def _shades(values: Mapping[Pair, float], sign: int) -> dict[Pair, float]:
+    """How bad each value is: as the median is 0; ten times as bad, and worse, is 1. ``sign``: 1 where more is worse, else -1."""
+    if not values:
+        return {}
+    usual = max(_usual(values), 1e-9)
+    return {pair: min(1.0, max(0.0, sign * math.log10(max(value, 1e-9) / usual))) for pair, value in values.items()}
+
+
+def _usual(values: Mapping[Pair, float]) -> float:
+    return sorted(values.values())[len(values) // 2]
 
 
 def _heatmap(
     title: str,
     unit: str,
     values: Mapping[Pair, float],
-    badness: Callable[[float, float], float],
-    broken: Collection[Pair] = (),
+    shade: Mapping[Pair, float],
+    ways: str,
     both_ways: bool = False,
 ) -> Heatmap | None:
     if not values:
         return None
     count = f"{len(values)} {'' if both_ways else 'directed '}pair{'s' * (len(values) != 1)}"
-    ordered = sorted(values.values())
-    usual = ordered[len(ordered) // 2]
-    # Equal to the median is 0; ten times as bad, and worse, is 1.
-    shade = {pair: min(1.0, max(0.0, math.log10(max(badness(value, usual), 1e-9)))) for pair, value in values.items()}
-    shade |= dict.fromkeys(broken, 1.0)
     hosts = tuple(sorted({name for pair in values for name in pair}))
-    spread = f"from {_number(ordered[0])} to {_number(ordered[-1])} {unit}, median {_number(usual)} {unit}"
-    summary = f"{count}: {spread}"
+    least, most = _number(min(values.values())), _number(max(values.values()))
+    summary = f"{count}: from {least} to {most} {unit}, median {_number(_usual(values))} {unit}"
     even = max(shade.values()) < EVEN_BELOW
     if len(hosts) <= SQUARE_UP_TO:
         if both_ways:
             values = {**values, **{(other, one): value for (one, other), value in values.items()}}
-            shade |= {(other, one): bad for (one, other), bad in shade.items()}
+            shade = {**shade, **{(other, one): bad for (one, other), bad in shade.items()}}
         cells = tuple(
             tuple(
                 (_number(values[(one, other)]), round(shade[(one, other)], 2)) if (one, other) in values else None
@@ -190,11 +185,10 @@ def _heatmap(
             )
             for one in hosts
         )
-        return Heatmap(title, unit, hosts, cells, (), summary, even)
+        return Heatmap(title, unit, hosts, cells, (), summary, even, ways)
     worst = sorted(values, key=lambda pair: (-shade[pair], pair))[:WORST_SHOWN]
-    return Heatmap(
-        title, unit, (), (), tuple((one, other, _number(values[(one, other)])) for one, other in worst), summary, even
-    )
+    listed = tuple((one, other, _number(values[(one, other)])) for one, other in worst)
+    return Heatmap(title, unit, (), (), listed, summary, even, ways)
 
 
 def _number(value: float) -> str:

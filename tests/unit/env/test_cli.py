@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
-from nccl_doctor.env.knowledge import NEWEST_NCCL
+from nccl_doctor.env.knowledge import NEWEST_NCCL, NEWEST_TORCH
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, Plan
 
@@ -103,13 +103,21 @@ def test_of_a_release_newer_than_all_that_are_known_that_is_said() -> None:
     assert f"as far as {NEWEST_NCCL}" in " ".join(done.stdout.split())
     assert json.loads(run("show", "NCCL_DEBUG", "--nccl-version", "3.1", "--format", "json").stdout)["newer_than"]
     assert "newer than all that is known" in run("lint", "--nccl-version", "3.1.0").stdout
-    assert "newer" not in run("lint", "--nccl-version", NEWEST_NCCL).stdout
+    assert "PyTorch 9.0 (newer than all that" in run("lint", "--torch-version", "9.0").stdout
+    assert "newer" not in run("lint", "--nccl-version", NEWEST_NCCL, "--torch-version", NEWEST_TORCH).stdout
 
 
 def test_lint_of_standard_input() -> None:
     cli._load_commands()
     result = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="export NCCL_SOCKET_IFNMAE=eth0\n")
     assert result.exit_code == 11 and "did you mean NCCL_SOCKET_IFNAME" in result.stdout
+    nothing = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="\n")
+    assert nothing.exit_code == 3 and "- is empty" in nothing.stdout
+
+
+def test_a_pattern_is_no_variable(tmp_path: Path) -> None:
+    assert "is not there" in run("lint", "NCCL_*.sh").stdout
+    assert "env show NCCL_DEBUG" in run("lint", "NCCL_DEBUG").stderr
 
 
 def test_a_directory_without_scripts_is_no_pass(tmp_path: Path) -> None:

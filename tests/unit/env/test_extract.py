@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.env import lint
-from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.assignments import MAX_ARMS, Assignment, How
 from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
 
 
@@ -163,7 +163,7 @@ def test_what_a_shell_variable_holds_for_later_is_read() -> None:
         'LAST=$(cat <<EOF\n{\n  "NCCL_CROSS_NIC": "1",\n  "A": "$X"\n}\nEOF\n)\n'
         "PYTHON=$(python3 - <<'PY'\nenv['NCCL_BUFFSIZE'] = '1'\nPY\n)\n"
         "BROKEN=$(python3 - <<PY\n$lines NCCL_\nPY\n)\n"
-        'NAME="a-b NCCL_DEBUG=INFO"\nexport NCCL_NTHREADS=64\n'
+        'NAME="a-b NCCL_DEBUG=INFO"\nFILTER="grep -E NCCL_NET=IB"\nexport NCCL_NTHREADS=64\n'
     )
     assert pairs(shell.read(text)) == [
         ("NCCL_ALGO", "Ring", 1),
@@ -172,7 +172,7 @@ def test_what_a_shell_variable_holds_for_later_is_read() -> None:
         ("NCCL_NET", None, 6),
         ("NCCL_CROSS_NIC", "1", 11),
         ("NCCL_BUFFSIZE", "1", 17),
-        ("NCCL_NTHREADS", "64", 25),
+        ("NCCL_NTHREADS", "64", 26),
     ]
 
 
@@ -281,6 +281,19 @@ def test_yaml_templates_are_read_with_placeholders_and_their_conditions_as_arms(
     ]
     one, other = (item for item in found if item.name == "NCCL_ALGO")
     assert not one.meets(msgspec.structs.replace(other, scope=one.scope))
+
+
+def test_conditions_of_a_template_end_where_they_are_closed() -> None:
+    text = "{% if a %}\n{% with b %}\none: {NCCL_DEBUG: INFO}\n{% endwith %}\n{% endif %}\ntwo: {NCCL_ALGO: Ring}\n"
+    assert [len(item.branch) for item in yaml_file.read(text)] == [2, 0]
+
+
+def test_blocks_that_are_never_closed_cost_no_more_than_the_text() -> None:
+    deep = shell.read("if a; then\nexport NCCL_DEBUG=INFO\n" * 10_000)
+    assert len(deep) == 10_000 and len(deep[-1].branch) == MAX_ARMS
+    opened, closed = "{% if a %}\n" * 30, "{% endif %}\n" * 30
+    items = yaml_file.read(f"{opened}one: {{NCCL_DEBUG: INFO}}\n{closed}two: {{NCCL_ALGO: Ring}}\n")
+    assert [len(item.branch) for item in items] == [MAX_ARMS, 0]
 
 
 def test_braces_of_envsubst_within_braces_of_yaml() -> None:

@@ -194,6 +194,7 @@ def test_what_a_benchmark_tries_is_its_purpose(tmp_path: Path) -> None:
         ("./all_reduce_perf -g 1", {"algo-without-ring": "info", "leftover-debugging": "info", "pinned": "info"}),
         ("python train.py", {"algo-without-ring": "fail", "leftover-debugging": "warn", "pinned": "warn"}),
         ("./all_reduce_perf; torchrun train.py", {"algo-without-ring": "fail", "pinned": "warn"}),
+        ("./train.sh  # all_reduce_perf was well", {"algo-without-ring": "fail", "pinned": "warn"}),
     ):
         path.write_text(line + command + "\n")
         found = {

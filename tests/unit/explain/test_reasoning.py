@@ -449,6 +449,7 @@ def test_what_cost_speed_is_worth_knowing_and_no_failure() -> None:
     stream = io.StringIO()
     print_explanation(got, Console(file=stream, width=300))
     assert "worth knowing" in stream.getvalue() and "nccl-doctor playbook ib.gdr" in stream.getvalue()
+    assert f"{off.evidence.source}:3  {off.evidence.text}" in stream.getvalue()
     told = json.loads(explanation.to_json(got))["worth_knowing"]
     assert [item["playbook"] for item in told] == [off.playbook, variable.playbook] and told[0]["evidence"]["line"] == 3
 
