@@ -85,21 +85,32 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 
 _ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+)*)\s*$")
 
+# What stands above an answer: the command, or the hosts whose equal answers clush -b and dshbak gathered, "n[1-2,4] (3)".
+_WHOSE = re.compile(r"\$ .*|\w[\w.,\[\]-]*(?: \(\d+\))?")
+
 
 @diagnosis
 def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
-    """Somebody asked several hosts for the master's address, and their answers differ: some look for it elsewhere."""
-    answers: dict[str, dict[str, Hit]] = defaultdict(dict)
+    """Somebody asked several hosts for the master's address, and their answers differ: some look for it elsewhere.
+
+    One host may be told several addresses, and the master itself may be told that it is a loopback one: neither is wrong.
+    """
+    answers: dict[str, dict[str, dict[str, Hit]]] = defaultdict(lambda: defaultdict(dict))
+    whose = ""
     for hit in case.hits("name-lookup-rows"):
-        if found := _ENTRY.search(hit.text):
+        if _WHOSE.fullmatch(hit.text.strip()):
+            whose = hit.text
+        elif (found := _ENTRY.search(hit.text)) and not is_loopback(found["address"]):
             for name in found["names"].split():
-                answers[name].setdefault(found["address"], hit)
+                answers[name][hit.host or whose].setdefault(found["address"], hit)
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         name = hit.groups.get("host", "").strip("[]")
-        if len(answers.get(name, ())) > 1:
-            title = f"hosts do not agree on the master's name: {name} is {' or '.join(sorted(answers[name]))}"
+        told = answers.get(name, {}).values()
+        if any(one.keys().isdisjoint(other) for one in told for other in told):
+            lines = {address: line for one in told for address, line in one.items()}
+            title = f"hosts do not agree on the master's name: {name} is {' or '.join(sorted(lines))}"
             yield Candidate(
-                "net.hostname-resolution", 0.92, title, [*answers[name].values(), hit], *speakers([hit]), final=True
+                "net.hostname-resolution", 0.92, title, [*lines.values(), hit], *speakers([hit]), final=True
             )
             return
 

@@ -501,3 +501,73 @@ def test_no_device_is_named_where_lines_alike_name_several() -> None:
     line = "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA {0} 'mlx5_{0}'"
     assert "(mlx5_0)" in explain_text(text).sentence
     assert "mlx5_" not in explain_text(text.replace(line.format(0), f"{line.format(0)}\n{line.format(1)}")).sentence
+
+
+_ENGINE = (
+    "INFO 06-02 09:14:31 pynccl.py:65] vLLM is using nccl==2.20.5\n"
+    "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n"
+)
+_REPORT = (
+    "INFO 06-02 09:{minute}:12 metrics.py:345] Avg prompt throughput: {read} tokens/s, "
+    "Avg generation throughput: {written} tokens/s, Running: {running} reqs, Swapped: 0 reqs, Pending: 0 reqs\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "running", "verdict"),
+    [("0.0", 3, Verdict.UNDECIDED), ("812.5", 3, Verdict.HEALTHY), ("0.0", 0, Verdict.HEALTHY)],
+)
+def test_an_engine_stands_where_it_neither_reads_nor_writes_for_its_requests(
+    read: str, running: int, verdict: Verdict
+) -> None:
+    served = _REPORT.format(minute=15, read="9.1", written="34.2", running=3)
+    last = "".join(_REPORT.format(minute=16 + n, read=read, written="0.0", running=running) for n in range(4))
+    assert explain_text(_ENGINE + served + last).verdict is verdict
+
+
+@pytest.mark.parametrize(("running", "verdict"), [(3, Verdict.UNDECIDED), (0, Verdict.HEALTHY)])
+def test_workers_ended_amid_requests_are_no_shutdown(running: int, verdict: Verdict) -> None:
+    reports = "".join(_REPORT.format(minute=15 + n, read="9.1", written="34.2", running=running) for n in range(4))
+    ended = (
+        "ERROR 06-02 09:30:30 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 4410 died, exit code: -15\n"
+    )
+    assert explain_text(_ENGINE + reports + ended).verdict is verdict
+
+
+def test_a_daemons_error_is_told_by_its_level() -> None:
+    line = "{level}0902 11:40:01.020011       1 fastrak_gpumem_manager_startup.cc:40] {text}\n"
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    flags = line.format(level="I", text="flags: NCCL_FASTRAK_NUM_FLOWS=2 errors=0")
+    assert explain_text(flags + steps).verdict is Verdict.HEALTHY
+    assert explain_text(line.format(level="F", text="out of receive buffers")).causes[0].id == "net.plugin"
+
+
+def test_a_release_whose_run_told_nothing_good_is_not_said_to_work() -> None:
+    failed = "### nccl 2.26.5\nattempt 1: rc 124\n"
+    best = explain_text("### nccl 2.25.1\nattempt 1: rc 0\n" + failed).causes[0]
+    assert best.title == "of the releases compared it fails only with 2.26.5"
+    assert "sw.nccl-bug" not in {cause.id for cause in explain_text("### nccl 2.25.1\nbuilding\n" + failed).causes}
+
+
+_TIMED_OUT = (
+    "n1: [rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 300000ms "
+    "while trying to connect to (n0, 29400).\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "differ"),
+    [
+        ("$ pdsh -w n[0-1] getent hosts n0\nn0: 192.0.2.19  n0\nn1: 192.0.2.91  n0\n", True),
+        (
+            "$ clush -bw n[0-2] getent hosts n0\n---\nn[0,2] (2)\n---\n192.0.2.19 n0\n---\nn1\n---\n192.0.2.91 n0\n",
+            True,
+        ),
+        ("$ ssh n0 getent hosts n0\n192.0.2.19 n0\n$ ssh n1 getent hosts n0\n192.0.2.91 n0\n", True),
+        ("$ getent hosts n0\n192.0.2.19 n0\n198.51.100.9 n0\n", False),  # one host, a name with two addresses
+        ("$ pdsh -w n[0-1] getent hosts n0\nn0: 127.0.1.1  n0\nn1: 192.0.2.19  n0\n", False),  # as Debian installs it
+    ],
+)
+def test_hosts_disagree_where_their_answers_have_nothing_in_common(answers: str, differ: bool) -> None:
+    titles = [cause.title for cause in explain_text(answers + _TIMED_OUT).causes]
+    assert any(title.startswith("hosts do not agree") for title in titles) is differ
