@@ -38,7 +38,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
     """The resolver knows no address for the master's name, or what was given as its name cannot be one.
 
     MASTER_ADDR, main_process_ip and the like take a host name or an address alone: no user, no scheme, no port. That
-    only IPv6 was asked for in vain proves nothing where IPv4 is not told of and some address was tried.
+    only IPv6 was asked for in vain proves less: torch repeats that until the time-out since a mapped IPv4 address would do
+    (AI_V4MAPPED), but older releases went on to IPv4. Where some address was tried, there was one.
     """
     unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
     if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):

@@ -411,6 +411,13 @@ def test_only_ipv6_looked_up_in_vain_proves_less() -> None:
     assert explain_text(f"{lines[0]}\n{tried}\n{lines[2]}\n").causes[0].id == "net.master-unreachable"
 
 
+def test_both_lookups_can_be_told_in_one_line() -> None:
+    of = "network addresses of (head, 23456) cannot be retrieved (gai error: -2 - Name or service not known)."
+    line = f"RuntimeError: The client socket has failed to connect to any network address of (head, 23456). The IPv6 {of} The IPv4 {of}\n"
+    best = explain_text(line).causes[0]
+    assert best.id == "net.hostname-resolution" and best.confidence > 0.9
+
+
 def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
     got = explain_text(
         "W0312 18:21:07.705002       1 nic_scan.cc:140] could not read the libfabric version file, not found\n"
