@@ -578,3 +578,28 @@ _TIMED_OUT = (
 def test_hosts_disagree_where_their_answers_have_nothing_in_common(answers: str, differ: bool) -> None:
     titles = [cause.title for cause in explain_text(answers + _TIMED_OUT).causes]
     assert any(title.startswith("hosts do not agree") for title in titles) is differ
+
+
+_CALLED = (
+    "g{host}:7:7 [0] NCCL INFO {what}: opCount {number} sendbuff 0x7f0 recvbuff 0x7f1 count 64 datatype 7 op 0 root 0 "
+    "comm 0x5aa{host} [nranks=2] stream 0x55d0\n"
+)
+
+
+@pytest.mark.parametrize(("before", "seen"), [("", False), ("AllReduce", True), ("world_size=2", True)])
+def test_processes_are_of_one_communicator_where_they_agreed_or_are_the_whole_job(before: str, seen: bool) -> None:
+    """Two groups of two ranks each, with one rank's lines of each, look the same."""
+    agreed = "".join(_CALLED.format(host=host, what=before, number=4) for host in (1, 2))
+    lines = (agreed if before == "AllReduce" else before + "\n") + _CALLED.format(host=1, what="AllReduce", number=5)
+    causes = explain_text(
+        "[rank3]: starts\n" * (not seen) + lines + _CALLED.format(host=2, what="AllGather", number=5)
+    ).causes
+    assert ("app.collective-mismatch" in {cause.id for cause in causes}) is seen
+
+
+@pytest.mark.parametrize(("again", "likely"), [("[rank0]: ", True), ("[rank5]: ", False)])
+def test_only_the_busy_rank_itself_shows_that_it_went_on(again: str, likely: bool) -> None:
+    gave_up = "torch.distributed.DistStoreError: wait timeout after 1800000ms, keys: /barrier/3\n"
+    lines = "[rank0]: tokenizing shard 3 of 9\n[rank1]: " + gave_up + again + "tokenizing shard 4 of 9\n"
+    best = explain_text(lines).causes[0]
+    assert best.id == "app.straggler-timeout" and (best.confidence > 0.75) is likely
