@@ -429,6 +429,10 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
+# "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+_STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
+
+
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
@@ -451,11 +455,6 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
-_STALLED_RANK = re.compile(
-    r"(?:^|[>:\s])(\d+)!?: \["
-)  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
-
-
 @diagnosis
 def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
     """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
@@ -468,8 +467,6 @@ def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
-
-
 _TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to the work at the same time
 
 

@@ -520,16 +520,10 @@ _REPORT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("read", "running", "verdict"),
-    [("0.0", 3, Verdict.UNDECIDED), ("812.5", 3, Verdict.HEALTHY), ("0.0", 0, Verdict.HEALTHY)],
-)
-def test_an_engine_stands_where_it_neither_reads_nor_writes_for_its_requests(
-    read: str, running: int, verdict: Verdict
-) -> None:
+def test_an_engine_that_reads_long_prompts_is_at_work() -> None:
     served = _REPORT.format(minute=15, read="9.1", written="34.2", running=3)
-    last = "".join(_REPORT.format(minute=16 + n, read=read, written="0.0", running=running) for n in range(4))
-    assert explain_text(_ENGINE + served + last).verdict is verdict
+    last = "".join(_REPORT.format(minute=16 + n, read="812.5", written="0.0", running=3) for n in range(4))
+    assert explain_text(_ENGINE + served + last).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(("running", "verdict"), [(3, Verdict.UNDECIDED), (0, Verdict.HEALTHY)])
@@ -603,3 +597,14 @@ def test_only_the_busy_rank_itself_shows_that_it_went_on(again: str, likely: boo
     lines = "[rank0]: tokenizing shard 3 of 9\n[rank1]: " + gave_up + again + "tokenizing shard 4 of 9\n"
     best = explain_text(lines).causes[0]
     assert best.id == "app.straggler-timeout" and (best.confidence > 0.75) is likely
+
+
+def test_a_name_of_the_internet_and_a_programs_own_setting_are_no_causes() -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    for line in (
+        "** server can't find huggingface.co: NXDOMAIN",
+        "ssh: Could not resolve hostname github.com: Try again",
+    ):
+        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{steps}").causes}
+    wrong = explain_text("Traceback (most recent call last):\nValueError: The value of MAX_LEN must be positive\n")
+    assert wrong.causes[0].id != "env.bad-nccl-var"
