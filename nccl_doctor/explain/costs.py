@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from nccl_doctor.env import knowledge
 from nccl_doctor.explain import quotes
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Hit, Remark
 
-_BETWEEN_HOSTS = re.compile(r"NCCL_(?:IB|NET|DMABUF)\b|NCCL_(?:IB|NET|DMABUF)_|_EFA_")
+_BETWEEN_HOSTS = re.compile(r"NCCL_(?:IB|NET|DMABUF)(?:_|$)|_EFA_")
 
 
 def _gpudirect_off(case: Case) -> list[Hit]:
@@ -48,9 +48,9 @@ _RULES: tuple[tuple[Callable[[Case], list[Hit]], str, str], ...] = (
 )
 
 
-def remarks(case: Case, causes: Iterable[Cause]) -> tuple[Remark, ...]:
+def remarks(case: Case, causes: Sequence[Cause]) -> tuple[Remark, ...]:
     """All that these logs tell of lost speed, each with one line of proof, without what is named as the cause already."""
-    named = {cause.id for cause in [*causes][:1]}
+    named = [cause.id for cause in causes[:1]]
     return tuple(remark for remark in (*_seen(case), *_set(case)) if remark.playbook not in named)
 
 

@@ -82,7 +82,9 @@ _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links
 _STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
 _STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _STEADY = 6  # so many steps at a log's end were slow
-_WRITES_NOTHING = re.compile(r"generation throughput: 0\.0 tokens/s, Running: [1-9]")  # vLLM
+# vLLM's reports: of requests at work, and of such that neither a prompt's nor an answer's token came of
+_AT_WORK = re.compile(r"tokens/s, Running: [1-9]")
+_STANDS = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s, Running: [1-9]")
 _NUMBERS = re.compile(r"[\d.,:]+")
 
 
@@ -206,12 +208,27 @@ class Course:
 
     @functools.cached_property
     def idle_engine(self) -> list[Hit]:
-        """A log's last reports of a serving engine that has requests at work and writes nothing, three times in a row."""
-        for hits in self._case.summary.tails.values():
-            last = [hit for hit in hits if "generation throughput: " in hit.text][-3:]
-            if len(last) == 3 and all(_WRITES_NOTHING.search(hit.text) for hit in last):
+        """A log's last reports of a serving engine that has requests at work and neither reads nor writes a token, three
+        times in a row."""
+        for last in (reports[-3:] for reports in self._engine_reports.values()):
+            if len(last) == 3 and all(_STANDS.search(hit.text) for hit in last):
                 return last
         return []
+
+    @functools.cached_property
+    def ended_engine(self) -> bool:
+        """Whether a serving engine's workers were ended by SIGTERM when it had just told of requests at work."""
+        ended = {hit.file for hit in self._case.lasts("engine-ends-its-workers")}
+        return any(_AT_WORK.search(self._engine_reports[file][-1].text) for file in ended & self._engine_reports.keys())
+
+    @functools.cached_property
+    def _engine_reports(self) -> dict[str, list[Hit]]:
+        """What a serving engine reports of its throughput in each file's last lines."""
+        told = {
+            file: [hit for hit in hits if "generation throughput: " in hit.text]
+            for file, hits in self._case.summary.tails.items()
+        }
+        return {file: hits for file, hits in told.items() if hits}
 
     # after one line --------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,6 @@ def trouble(case: Case) -> list[Hit]:
         for hit in case.hits("error-line")
         if place(hit) not in quiet
         and not _NOISE.search(hit.text)
-        and not prefix.is_of_a_model(hit.text)
         and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
     ]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word

@@ -51,6 +51,7 @@ def _failure_seen(case: Case) -> bool:
         course.slower_steps
         or course.stands
         or course.idle_engine
+        or course.ended_engine
         or any("baseline" not in hit.text for hit in complaints(case))
     ):
         return True

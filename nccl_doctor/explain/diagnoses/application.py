@@ -85,7 +85,8 @@ def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
     """Processes of one communicator call different collectives, or sizes, under one opCount of NCCL's own lines.
 
     These lines name a communicator by its address, which each process has for itself: only processes with one communicator of
-    a size are compared, no more of them than it has ranks.
+    a size are compared, no more of them than it has ranks. They can still be of two communicators: that they agreed before,
+    or that the size is the whole job's, says that they are not.
     """
     calls: dict[str, dict[tuple[str, str, str], dict[str, dict[int, Hit]]]] = {}
     for hit in case.hits("collective-call"):
@@ -96,11 +97,15 @@ def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
         if len(processes) > int(size) or any(len(comms) > 1 for comms in processes.values()):
             continue
         tables = [table for comms in processes.values() for table in comms.values()]
+        one = int(size) == case.world
         for number in sorted({number for table in tables for number in table}):
             here = [table[number] for table in tables if number in table]
             kinds = Counter(tuple(hit.groups[name] for name in _CALL) for hit in here)
             if len(kinds) < 2 or any(kind[0] in _IN_PAIRS for kind in kinds):
+                one = one or len(kinds) == 1 < len(here)
                 continue
+            if not one:
+                break
             names = " / ".join(sorted({f"{kind[0]} of {kind[1]}" for kind in kinds}))
             usual, often = kinds.most_common(1)[0]
             odd = [hit for hit in here if tuple(hit.groups[name] for name in _CALL) != usual]
@@ -119,8 +124,7 @@ def used_too_early(case: Case) -> Iterable[Candidate]:
     Where NCCL complained before, the operation had failed: then this is the effect, and says nothing more.
     """
     hits = case.hits("communicator-not-ready")
-    complaints = [hit for hit in case.hits("nccl-warn", "nccl-trail") if hits and later(hits[0], hit)]
-    if hits and all(hit.text == hits[0].text for hit in complaints):
+    if hits and not any(case.after(hits[0], hit) for hit in case.hits("nccl-warn", "nccl-trail")):
         title = "a communicator is used although its previous operation is not over"
         yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
 
@@ -425,6 +429,10 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
+# "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+_STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
+
+
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
@@ -447,11 +455,6 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
-_STALLED_RANK = re.compile(
-    r"(?:^|[>:\s])(\d+)!?: \["
-)  # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
-
-
 @diagnosis
 def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
     """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
@@ -464,8 +467,6 @@ def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
-
-
 _TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to the work at the same time
 
 
@@ -501,8 +502,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if ranks and ranks <= _waited_from_the_start(case):
         return
     last = busy[-1]
-    alike = [hit for hit in busy if hit.pid == last.pid and shape(hit.text) == shape(last.text)]
-    on = [hit for hit in case.tail if hit.pid == last.pid and later(hit, first) and shape(hit.text) == shape(last.text)]
+    alike = [hit for hit in busy if _repeats(hit, last)]
+    on = [hit for hit in case.tail if later(hit, first) and _repeats(hit, last)]
     after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",
@@ -511,6 +512,11 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         [*after, last, alike[0], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
+
+
+def _repeats(hit: Hit, last: Hit) -> bool:
+    """Whether the same process says the same again, but for its numbers."""
+    return (hit.rank, hit.pid, shape(hit.text)) == (last.rank, last.pid, shape(last.text))
 
 
 @diagnosis

@@ -133,19 +133,24 @@ _WENT_WRONG = re.compile(
     r"\b(?:rc|exit(?:ed)?(?: with)?(?: code| status)?|returned)\W{0,3}[1-9]|\bFAIL|\b[Hh](?:ang|ung)|[Tt]imed? ?out|Segmentation|core dumped|\bKilled\b"
 )
 
+_WENT_WELL = re.compile(
+    r"\b(?:rc|exit(?:ed)?(?: with)?(?: code| status)?|returned)\W{0,3}0\b|\b(?:OK|ok|PASS|passed|done|[Ss]uccess)|busbw|bandwidth|\bstep\b"
+)
+
 
 @diagnosis
 def only_some_releases_fail(case: Case) -> Iterable[Candidate]:
     """The same was run with several releases, each under its heading: with some it fails, with others it never does."""
     headings = case.hits("release-heading")
     runs = [(hit, below(hit, headings, case.hits("release-heading-rows"))) for hit in headings]
-    if runs and not runs[-1][1]:
-        runs.pop()  # the log ends before it tells how this one went
-    wrong = [(hit, [row for row in rows if _WENT_WRONG.search(row.text)]) for hit, rows in runs]
-    bad = [(hit, rows) for hit, rows in wrong if rows]
-    good = [hit for hit, rows in wrong if not rows and any(shape(hit.text) == shape(one.text) for one, _ in bad)]
+    bad = [(hit, wrong) for hit, rows in runs if (wrong := [row for row in rows if _WENT_WRONG.search(row.text)])]
+    # A loop that tells of failures only says nothing of a release that works; of the last one there may be more to come.
+    worked = [hit for hit, rows in runs[:-1] if not rows]
+    worked += [hit for hit, rows in runs if any(_WENT_WELL.search(row.text) for row in rows)]
+    failed = [hit for hit, _ in bad]
+    good = [hit for hit in worked if hit not in failed and shape(hit.text) in [shape(one.text) for one in failed]]
     if bad and good:
         names = ", ".join(hit.groups["release"].strip("=#*->[] ") for hit, _ in bad)
         lines = [line for hit, rows in bad for line in (hit, *rows[:2])]
-        title = f"of the releases that were compared only {names} fails"
+        title = f"of the releases compared it fails only with {names}"
         yield Candidate("sw.nccl-bug", 0.78, title, [*lines, *good[:3]], cured=True)

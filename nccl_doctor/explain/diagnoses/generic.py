@@ -119,7 +119,7 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
         hit for hit in case.hits("no-net-plugin") if "ncclNetPlugin_v" not in hit.text and "CollNet" not in hit.text
     ]
     if wanted and refused and case.sockets:
-        told = named or case.nodes > 1 or case.has("channel-net", "busbw-average") or complaints(case)
+        told = named or case.between_hosts or case.has("busbw-average") or complaints(case)
         yield Candidate(
             "net.plugin",
             0.66 if told else 0.4,  # a library may lie there by chance

@@ -117,7 +117,7 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         return
     hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
     causes: tuple[str, ...]
-    if case.has("channel-net") or case.nodes > 1 or case.world > _GPUS_OF_A_HOST:
+    if case.between_hosts or case.world > _GPUS_OF_A_HOST:
         used = " ".join(hit.text for hit in case.hits("channel-net"))
         verbs = ("ib.gdr", *_IDLE_NET) if "GDRDMA" in used else _IDLE_NET
         causes, where = verbs if "NET/IB" in used else _INIT_STUCK_NET, " between the hosts"
@@ -125,9 +125,10 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         causes, where = (*_between_gpus(case)[:2], "sys.container"), " between the GPUs of the host"
     else:
         causes, where = ("gpu.p2p", "net.firewall", "sys.shm"), ""
+    ranks = {item.rank for item in waits}
+    title = f"{len(ranks)} ranks wait in their group's first collective, and it ends on none: data does not pass{where}"
     for place, cause in enumerate(causes):
-        title = f"{len(waits)} ranks wait in the same first collective, and it ends on none: data does not pass{where}"
-        yield Candidate(cause, 0.44 - 0.03 * place, title, hits, {item.rank for item in waits})
+        yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
 
 
 @diagnosis
@@ -161,11 +162,10 @@ def _idle_after(case: Case) -> Iterable[Candidate]:
 
 
 def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit]) -> Iterable[Candidate]:
-    between_hosts = case.has("channel-net") or case.nodes > 1
-    where = "between the hosts" if between_hosts else "between the GPUs of the host"
+    where = "between the hosts" if case.between_hosts else "between the GPUs of the host"
     stacks = case.hits("stack-main-rows", "stack-frame")
     hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
-    for place, cause in enumerate(over_net if between_hosts else _between_gpus(case)):
+    for place, cause in enumerate(over_net if case.between_hosts else _between_gpus(case)):
         yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
 
 

@@ -38,7 +38,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
     """The resolver knows no address for the master's name, or what was given as its name cannot be one.
 
     MASTER_ADDR, main_process_ip and the like take a host name or an address alone: no user, no scheme, no port. That
-    only IPv6 was asked for in vain proves nothing where IPv4 is not told of and some address was tried.
+    only IPv6 was asked for in vain proves less: torch repeats that until the time-out since a mapped IPv4 address would do
+    (AI_V4MAPPED), but older releases went on to IPv4. Where some address was tried, there was one.
     """
     unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
     if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):
@@ -85,21 +86,32 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 
 _ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+)*)\s*$")
 
+# What stands above an answer: the command, or the hosts whose equal answers clush -b and dshbak gathered, "n[1-2,4] (3)".
+_WHOSE = re.compile(r"\$ .*|\w[\w.,\[\]-]*(?: \(\d+\))?")
+
 
 @diagnosis
 def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
-    """Somebody asked several hosts for the master's address, and their answers differ: some look for it elsewhere."""
-    answers: dict[str, dict[str, Hit]] = defaultdict(dict)
+    """Somebody asked several hosts for the master's address, and their answers differ: some look for it elsewhere.
+
+    One host may be told several addresses, and the master itself may be told that it is a loopback one: neither is wrong.
+    """
+    answers: dict[str, dict[str, dict[str, Hit]]] = defaultdict(lambda: defaultdict(dict))
+    whose = ""
     for hit in case.hits("name-lookup-rows"):
-        if found := _ENTRY.search(hit.text):
+        if _WHOSE.fullmatch(hit.text.strip()):
+            whose = hit.text
+        elif (found := _ENTRY.search(hit.text)) and not is_loopback(found["address"]):
             for name in found["names"].split():
-                answers[name].setdefault(found["address"], hit)
+                answers[name][hit.host or whose].setdefault(found["address"], hit)
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         name = hit.groups.get("host", "").strip("[]")
-        if len(answers.get(name, ())) > 1:
-            title = f"hosts do not agree on the master's name: {name} is {' or '.join(sorted(answers[name]))}"
+        told = answers.get(name, {}).values()
+        if any(one.keys().isdisjoint(other) for one in told for other in told):
+            lines = {address: line for one in told for address, line in one.items()}
+            title = f"hosts do not agree on the master's name: {name} is {' or '.join(sorted(lines))}"
             yield Candidate(
-                "net.hostname-resolution", 0.92, title, [*answers[name].values(), hit], *speakers([hit]), final=True
+                "net.hostname-resolution", 0.92, title, [*lines.values(), hit], *speakers([hit]), final=True
             )
             return
 

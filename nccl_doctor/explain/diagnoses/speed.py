@@ -263,9 +263,7 @@ def _carried(case: Case) -> float:
     rows = case.hits("busbw-row")
     if not rates or not rows or case.has("channel-shm", "tests-in-pairs"):
         return 0.0
-    if any("PCIe" in hit.text for hit in case.hits("gpu-model")) or not all(
-        map(_REDUCED.search, (row.text for row in rows))
-    ):
+    if any("PCIe" in hit.text for hit in case.hits("gpu-model")) or not all(_REDUCED.search(row.text) for row in rows):
         return 0.0
     adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     return min(rates) * min(adapters, _gpus_per_host(case))

@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.explain.signatures import says
 
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+_OF_TORCH = re.compile(r"(?:PY)?TORCH_[A-Z0-9_]+")
 
 says(
     "no-algorithm",
@@ -59,7 +59,7 @@ says(
     strength=0.96,
     title="{name} has a value that torch does not know",
     why="torch reads it while it is imported, and raises. It knows few words: NCCL's levels of NCCL_DEBUG are none of TORCH_DISTRIBUTED_DEBUG's.",
-    where=lambda groups, line: _VARIABLE.fullmatch(groups["name"]) is not None,
+    where=lambda groups, line: _OF_TORCH.fullmatch(groups["name"]) is not None,
 )
 says(
     "bad-allocator-setting",

@@ -15,7 +15,6 @@ NO_NETWORK = re.compile(
     re.IGNORECASE,
 )
 
-_FAILS = re.compile(r"[Ff]ail|[Ee]rror|[Cc]annot|[Uu]nable|not match|[A-Z]{4,}_[A-Z]+|\b(?:INTERNAL|UNAVAILABLE)\b")
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
     "Got completion from peer {peer} with error {status:int}, opcode {}, len {}, vendor err {vendor}",
@@ -682,14 +681,15 @@ says(
 )
 says(
     "tcpxo-daemon",
-    "fastrak_gpumem_manager{place}] {error}",
-    "tcpgpudmarxd{place}] {error}",
-    "buffer_mgmt_daemon{place}] {error}",
+    *(
+        f"{level}{{day:int}} {{}} {program}{{}}] {{error}}"  # glog's levels: error, fatal
+        for level in "EF"
+        for program in ("fastrak_gpumem_manager", "tcpgpudmarxd", "buffer_mgmt_daemon")
+    ),
     cause="net.plugin",
     strength=0.72,
     title="the daemon of GPUDirect-TCPX(O) fails: {error}",
     why="The receive daemon of its host does for the plugin what the NICs need; its own errors stand before what the workers tell.",
-    where=lambda groups, line: _FAILS.search(groups["error"]) is not None,
 )
 says(
     "tcpxo-waits",

@@ -182,7 +182,9 @@ says(
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
 # timeout(1) in front of a command, and the status that it ends with
-_WITH_LIMIT = re.compile(r"(?:^|[$+#;&|(]|\bdo|\bthen)\s*(?:\w+=\S+ +)*timeout (?:-\S+ +)*\d+(?:\.\d+)?[smhd]? +[\w./]")
+_WITH_LIMIT = re.compile(
+    r"(?:^|[$+#;&|(]|\bdo|\bthen)\s*(?:\w{1,40}=\S{1,80} +){0,9}timeout (?:-\S{1,40} +){0,9}\d+(?:\.\d+)?[smhd]? +[\w./]"
+)
 says(
     "own-time-limit",
     "timeout {limit}",

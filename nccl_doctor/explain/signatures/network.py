@@ -238,7 +238,8 @@ says(
 )
 
 # --- names
-_IPV6_ONLY = "The IPv6 network addresses of"
+_IPV6 = "The IPv6 network addresses of"
+_IPV4 = "The IPv4 network addresses of"
 says(
     "name-unresolved",
     "network addresses of ({name}, {port:int}) cannot be retrieved",
@@ -268,15 +269,16 @@ says(
     title="a host name does not resolve",
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
     where=lambda groups, line: (
-        _IPV6_ONLY not in line
-        and ("name" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
+        (_IPV6 not in line or _IPV4 in line)
+        and ("port" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
     ),
 )
 says(
     "name-without-ipv6",
-    _IPV6_ONLY + " ({name}, {port:int}) cannot be retrieved",
+    _IPV6 + " ({name}, {port:int}) cannot be retrieved",
     role=Role.HARMLESS,
     why="c10d asks for IPv6 addresses first: a name that has only IPv4 ones is told of like this. It matters where the same is said of IPv4.",
+    where=lambda groups, line: _IPV4 not in line,
 )
 says(
     "gloo-families",

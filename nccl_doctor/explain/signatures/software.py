@@ -19,7 +19,7 @@ says(
     why="Somebody names a release of NCCL: the one in use, or another one that was tried.",
 )
 _HEADING = re.compile(
-    r"[=#>*+-]{2,}\s*(?:py)?(?:torch|nccl|nvidia-nccl-cu\d+|driver)\s*(?:==|[=:@])?\s*v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
+    r"[=#-]{2} (?:torch|nccl|driver)\s*(?:==|[=:@])?\s*v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
     re.IGNORECASE,
 )
 says(
@@ -28,24 +28,9 @@ says(
     "orch=={release}",
     "nccl {release}",
     "NCCL {release}",
-    "nccl-cu12=={release}",
-    "nccl-cu13=={release}",
     "driver {release}",
     rows=24,
-    wake=(
-        "= torch",
-        "=torch",
-        "# torch",
-        "- torch",
-        "= nccl",
-        "# nccl",
-        "- nccl",
-        "= NCCL",
-        "# NCCL",
-        "- NCCL",
-        "= driver",
-        "# driver",
-    ),
+    wake=tuple(f"{mark} {name}" for mark in "=#-" for name in ("torch", "nccl", "NCCL", "driver")),
     why="The heading of one run of several, in a comparison of releases; its result stands below.",
     where=lambda groups, line: _HEADING.search(line) is not None,
 )

@@ -411,6 +411,13 @@ def test_only_ipv6_looked_up_in_vain_proves_less() -> None:
     assert explain_text(f"{lines[0]}\n{tried}\n{lines[2]}\n").causes[0].id == "net.master-unreachable"
 
 
+def test_both_lookups_can_be_told_in_one_line() -> None:
+    of = "network addresses of (head, 23456) cannot be retrieved (gai error: -2 - Name or service not known)."
+    line = f"RuntimeError: The client socket has failed to connect to any network address of (head, 23456). The IPv6 {of} The IPv4 {of}\n"
+    best = explain_text(line).causes[0]
+    assert best.id == "net.hostname-resolution" and best.confidence > 0.9
+
+
 def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
     got = explain_text(
         "W0312 18:21:07.705002       1 nic_scan.cc:140] could not read the libfabric version file, not found\n"
@@ -502,3 +509,103 @@ def test_no_device_is_named_where_lines_alike_name_several() -> None:
     line = "n1:5:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA {0} 'mlx5_{0}'"
     assert "(mlx5_0)" in explain_text(text).sentence
     assert "mlx5_" not in explain_text(text.replace(line.format(0), f"{line.format(0)}\n{line.format(1)}")).sentence
+
+
+_ENGINE = (
+    "INFO 06-02 09:14:31 pynccl.py:65] vLLM is using nccl==2.20.5\n"
+    "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n"
+)
+_REPORT = (
+    "INFO 06-02 09:{minute}:12 metrics.py:345] Avg prompt throughput: {read} tokens/s, "
+    "Avg generation throughput: {written} tokens/s, Running: {running} reqs, Swapped: 0 reqs, Pending: 0 reqs\n"
+)
+
+
+def test_an_engine_that_reads_long_prompts_is_at_work() -> None:
+    served = _REPORT.format(minute=15, read="9.1", written="34.2", running=3)
+    last = "".join(_REPORT.format(minute=16 + n, read="812.5", written="0.0", running=3) for n in range(4))
+    assert explain_text(_ENGINE + served + last).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("running", "verdict"), [(3, Verdict.UNDECIDED), (0, Verdict.HEALTHY)])
+def test_workers_ended_amid_requests_are_no_shutdown(running: int, verdict: Verdict) -> None:
+    reports = "".join(_REPORT.format(minute=15 + n, read="9.1", written="34.2", running=running) for n in range(4))
+    ended = (
+        "ERROR 06-02 09:30:30 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 4410 died, exit code: -15\n"
+    )
+    assert explain_text(_ENGINE + reports + ended).verdict is verdict
+
+
+def test_a_daemons_error_is_told_by_its_level() -> None:
+    line = "{level}0902 11:40:01.020011       1 fastrak_gpumem_manager_startup.cc:40] {text}\n"
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    flags = line.format(level="I", text="flags: NCCL_FASTRAK_NUM_FLOWS=2 errors=0")
+    assert explain_text(flags + steps).verdict is Verdict.HEALTHY
+    assert explain_text(line.format(level="F", text="out of receive buffers")).causes[0].id == "net.plugin"
+
+
+def test_a_release_whose_run_told_nothing_good_is_not_said_to_work() -> None:
+    failed = "### nccl 2.26.5\nattempt 1: rc 124\n"
+    best = explain_text("### nccl 2.25.1\nattempt 1: rc 0\n" + failed).causes[0]
+    assert best.title == "of the releases compared it fails only with 2.26.5"
+    assert "sw.nccl-bug" not in {cause.id for cause in explain_text("### nccl 2.25.1\nbuilding\n" + failed).causes}
+
+
+_TIMED_OUT = (
+    "n1: [rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 300000ms "
+    "while trying to connect to (n0, 29400).\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "differ"),
+    [
+        ("$ pdsh -w n[0-1] getent hosts n0\nn0: 192.0.2.19  n0\nn1: 192.0.2.91  n0\n", True),
+        (
+            "$ clush -bw n[0-2] getent hosts n0\n---\nn[0,2] (2)\n---\n192.0.2.19 n0\n---\nn1\n---\n192.0.2.91 n0\n",
+            True,
+        ),
+        ("$ ssh n0 getent hosts n0\n192.0.2.19 n0\n$ ssh n1 getent hosts n0\n192.0.2.91 n0\n", True),
+        ("$ getent hosts n0\n192.0.2.19 n0\n198.51.100.9 n0\n", False),  # one host, a name with two addresses
+        ("$ pdsh -w n[0-1] getent hosts n0\nn0: 127.0.1.1  n0\nn1: 192.0.2.19  n0\n", False),  # as Debian installs it
+    ],
+)
+def test_hosts_disagree_where_their_answers_have_nothing_in_common(answers: str, differ: bool) -> None:
+    titles = [cause.title for cause in explain_text(answers + _TIMED_OUT).causes]
+    assert any(title.startswith("hosts do not agree") for title in titles) is differ
+
+
+_CALLED = (
+    "g{host}:7:7 [0] NCCL INFO {what}: opCount {number} sendbuff 0x7f0 recvbuff 0x7f1 count 64 datatype 7 op 0 root 0 "
+    "comm 0x5aa{host} [nranks=2] stream 0x55d0\n"
+)
+
+
+@pytest.mark.parametrize(("before", "seen"), [("", False), ("AllReduce", True), ("world_size=2", True)])
+def test_processes_are_of_one_communicator_where_they_agreed_or_are_the_whole_job(before: str, seen: bool) -> None:
+    """Two groups of two ranks each, with one rank's lines of each, look the same."""
+    agreed = "".join(_CALLED.format(host=host, what=before, number=4) for host in (1, 2))
+    lines = (agreed if before == "AllReduce" else before + "\n") + _CALLED.format(host=1, what="AllReduce", number=5)
+    causes = explain_text(
+        "[rank3]: starts\n" * (not seen) + lines + _CALLED.format(host=2, what="AllGather", number=5)
+    ).causes
+    assert ("app.collective-mismatch" in {cause.id for cause in causes}) is seen
+
+
+@pytest.mark.parametrize(("again", "likely"), [("[rank0]: ", True), ("[rank5]: ", False)])
+def test_only_the_busy_rank_itself_shows_that_it_went_on(again: str, likely: bool) -> None:
+    gave_up = "torch.distributed.DistStoreError: wait timeout after 1800000ms, keys: /barrier/3\n"
+    lines = "[rank0]: tokenizing shard 3 of 9\n[rank1]: " + gave_up + again + "tokenizing shard 4 of 9\n"
+    best = explain_text(lines).causes[0]
+    assert best.id == "app.straggler-timeout" and (best.confidence > 0.75) is likely
+
+
+def test_a_name_of_the_internet_and_a_programs_own_setting_are_no_causes() -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    for line in (
+        "** server can't find huggingface.co: NXDOMAIN",
+        "ssh: Could not resolve hostname github.com: Try again",
+    ):
+        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{steps}").causes}
+    wrong = explain_text("Traceback (most recent call last):\nValueError: The value of MAX_LEN must be positive\n")
+    assert wrong.causes[0].id != "env.bad-nccl-var"
