@@ -141,7 +141,8 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
             alike.setdefault((_title(facts.reach), facts.reach.outcome, own), []).append(facts)
-    silent = all(_way(facts.reach) in (*_SILENCE, _NO_WAY_OUT) for facts in bundle.hosts)
+    failed = [facts for hosts in alike.values() for facts in hosts]
+    silent = len(failed) == len(bundle.hosts) and all(_way(facts.reach) in (*_SILENCE, _NO_WAY_OUT) for facts in failed)
     count = len(bundle.hosts) if silent else 0
     return [_finding(hosts, count) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
 

@@ -17,7 +17,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_ANSWER, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
@@ -199,6 +199,8 @@ def test_where_no_host_answers_it_may_be_this_machine(outcome: ReachOutcome) -> 
         builder.reach["gpu04"] = other  # silence all the same
         failed = [item for item in reach.reach_findings(builder.bundle()) if item.severity is Severity.FAIL]
         assert {item.confidence for item in failed} == {0.6}
+    builder.reach["gpu04"] = Reach(ReachOutcome.TIMED_OUT, NO_ANSWER)  # the login worked
+    assert {item.confidence for item in reach.reach_findings(builder.bundle())} == {1.0}
     builder.reach["gpu04"] = Reach(ReachOutcome.OK, address="10.0.0.4", port=22)
     (found,) = reach.reach_findings(builder.bundle())
     assert "this machine" not in found.title and found.confidence == 1.0 and len(found.fixes) == 1
