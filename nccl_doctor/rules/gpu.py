@@ -116,29 +116,23 @@ def _init_failure(nvml: Witness) -> tuple[str, str, str, str]:
 
 def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
     """nvidia-smi hangs, or contradicts an NVML that answers."""
-    unkept = [gpu for gpu in devices(fact) if gpu.persistence_mode is False]
     if fact.smi.outcome == "timed-out":
+        evidence = [Evidence(fact.smi.detail, "nvidia-smi", host=host.name)]
+        confidence = 0.8
+        fix = Fix("see where it waits", "ps -eo pid,stat,wchan:30,args | grep '[n]vidia-smi'", host.name)
+        if unkept := next((gpu for gpu in devices(fact) if gpu.persistence_mode is False), None):
+            evidence.append(proof(host, unkept, "persistence mode: disabled"))
+            text = "without persistence mode every start initialises all GPUs: run the persistence daemon, look again"
+            command = "sudo systemctl enable --now nvidia-persistenced; time nvidia-smi -L"
+            confidence, fix = 0.5, Fix(text, command, host=host.name)
         yield finding(
             "gpu.driver.smi-hang",
             Severity.WARN,
             "nvidia-smi does not return, though NVML answers",
-            [
-                Evidence(fact.smi.detail, "nvidia-smi", host=host.name),
-                *(proof(host, gpu, "persistence mode: disabled") for gpu in unkept[:1]),
-            ],
+            evidence,
             hosts=(host.name,),
-            confidence=0.5 if unkept else 0.8,
-            fixes=[
-                Fix(
-                    "without persistence mode every start initialises all GPUs: run the persistence daemon, look again"
-                    if unkept
-                    else "see where it waits",
-                    "sudo systemctl enable --now nvidia-persistenced; time nvidia-smi -L"
-                    if unkept
-                    else "ps -eo pid,stat,wchan:30,args | grep '[n]vidia-smi'",
-                    host.name,
-                )
-            ],
+            confidence=confidence,
+            fixes=[fix],
         )
     elif proofs := _smi_differs(host, fact):
         yield finding(

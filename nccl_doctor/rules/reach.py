@@ -141,10 +141,10 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
             # Host-key findings are never folded: each has its own fingerprints.
             own = facts.name if facts.reach.outcome is ReachOutcome.HOST_KEY_CHANGED else ""
             alike.setdefault((_title(facts.reach), facts.reach.outcome, own), []).append(facts)
-    return [
-        _finding(hosts, nobody=1 < len(hosts) == len(bundle.hosts))
-        for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)
-    ]
+    failed = [facts for hosts in alike.values() for facts in hosts]
+    silent = len(failed) == len(bundle.hosts) and all(_way(facts.reach) in (*_SILENCE, _NO_WAY_OUT) for facts in failed)
+    count = len(bundle.hosts) if silent else 0
+    return [_finding(hosts, count) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
 
 
 def _way(reach: Reach) -> tuple[str, str, str, str]:
@@ -199,8 +199,8 @@ _SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
 _NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _NOT_INSTALLED)
 
 
-def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
-    """``nobody``: these are all hosts there are, and several."""
+def _finding(hosts: list[HostFacts], silent: int) -> Finding:
+    """``silent``: how many hosts there are, if none of them answered."""
     first = _guilty(hosts[0])
     title, way = _title(hosts[0].reach), _way(hosts[0].reach)
     id, _, advice, command = way
@@ -217,9 +217,9 @@ def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
-    silence = nobody and way in _SILENCE and first is hosts[0]
-    if silence:
-        title += f"; of {len(hosts)} hosts none did, so it may be this machine that is cut off"
+    doubt = silent > 1 and way in _SILENCE and first is hosts[0]
+    if doubt:
+        title += f"; none of the {silent} hosts answers, so it may be this machine that is cut off"
         fixes.insert(0, Fix("first look at this machine's own way to them", _NO_WAY_OUT[3].format(address=address)))
     if first.name in ("localhost", "127.0.0.1", "::1"):
         fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
@@ -228,7 +228,7 @@ def _finding(hosts: list[HostFacts], nobody: bool) -> Finding:
         Severity.WARN if way in _NOT_THE_HOST else Severity.FAIL,
         title,
         evidence,
-        confidence=0.6 if silence else 1.0,
+        confidence=0.6 if doubt else 1.0,
         places=[Place(host=facts.name) for facts in hosts],
         fixes=fixes,
     )

@@ -17,7 +17,7 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_ANSWER, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
@@ -193,8 +193,14 @@ def test_where_no_host_answers_it_may_be_this_machine(outcome: ReachOutcome) -> 
     for name in builder.reach:
         builder.reach[name] = Reach(outcome, "no answer", address="10.0.0.2", port=22)
     (found,) = reach.reach_findings(builder.bundle())
-    assert "of 4 hosts none did" in found.title and found.confidence < 0.7
+    assert "none of the 4 hosts answers" in found.title and found.confidence < 0.7
     assert "this machine's own" in found.fixes[0].text and "ip route get 10.0.0.2" in found.fixes[0].command
+    for other in (Reach(ReachOutcome.TIMED_OUT, "silent"), Reach(ReachOutcome.NO_ROUTE, NO_WAY_OUT)):
+        builder.reach["gpu04"] = other  # silence all the same
+        failed = [item for item in reach.reach_findings(builder.bundle()) if item.severity is Severity.FAIL]
+        assert {item.confidence for item in failed} == {0.6}
+    builder.reach["gpu04"] = Reach(ReachOutcome.TIMED_OUT, NO_ANSWER)  # the login worked
+    assert {item.confidence for item in reach.reach_findings(builder.bundle())} == {1.0}
     builder.reach["gpu04"] = Reach(ReachOutcome.OK, address="10.0.0.4", port=22)
     (found,) = reach.reach_findings(builder.bundle())
     assert "this machine" not in found.title and found.confidence == 1.0 and len(found.fixes) == 1

@@ -62,7 +62,7 @@ def detect(env: Mapping[str, str]) -> Optional[Identity]:
 
 def inside_srun(env: Mapping[str, str]) -> bool:
     """Whether it is a task of a step: a batch script itself has SLURM_PROCID=0 and SLURM_NTASKS=N, too."""
-    return "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and env.get("SLURM_STEP_ID", "") not in ("", "4294967291")
+    return "SLURM_PROCID" in env and env.get("SLURM_STEP_ID", "") not in ("", "4294967291")
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
