@@ -447,7 +447,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
     busy = still_busy(hit for hit in words if place(hit) not in said)
-    if busy:
+    if missing and busy:
         title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
     who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"

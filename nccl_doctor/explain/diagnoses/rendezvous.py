@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.lines import hosts_of, speakers
@@ -218,12 +219,12 @@ def no_launcher_and_no_mpi(case: Case) -> Iterable[Candidate]:
 def spare_node_left(case: Case) -> Iterable[Candidate]:
     """An agent waited for a round that never came, the rendezvous was closed, and torchrun trips over its own missing result.
 
-    The job had come to its end on the other nodes, or they had given it up: here nothing of it ran.
+    The job had come to its end on the other nodes, or they had given it up, for a reason of their own: here nothing of it ran.
     """
     left, tripped = case.hits("spare-node"), case.hits("agent-without-result")
-    if left and tripped:
+    if left and tripped and not case.exceptions.ordinary and not case.has(*GAVE_UP):
         title = "a node that only waited leaves the closed rendezvous, and torchrun trips over its missing result"
-        yield Candidate("launch.rdzv", 0.82, title, [*left[:2], *tripped[:2]], *speakers(left), final=True)
+        yield Candidate("launch.rdzv", 0.82, title, [*left[:2], *tripped[:2]], *speakers(left))
 
 
 @diagnosis

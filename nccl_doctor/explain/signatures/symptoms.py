@@ -199,11 +199,11 @@ says(
     fold="terminated by SIGTERM",
     why="The process was stopped from outside: a victim.",
 )
+_ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself
 says(
     "child-terminated",
     "Child process with PID {pid:int} terminated with code {code:int}",
     "Forcefully terminating all other processes to avoid zombies",
-    "WorkerProcess pid {pid:int} died, exit code: {code:int}",
     "died, exit code: {code:int}",
     "exits with return code = {code:int}",
     "terminated with exit code {code:int}",
@@ -223,7 +223,7 @@ says(
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
     where=lambda groups, line: (
         groups.get("code") != "0"
-        and "died, exit code: -15" not in line
+        and _ENDED_BY_ITS_ENGINE.search(line) is None
         and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0]))
     ),
 )
