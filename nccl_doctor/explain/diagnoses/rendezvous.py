@@ -85,7 +85,7 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
             return
 
 
-_ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+)*)\s*$")
+_ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+){0,9})\s*$")
 
 # What stands above an answer: the command, or the hosts whose equal answers clush -b and dshbak gathered, "n[1-2,4] (3)".
 _WHOSE = re.compile(r"\$ .*|\w[\w.,\[\]-]*(?: \(\d+\))?")

@@ -653,3 +653,21 @@ def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> Non
     alone, part = (explain_text(done.format(ranks=ranks) + waits) for ranks in (2, 4))
     assert "net.firewall" not in {cause.id for cause in alone.causes}
     assert "net.firewall" in {cause.id for cause in part.causes}
+
+
+@pytest.mark.parametrize("error", ["unhandled cuda error", "internal error"])
+def test_an_error_that_xla_got_from_nccl_is_no_healthy_end(error: str) -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    end = f"E nccl_clique.cc:141] Terminating process due to async NCCL error: {error}\n"
+    assert explain_text(steps + end).verdict is Verdict.UNDECIDED
+
+
+def test_sockets_that_were_asked_for_are_no_missing_adapter() -> None:
+    text = (
+        "n1:3:9 [0] NCCL INFO NCCL_NET set by environment to Socket.\nuverbs0 uverbs1\n"
+        "n1:3:9 [0] NCCL INFO Failed to open libibverbs.so[.1]\n"
+        "n1:3:9 [0] NCCL INFO Using network Socket\nn1:3:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    )
+    assert "ib.device-not-found" not in {cause.id for cause in explain_text(text).causes}
+    unasked = text.partition("\n")[2]
+    assert "ib.device-not-found" in {cause.id for cause in explain_text(unasked).causes}
