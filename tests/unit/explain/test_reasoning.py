@@ -486,9 +486,11 @@ def test_horovods_missing_ranks_are_named() -> None:
         "and are waiting for remainder of ranks"
     )
     got = explain_text(
-        f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
+        f"{stall} for more than 60 seconds.\nMissing ranks:\n"
+        + "".join(f"{rank}: [grads_14_0, grads_15_0 ...]\n" for rank in range(5, 20))
+        + "0: waits\n3: [2024-03-03 10:11:12] INFO waits\n"  # as srun --label prints it
     )
-    assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
+    assert got.causes[0].ranks == tuple(range(5, 20)) and "rank 5-19 did not submit" in got.causes[0].title
 
 
 def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
