@@ -121,14 +121,15 @@ def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
 def several_masters(case: Case) -> Iterable[Candidate]:
     """Several tasks of one job want to serve the store, which rank 0 alone does: each takes itself for rank 0.
 
-    srun, mpirun or a loop started them, and nothing turned the launcher's variables into RANK and WORLD_SIZE.
+    srun, mpirun or a loop started them, and nothing turned the launcher's variables into RANK and WORLD_SIZE: a
+    world of one rank is told. Without that it may be torchrun, started several times on a host.
     """
     bound: dict[int, Hit] = {}
     for hit in case.hits("port-in-use"):
         if hit.rank is not None and "server socket has failed" in hit.text:
             bound.setdefault(hit.rank, hit)
-    if len(bound) > 1:
-        alone = [hit for hit in case.hits("world-size") if hit.groups["world"] == "1"]
+    alone = [hit for hit in case.hits("world-size") if hit.groups["world"] == "1"]
+    if len(bound) > 1 and alone:
         title = f"{len(bound)} tasks of the job want to be rank 0: the launcher's rank and size do not reach torch"
         hits = list(bound.values())
         yield Candidate(

@@ -673,3 +673,9 @@ def test_sockets_that_were_asked_for_are_no_missing_adapter() -> None:
     assert "ib.device-not-found" not in {cause.id for cause in explain_text(text).causes}
     unasked = text.partition("\n")[2]
     assert "ib.device-not-found" in {cause.id for cause in explain_text(unasked).causes}
+
+
+def test_several_torchruns_on_a_host_are_not_tasks_without_a_rank() -> None:
+    line = "{task}: RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n"
+    text = "+ srun -n 4 torchrun --nproc_per_node 4 fit.py\n" + "".join(line.format(task=task) for task in (1, 2))
+    assert explain_text(text).causes[0].id == "net.port-in-use"
