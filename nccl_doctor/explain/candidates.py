@@ -9,7 +9,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import ending, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import ending, later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
@@ -92,7 +92,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
         before = case.hits("xla-communicator")
     else:
         return False
-    return any(case.after(hit, one) for one in before)
+    return any(later(hit, one) or case.after(hit, one) is True for one in before)
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
