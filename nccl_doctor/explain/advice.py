@@ -32,7 +32,7 @@ def for_cause(
     )
     set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
     if case.gpudirect_off:
-        set_here.setdefault("NCCL_NET_GDR_LEVEL", "LOC")  # what it would switch off is off
+        set_here.setdefault("NCCL_NET_GDR_LEVEL", "LOC")  # no advice to switch off what is off
     quoted = " ".join(item.text for item in evidence)
     blamed = [
         Assignment(name, value, how=How.LOG)

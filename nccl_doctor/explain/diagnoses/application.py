@@ -124,7 +124,7 @@ def used_too_early(case: Case) -> Iterable[Candidate]:
     Where NCCL complained before, the operation had failed: then this is the effect, and says nothing more.
     """
     hits = case.hits("communicator-not-ready")
-    if hits and not any(case.after(hits[0], hit) for hit in case.hits("nccl-warn", "nccl-trail")):
+    if hits and not any(later(hits[0], hit) for hit in case.hits("nccl-warn", "nccl-trail")):
         title = "a communicator is used although its previous operation is not over"
         yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
 
@@ -440,14 +440,18 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     hits = case.hits("horovod-stall")
     if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
         return
-    rows = [row for row in case.hits("horovod-missing-table-rows") if _STALLED_RANK.search(row.text)]
+    table, rows = {place(hit) for hit in case.hits("horovod-missing-table")}, []
+    for row in case.hits("horovod-missing-table-rows"):  # as far as they follow each other: other lines begin alike
+        if (row.file, row.line - 1) in table and _STALLED_RANK.search(row.text):
+            table.add(place(row))
+            rows.append(row)
     named = [*case.hits("horovod-missing"), *rows]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
     busy = still_busy(hit for hit in words if place(hit) not in said)
-    if busy:
+    if missing and busy:
         title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
     who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"

@@ -432,7 +432,8 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
 def engine_waits(case: Case) -> Iterable[Candidate]:
     """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
 
-    The engine's watchdog does not know which, nor do its reports of requests that get no token. The workers' stacks, NCCL's own lines and the kernel's log would tell.
+    Neither the engine's watchdog nor its reports of requests without tokens tell which. The workers' stacks, NCCL's own
+    lines and the kernel's log would.
     """
     told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
     hits = told or case.course.idle_engine

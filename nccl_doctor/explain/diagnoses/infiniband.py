@@ -134,6 +134,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
         for hit in case.env.get(name, [])
         if name != "NCCL_NET" or hit.groups.get("value", "").strip().startswith("IB")
     ]
+    asked = (case.value("NCCL_NET") or "").lower() == "socket"
     if mixed:
         yield Candidate(
             "ib.device-not-found",
@@ -145,7 +146,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
         title = "InfiniBand is configured but NCCL finds no usable HCA"
         yield Candidate("ib.device-not-found", 0.72, title, [*none[:3], *wanted[:3]], hosts=without)
-    elif case.sockets and case.between_hosts and (listed := case.hits("verbs-device")):
+    elif case.sockets and not asked and case.between_hosts and (listed := case.hits("verbs-device")):
         lacks = "the image lacks libibverbs" if case.has("no-verbs-library") else "NCCL finds no usable adapter"
         title = f"{lacks}, though the host has RDMA adapters: all goes over TCP sockets"
         yield Candidate("ib.device-not-found", 0.74, title, [*none[:3], *listed[:2]], hosts=without)

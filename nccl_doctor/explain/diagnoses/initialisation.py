@@ -116,16 +116,16 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     if not first or min(by_group.values(), default=0) < 2 or any(item.operation in ASYMMETRIC for item in waits):
         return
     hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    ranks = {item.rank for item in waits}
     causes: tuple[str, ...]
     if case.between_hosts or case.world > _GPUS_OF_A_HOST:
         used = " ".join(hit.text for hit in case.hits("channel-net"))
         verbs = ("ib.gdr", *_IDLE_NET) if "GDRDMA" in used else _IDLE_NET
         causes, where = verbs if "NET/IB" in used else _INIT_STUCK_NET, " between the hosts"
-    elif case.nodes == 1:
+    elif case.nodes == 1 and len(ranks) >= case.world:
         causes, where = (*_between_gpus(case)[:2], "sys.container"), " between the GPUs of the host"
     else:
         causes, where = ("gpu.p2p", "net.firewall", "sys.shm"), ""
-    ranks = {item.rank for item in waits}
     title = f"{len(ranks)} ranks wait in their group's first collective, and it ends on none: data does not pass{where}"
     for place, cause in enumerate(causes):
         yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.lines import hosts_of, speakers
@@ -84,7 +85,7 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
             return
 
 
-_ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+)*)\s*$")
+_ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+){0,9})\s*$")
 
 # What stands above an answer: the command, or the hosts whose equal answers clush -b and dshbak gathered, "n[1-2,4] (3)".
 _WHOSE = re.compile(r"\$ .*|\w[\w.,\[\]-]*(?: \(\d+\))?")
@@ -120,14 +121,15 @@ def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
 def several_masters(case: Case) -> Iterable[Candidate]:
     """Several tasks of one job want to serve the store, which rank 0 alone does: each takes itself for rank 0.
 
-    srun, mpirun or a loop started them, and nothing turned the launcher's variables into RANK and WORLD_SIZE.
+    srun, mpirun or a loop started them, and nothing turned the launcher's variables into RANK and WORLD_SIZE: a
+    world of one rank is told. Without that it may be torchrun, started several times on a host.
     """
     bound: dict[int, Hit] = {}
     for hit in case.hits("port-in-use"):
         if hit.rank is not None and "server socket has failed" in hit.text:
             bound.setdefault(hit.rank, hit)
-    if len(bound) > 1:
-        alone = [hit for hit in case.hits("world-size") if hit.groups["world"] == "1"]
+    alone = [hit for hit in case.hits("world-size") if hit.groups["world"] == "1"]
+    if len(bound) > 1 and alone:
         title = f"{len(bound)} tasks of the job want to be rank 0: the launcher's rank and size do not reach torch"
         hits = list(bound.values())
         yield Candidate(
@@ -218,12 +220,12 @@ def no_launcher_and_no_mpi(case: Case) -> Iterable[Candidate]:
 def spare_node_left(case: Case) -> Iterable[Candidate]:
     """An agent waited for a round that never came, the rendezvous was closed, and torchrun trips over its own missing result.
 
-    The job had come to its end on the other nodes, or they had given it up: here nothing of it ran.
+    The job had come to its end on the other nodes, or they had given it up, for a reason of their own: here nothing of it ran.
     """
     left, tripped = case.hits("spare-node"), case.hits("agent-without-result")
-    if left and tripped:
+    if left and tripped and not case.exceptions.ordinary and not case.has(*GAVE_UP):
         title = "a node that only waited leaves the closed rendezvous, and torchrun trips over its missing result"
-        yield Candidate("launch.rdzv", 0.82, title, [*left[:2], *tripped[:2]], *speakers(left), final=True)
+        yield Candidate("launch.rdzv", 0.82, title, [*left[:2], *tripped[:2]], *speakers(left))
 
 
 @diagnosis

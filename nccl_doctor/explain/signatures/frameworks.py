@@ -297,7 +297,7 @@ says(
 says(
     "horovod-missing-table",
     "Missing ranks:",
-    rows=8,
+    rows=400,
     why="Below it stand the ranks that did not submit tensors, each with some of them.",
     where=lambda groups, line: line.rstrip().endswith("Missing ranks:"),
 )

@@ -17,7 +17,7 @@ says(
 )
 says(
     "engine-ends-its-workers",
-    "died, exit code: -15",
+    "WorkerProcess pid {pid:int} died, exit code: -15",
     role=H,
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )

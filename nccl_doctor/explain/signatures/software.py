@@ -19,7 +19,7 @@ says(
     why="Somebody names a release of NCCL: the one in use, or another one that was tried.",
 )
 _HEADING = re.compile(
-    r"[=#-]{2} (?:torch|nccl|driver)\s*(?:==|[=:@])?\s*v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
+    r"[=#-]{2} (?:torch|nccl|driver)[\s=:@]{1,4}v?\d+(?:\.\d+){1,4}\S{0,20}\W{0,80}$",
     re.IGNORECASE,
 )
 says(

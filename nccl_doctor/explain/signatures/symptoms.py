@@ -199,11 +199,11 @@ says(
     fold="terminated by SIGTERM",
     why="The process was stopped from outside: a victim.",
 )
+_ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself
 says(
     "child-terminated",
     "Child process with PID {pid:int} terminated with code {code:int}",
     "Forcefully terminating all other processes to avoid zombies",
-    "WorkerProcess pid {pid:int} died, exit code: {code:int}",
     "died, exit code: {code:int}",
     "exits with return code = {code:int}",
     "terminated with exit code {code:int}",
@@ -223,7 +223,7 @@ says(
     why="A launcher (Lightning, vLLM, an operator) saw a child end; why is in that child's own lines.",
     where=lambda groups, line: (
         groups.get("code") != "0"
-        and "died, exit code: -15" not in line
+        and _ENDED_BY_ITS_ENGINE.search(line) is None
         and bool(_ITS_PROCESS.search(_SAYS_EXIT.split(line)[0]))
     ),
 )
@@ -420,12 +420,16 @@ says(
     title="task {task} of the JAX job stopped answering its coordinator",
     why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
 )
-says(
-    "xla-communicator",
+_XLA_ABORTS = (
     "Aborting communicator: {communicator} due to async NCCL error: {error}",
     "Aborting communicator: {communicator} due to error: {error}",
     "Terminating process due to async NCCL error: {error}",
     "Terminating process due to async GPU clique error: {error}",
+)
+_PEER_GONE = "remote process exited"
+says(
+    "xla-communicator",
+    *_XLA_ABORTS,
     "Last NCCL error (maybe unrelated): {error}",
     role=S,
     cause="net.peer-lost",
@@ -434,7 +438,15 @@ says(
     title="a peer of XLA's communicators exited, or the network to it broke",
     why="XLA asks NCCL every 30 s for asynchronous errors: this process is the victim of another one or of the network. "
     "NCCL's own WARN of the process that failed first (NCCL_DEBUG=WARN) tells which.",
-    where=lambda groups, line: "remote process exited" in line,
+    where=lambda groups, line: _PEER_GONE in line,
+)
+says(
+    "xla-nccl-error",
+    *_XLA_ABORTS,
+    role=S,
+    fold="XLA's communicators aborted",
+    why="NCCL reported an error of its own in this process; its WARN lines (NCCL_DEBUG=WARN) tell which.",
+    where=lambda groups, line: _PEER_GONE not in line,
 )
 says(
     "xla-rendezvous",

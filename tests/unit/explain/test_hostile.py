@@ -89,6 +89,11 @@ def test_prefixes_are_linear(text: str) -> None:
     assert two < 0.01 or two < 4 * one
 
 
+def test_a_heading_with_many_blanks_takes_no_time() -> None:
+    """The pattern that tells the headings of compared releases once took half a second for this line."""
+    assert _seconds(explain_text, f"=== torch{' ' * 8000}!\n") < 0.1
+
+
 def test_secrets_in_logs_are_not_passed_on() -> None:
     token = "hf_" + "A" * 34
     text = f"[rank0]: KeyError: 'LOCAL_RANK' HF_TOKEN={token} https://me:hunter2secret@host/x\n"

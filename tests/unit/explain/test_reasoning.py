@@ -487,9 +487,11 @@ def test_horovods_missing_ranks_are_named() -> None:
         "and are waiting for remainder of ranks"
     )
     got = explain_text(
-        f"{stall} for more than 60 seconds.\nMissing ranks:\n5: [grads_14_0, grads_15_0 ...]\n6: [grads_14_0]\n"
+        f"{stall} for more than 60 seconds.\nMissing ranks:\n"
+        + "".join(f"{rank}: [grads_14_0, grads_15_0 ...]\n" for rank in range(5, 20))
+        + "0: waits\n3: [2024-03-03 10:11:12] INFO waits\n"  # as srun --label prints it
     )
-    assert got.causes[0].ranks == (5, 6) and "rank 5-6 did not submit" in got.causes[0].title
+    assert got.causes[0].ranks == tuple(range(5, 20)) and "rank 5-19 did not submit" in got.causes[0].title
 
 
 def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
@@ -609,3 +611,72 @@ def test_a_name_of_the_internet_and_a_programs_own_setting_are_no_causes() -> No
         assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{steps}").causes}
     wrong = explain_text("Traceback (most recent call last):\nValueError: The value of MAX_LEN must be positive\n")
     assert wrong.causes[0].id != "env.bad-nccl-var"
+
+
+def test_a_worker_that_somebody_ended_is_no_engines_shutdown() -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    assert explain_text(steps + "trainer: worker died, exit code: -15\n").verdict is Verdict.UNDECIDED
+
+
+_SPARE = (
+    "Rendezvous gracefully exited: The node 'gpu7_922_0' is in the redundancy list of a closed rendezvous\n"
+    "Traceback (most recent call last):\n"
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 300, in launch_agent\n'
+    "    if result.is_failed():\n"
+    "AttributeError: 'NoneType' object has no attribute 'is_failed'\n"
+)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        '[rank3]: Traceback (most recent call last):\n[rank3]:   File "a.py", line 3, in f\n[rank3]: KeyError: 0\n',
+        "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)=600000) ran for 600020 milliseconds before timing out.\n",
+    ],
+)
+def test_what_failed_on_the_other_nodes_is_the_cause_and_not_the_spare_one(elsewhere: str) -> None:
+    got = explain_text(_SPARE + elsewhere)
+    assert got.causes[0].id != "launch.rdzv"
+
+
+def test_horovod_without_names_blames_no_rank() -> None:
+    stall = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks"
+    )
+    bar = "Generating:  38%|###8      | 38/100 [00:35<00:57,  1.07it/s]"
+    assert [cause.id for cause in explain_text(f"{stall}\n{bar}\n").causes] == ["app.collective-mismatch"]
+
+
+def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> None:
+    done = "n0:7:8 [0] NCCL INFO comm 0xa0 rank 0 nranks {ranks} cudaDev 0 busId 0000 commId 0x7 - Init COMPLETE\n"
+    work = "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 ms"
+    waits = "".join(f"[Rank {rank}] Watchdog caught collective operation timeout: {work}\n" for rank in range(2))
+    alone, part = (explain_text(done.format(ranks=ranks) + waits) for ranks in (2, 4))
+    assert "net.firewall" not in {cause.id for cause in alone.causes}
+    assert "net.firewall" in {cause.id for cause in part.causes}
+
+
+@pytest.mark.parametrize("error", ["unhandled cuda error", "internal error"])
+def test_an_error_that_xla_got_from_nccl_is_no_healthy_end(error: str) -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    end = f"E nccl_clique.cc:141] Terminating process due to async NCCL error: {error}\n"
+    assert explain_text(steps + end).verdict is Verdict.UNDECIDED
+
+
+def test_sockets_that_were_asked_for_are_no_missing_adapter() -> None:
+    text = (
+        "n1:3:9 [0] NCCL INFO NCCL_NET set by environment to Socket.\nuverbs0 uverbs1\n"
+        "n1:3:9 [0] NCCL INFO Failed to open libibverbs.so[.1]\n"
+        "n1:3:9 [0] NCCL INFO Using network Socket\nn1:3:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+    )
+    assert "ib.device-not-found" not in {cause.id for cause in explain_text(text).causes}
+    unasked = text.partition("\n")[2]
+    assert "ib.device-not-found" in {cause.id for cause in explain_text(unasked).causes}
+
+
+def test_several_torchruns_on_a_host_are_not_tasks_without_a_rank() -> None:
+    line = "{task}: RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n"
+    text = "+ srun -n 4 torchrun --nproc_per_node 4 fit.py\n" + "".join(line.format(task=task) for task in (1, 2))
+    assert explain_text(text).causes[0].id == "net.port-in-use"
