@@ -77,6 +77,7 @@ class Prepared(msgspec.Struct, frozen=True):
     python: str
     torch: Torch
     gpus: tuple[str, ...] = ()
+    gpus_unknown: str = ""  # why it is not known which of the host's GPUs ranks could have
     busy: tuple[str, ...] = ()
     hcas: tuple[HcaPort, ...] = ()
     nvlinks: int = 0  # active links of the GPU that has the fewest
@@ -256,6 +257,12 @@ def choose_backend(prepared: Mapping[str, Prepared], wanted: str) -> tuple[str, 
     without_cuda = [name for name, host in prepared.items() if not host.torch.cuda]
     if wanted == "gloo":
         return "gloo", "asked for"
+    if unknown := [name for name, host in prepared.items() if host.gpus_unknown]:
+        why = prepared[unknown[0]].gpus_unknown
+        raise CannotRun(
+            f"which GPUs ranks could have is not known on {', '.join(unknown)}: {why}; --backend gloo does without them",
+            tuple(unknown),
+        )
     if wanted == "nccl":
         if without_gpu:
             raise CannotRun(f"nccl was asked for: no GPU on {', '.join(without_gpu)}", tuple(without_gpu))

@@ -13,12 +13,15 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.probes import bench
 from nccl_doctor.bench.model import Collector, Results
+from nccl_doctor.bench.run import CannotRun, Prepared, choose_backend
 from tests.ports import free_port
 
 torch = pytest.importorskip("torch")
@@ -101,7 +104,6 @@ def test_gpus_that_the_ranks_cannot_see_are_not_counted(
     smi.write_text(
         """#!/bin/sh
 [ "$1" = -i ] || { seq 8; exit; }
-case "$2" in NoDev*) echo "Unable to find GPU"; exit 6;; esac
 echo "$2" | tr , '\\n'
 """
     )
@@ -111,6 +113,30 @@ echo "$2" | tr , '\\n'
     if own is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
     assert len(bench.prepare({"python": sys.executable, "visible": visible})["gpus"]) == gpus
+
+
+@pytest.mark.parametrize(("there", "gpus"), [("proc/driver/nvidia/gpus/0000:1b:00.0", None), ("proc", 0)])
+def test_gpus_that_nvidia_smi_does_not_tell_are_unknown_where_there_are_some(
+    there: str, gpus: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung or refused nvidia-smi is no host without GPUs: nothing is measured over gloo in their place unasked."""
+    (tmp_path / there).mkdir(parents=True)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'No devices were found' >&2; exit 6\n")
+    smi.chmod(0o755)
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = bench.prepare({"python": sys.executable, "visible": "9"})
+    assert found["gpus"] == []
+    host = msgspec.convert(found, Prepared)
+    if gpus is None:
+        with pytest.raises(
+            CannotRun, match=r"not known on gpu01: nvidia-smi -i 9 .*exit status 6: No devices.*--backend gloo"
+        ):
+            choose_backend({"gpu01": host}, "auto")
+    else:
+        assert choose_backend({"gpu01": host}, "auto") == ("gloo", "no host has a GPU")
+    assert choose_backend({"gpu01": host}, "gloo") == ("gloo", "asked for")
 
 
 def test_graphs_and_both_lacks_of_memory() -> None:

@@ -5,10 +5,11 @@ import os
 import re
 import socket
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory, sockets
+from nccl_doctor.agent.probes.gpu import DISPLAYS, pci_devices
 from nccl_doctor.agent.probing import probe, run_command
 
 # Runs in the Python that the ranks will use. It does not import torch: that takes seconds, and may fail or hang.
@@ -54,15 +55,17 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
     visible = arguments.get("visible")
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus, unknown = _query("--query-gpu=name", visible)
     return {
         "host": socket.gethostname(),
         "python": python,
         "torch": found,
-        "gpus": _query("--query-gpu=name", visible),
-        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible),
+        "gpus": gpus,
+        "gpus_unknown": unknown,
+        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible)[0],
         "hcas": _hcas(),
         **_nvlinks(),
-        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible),
+        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
         "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
         "memory": memory.available_memory(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -85,14 +88,24 @@ def _torch(python: str) -> Dict[str, Any]:
     return found
 
 
-def _query(fields: str, visible: Optional[str]) -> List[str]:
-    """A line for each GPU that the ranks can have (or for each process there)."""
-    if visible is not None and visible.strip() in ("", "-1"):
-        return []
+def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
+    """A line for each GPU that the ranks can have (or for each process there); or why that is not known of GPUs there are."""
+    if visible is not None and visible.strip() in (
+        "",
+        "-1",
+        "NoDevFiles",
+    ):  # the last is Slurm's, of a job without GPUs
+        return [], ""
     # A part of a GPU (MIG) is none that nvidia-smi could be asked about.
     chosen = ["-i", visible] if visible is not None and "MIG" not in visible else []
-    result = run_command(["nvidia-smi", *chosen, fields, "--format=csv,noheader"], limit_s=10.0)
-    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.outcome == "ok" else []
+    asked = ["nvidia-smi", *chosen, fields, "--format=csv,noheader"]
+    result = run_command(asked, limit_s=10.0)
+    if result.outcome == "ok":
+        return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
+    there = probing.listed("/proc/driver/nvidia/gpus") or pci_devices(DISPLAYS)
+    if result.outcome == "tool-missing" or not there:
+        return [], ""
+    return [], "%s: %s" % (" ".join(asked), result.detail or result.outcome)
 
 
 def _nvlinks() -> Dict[str, Any]:

@@ -20,6 +20,7 @@ from nccl_doctor.agent.probing import (
 )
 
 NVIDIA = "0x10de"
+DISPLAYS = ("0x0300", "0x0302")  # PCI classes of GPUs: display controller, 3D controller
 # Without persistence mode the driver starts each of eight GPUs anew: on Azure's ND A100 v4 in more than 25 s (AgentBaker 2829).
 NVML_LIMIT_S = 42.0
 NVML_START_S = 36.0  # for nvmlInit
@@ -83,7 +84,7 @@ def _pynvml() -> Any:
 def _witnesses() -> Dict[str, Any]:
     """What can be read without asking the driver to do anything: this part cannot hang."""
     return {
-        "pci_gpus": pci_devices(("0x0300", "0x0302")),
+        "pci_gpus": pci_devices(DISPLAYS),
         "nvswitches": len(pci_devices(("0x0680",))),
         "proc_gpus": _proc_gpus(),
         "module_version": first_line("/sys/module/nvidia/version"),
