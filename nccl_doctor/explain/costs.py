@@ -61,7 +61,7 @@ def _seen(case: Case) -> Iterator[Remark]:
 
 
 def _set(case: Case) -> Iterator[Remark]:
-    """Variables that stayed from debugging, with what they cost as ``env explain`` tells it."""
+    """Variables that stayed from debugging, with what they cost as ``env show`` tells it."""
     known = knowledge.load().variables if case.env else {}
     for name, hits in sorted(case.env.items()):
         why = known[name].leftover.get(case.value(name) or "", "") if name in known else ""
