@@ -29,6 +29,21 @@ def report(machines: Mapping[str, Facts], stages: tuple[str, ...] = STAGES, **pl
     return judge(bundle(machines, stages, **plan))
 
 
+def report_on(*hosts: Facts, **plan: Any) -> Report:
+    """The same of hosts named gpu01, gpu02, ..."""
+    return report({f"gpu{number:02d}": one for number, one in enumerate(hosts, 1)}, **plan)
+
+
+def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
+    """What is found on them, by id."""
+    return {item.id: item for item in report_on(*hosts, **plan).findings}
+
+
+def grades(findings: Mapping[str, Finding]) -> dict[str, str]:
+    """How bad each is."""
+    return {id: item.severity.value for id, item in findings.items()}
+
+
 def words(item: Finding) -> str:
     """All that a finding says: its title and its evidence."""
     return " ".join([item.title, *(proof.text for proof in item.evidence)])

@@ -13,25 +13,11 @@ from typing import Any
 import pytest
 from fleets import run
 
-from nccl_doctor.findings.model import Finding
-from nccl_doctor.rules.judge import Report
-from tests.hardware_kit import fleet, machines
-from tests.hardware_kit.fleet import Facts, words
+from tests.hardware_kit import machines
+from tests.hardware_kit.fleet import Facts, found, grades, report_on, words
 from tests.hardware_kit.machines import Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
-
-
-def report(*hosts: Facts, **plan: Any) -> Report:
-    return fleet.report({f"gpu{number:02d}": one for number, one in enumerate(hosts, 1)}, **plan)
-
-
-def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
-    return {item.id: item for item in report(*hosts, **plan).findings}
-
-
-def grades(findings: dict[str, Finding]) -> dict[str, str]:
-    return {id: item.severity.value for id, item in findings.items()}
 
 
 def cards(facts: Facts, *answers: dict[str, Any], name: str = "NVIDIA L40S", virtual: bool = False) -> Facts:
@@ -97,7 +83,7 @@ def test_a_part_of_a_board_whose_gpus_are_joined_to_each_other(healthy: Facts) -
     assert "3 of 4" in words(item) and [place.gpu for place in item.places] == ["3 (0000:4b:00.0)"]
     dead = [{"link": n, "active": False} for n in range(6)]
     for told in (dead, []):
-        nobody = report(cards(healthy, *[{**volta, "nvlinks": told}] * 4, virtual=True))
+        nobody = report_on(cards(healthy, *[{**volta, "nvlinks": told}] * 4, virtual=True))
         assert "NVLink state of GPU 0 (0000:1b:00.0)" in [gap.what for gap in nobody.unknown] and not nobody.findings
     assert found(cards(healthy, {**volta, "nvlinks": links, "pcie_width": 8}, virtual=True)).keys() == {
         "gpu.pcie.width"
@@ -157,7 +143,7 @@ def test_storage_cards_with_the_chip_of_the_rails(
 
 
 def test_storage_that_the_job_names_is_a_rail(healthy: Facts) -> None:
-    seen = report(with_storage(healthy, STORAGE, UNPLUGGED), env={"NCCL_IB_HCA": "mlx5"})
+    seen = report_on(with_storage(healthy, STORAGE, UNPLUGGED), env={"NCCL_IB_HCA": "mlx5"})
     assert {item.severity.value for item in seen.findings} == {"fail"}
 
 
@@ -187,7 +173,7 @@ def test_a_network_that_never_had_a_link_may_be_unused(
     dead = copy.deepcopy(healthy)
     for device in dead["infiniband"]["data"]["devices"]:
         device["ports"][0].update(counters=counters, counters_before=counters, state=state, phys_state=physical)
-    item = {one.id: one for one in report(dead).findings}["ib.port-down.all"]
+    item = {one.id: one for one in report_on(dead).findings}["ib.port-down.all"]
     assert item.severity.value == severity
     assert ("nor has had a link since boot" in item.title) is (severity == "warn")
     beside = found(dead, healthy, healthy)  # others have one: then it is this host's fault
@@ -350,7 +336,7 @@ def test_a_display_card_for_the_console(healthy: Facts) -> None:
 def test_a_closed_gpu_hides_no_lost_one(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.gpus[1]["handle"], machine.gpus[5]["handle"] = "np", "lost"
-    seen = report(machine.facts())
+    seen = report_on(machine.facts())
     assert "gpu.fell-off-bus.lost" in {item.id for item in seen.findings}
     assert any(gap.what == "GPU 1" for gap in seen.unknown)
 
@@ -416,7 +402,7 @@ def test_p2p_status_that_failed_is_unknown(answer: str, unknown: bool, tmp_path:
     """Where the driver has none (a vGPU), nothing is lacking."""
     machine = Machine(tmp_path, gpus=2, nics=0)
     machine.model.update(dict.fromkeys(("p2p_0", "p2p_1", "p2p_2"), answer))
-    seen = report(machine.facts())
+    seen = report_on(machine.facts())
     assert any(gap.what == "P2P status" for gap in seen.unknown) is unknown
 
 

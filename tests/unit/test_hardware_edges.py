@@ -10,25 +10,12 @@ from typing import Any
 import pytest
 
 from nccl_doctor.agent.probes import system
-from nccl_doctor.findings.model import Finding, Severity
-from nccl_doctor.rules.judge import Report
-from tests.hardware_kit import fleet, machines
-from tests.hardware_kit.fleet import Facts, words
+from nccl_doctor.findings.model import Severity
+from tests.hardware_kit import machines
+from tests.hardware_kit.fleet import Facts, found, grades, report_on, words
 from tests.hardware_kit.machines import H100, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
-
-
-def report(*hosts: Facts, **plan: Any) -> Report:
-    return fleet.report({f"gpu{number:02d}": one for number, one in enumerate(hosts, 1)}, **plan)
-
-
-def found(*hosts: Facts, **plan: Any) -> dict[str, Finding]:
-    return {item.id: item for item in report(*hosts, **plan).findings}
-
-
-def grades(findings: dict[str, Finding]) -> dict[str, str]:
-    return {id: item.severity.value for id, item in findings.items()}
 
 
 def gpu(facts: Facts, index: int, **values: Any) -> Facts:
@@ -170,10 +157,10 @@ def test_ecc_off_everywhere_is_somebodys_choice(healthy: Facts) -> None:
     "field", ["ecc_uncorrected_volatile", "remap_pending", "throttle_reasons", "pcie_width", "pcie_gen"]
 )
 def test_an_answer_that_failed_is_unknown(field: str, healthy: Facts) -> None:
-    seen = report(gpu(healthy, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
+    seen = report_on(gpu(healthy, 2, **{field: None, "errors": {field: "nvmlX: Timeout"}}))
     assert seen.verdict == "incomplete" and any("Timeout" in gap.why for gap in seen.unknown)
     known = healthy["gpu"]["data"]["gpus"][2]["not_supported"]
-    assert report(gpu(healthy, 2, **{field: None, "not_supported": [*known, field]})).verdict == "healthy"
+    assert report_on(gpu(healthy, 2, **{field: None, "not_supported": [*known, field]})).verdict == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +202,7 @@ def test_the_fabric_manager(
     assert (
         any(
             gap.what == "fabric manager"
-            for gap in report(of_host(facts, container=container, fabric_manager={})).unknown
+            for gap in report_on(of_host(facts, container=container, fabric_manager={})).unknown
         )
         is blind
     )
@@ -316,7 +303,7 @@ def test_the_second_ports_of_cards_may_be_spare(
     for index in down:
         facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
     assert grades(found(facts)) == wanted
-    told = [item.title for item in report(facts).findings if item.id == "ib.port-down"]
+    told = [item.title for item in report_on(facts).findings if item.id == "ib.port-down"]
     assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
 
 
@@ -324,7 +311,7 @@ def test_a_port_that_the_job_names_is_no_spare_one(healthy: Facts) -> None:
     facts = dual(healthy)
     for index in (1, 3, 5, 7):
         facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
-    seen = report(facts, env={"NCCL_IB_HCA": "mlx5"})
+    seen = report_on(facts, env={"NCCL_IB_HCA": "mlx5"})
     assert {item.severity.value for item in seen.findings if item.id == "ib.port-down"} == {"fail"}
 
 
@@ -342,7 +329,7 @@ def test_a_slow_rail_is_shown_beside_a_fast_one(healthy: Facts) -> None:
 
 
 def test_a_rate_that_is_not_told_is_unknown(healthy: Facts) -> None:
-    assert any(gap.what == "port rate" for gap in report(port(healthy, 0, rate="")).unknown)
+    assert any(gap.what == "port rate" for gap in report_on(port(healthy, 0, rate="")).unknown)
 
 
 @pytest.mark.parametrize(("layer", "wanted"), [("InfiniBand", 8), ("Ethernet", 7)])
@@ -396,9 +383,9 @@ def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wa
 
 
 def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
-    untold = report(of_host(of_host(healthy, module_flavor="proprietary"), "topology", modules={}))
+    untold = report_on(of_host(of_host(healthy, module_flavor="proprietary"), "topology", modules={}))
     assert not untold.findings and any(gap.what == "nvidia_peermem" for gap in untold.unknown)
-    one = report(healthy, healthy, of_host(healthy, "topology", modules={}))
+    one = report_on(healthy, healthy, of_host(healthy, "topology", modules={}))
     assert not one.findings and any(gap.what == "nvidia_peermem" and gap.hosts == ("gpu03",) for gap in one.unknown)
 
 
@@ -412,7 +399,7 @@ def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
     ],
 )
 def test_the_verbs_library(name: str, outcome: str, text: str, wanted: set[str], gap: bool, healthy: Facts) -> None:
-    seen = report(of_host(healthy, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
+    seen = report_on(of_host(healthy, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
     assert {item.id for item in seen.findings} == wanted
     assert any(name in item.what for item in seen.unknown) == (gap or outcome == "ok")
 
@@ -480,7 +467,7 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     item = found(of_host(healthy, "topology", acs={"outcome": "ok", "redirecting": ports}))["gpu.p2p.acs"]
     assert "on 2 ports" in item.title  # the first is a root port: what passes it goes through the CPU anyway
     assert f"for port in {Machine.bridge(0)} {Machine.bridge(1)}; do" in item.fixes[1].command
-    closed = report(of_host(healthy, "topology", acs={"outcome": "not-permitted", "redirecting": []}))
+    closed = report_on(of_host(healthy, "topology", acs={"outcome": "not-permitted", "redirecting": []}))
     assert any("ACS" in gap.what for gap in closed.unknown)
 
 
@@ -615,13 +602,13 @@ def test_a_log_that_was_overwritten_is_no_proof_of_silence(
 ) -> None:
     changed = copy.deepcopy(healthy)
     changed["kernel_log"]["data"].update(first_s=first_s, uptime_s=up_s, lines=[])
-    gaps = [gap for gap in report(changed).unknown if gap.what == "older lines of the kernel log"]
+    gaps = [gap for gap in report_on(changed).unknown if gap.what == "older lines of the kernel log"]
     assert bool(gaps) is not known
     if gaps:
         assert "goes back" in gaps[0].why and "up for" in gaps[0].why
         xid = {"text": XID.format(79, "GPU has fallen off the bus."), "at_s": up_s - 1}
         changed["kernel_log"]["data"]["lines"] = [xid]
-        told = report(changed)
+        told = report_on(changed)
         assert "gpu.fell-off-bus" in {item.id for item in told.findings}
 
 
@@ -645,7 +632,7 @@ def test_recovery_actions(action: str, command: str, risky: bool, healthy: Facts
 def test_an_aborted_job_excuses_its_own_events_alone(healthy: Facts) -> None:
     job = (SXID.format(12028, "Fatal,"), XID.format(137, "NVLink: PRIV Error"), XID.format(94, "Contained"))
     assert set(grades(found(logged(healthy, *job))).values()) == {"info"}
-    other = report(logged(healthy, *job, SXID.format(20034, "Fatal,"))).findings
+    other = report_on(logged(healthy, *job, SXID.format(20034, "Fatal,"))).findings
     assert [item.severity.value for item in other if "SXid 20034" in item.title] == ["fail"]
     assert found(logged(healthy, job[0], job[2]))["gpu.ecc.contained"].severity is Severity.WARN
 
@@ -653,7 +640,9 @@ def test_an_aborted_job_excuses_its_own_events_alone(healthy: Facts) -> None:
 def test_what_explains_the_drivers_wish_for_a_reset(healthy: Facts) -> None:
     """A repair that waits does; a GPU to be replaced does not."""
     for field, folded in (("remap_pending", True), ("remap_failure", False)):
-        causes = {item.id for item in report(gpu(healthy, 2, **{field: True, "recovery_action": "gpu-reset"})).causes}
+        causes = {
+            item.id for item in report_on(gpu(healthy, 2, **{field: True, "recovery_action": "gpu-reset"})).causes
+        }
         assert ("gpu.needs-reset" not in causes) is folded, field
 
 
@@ -722,7 +711,7 @@ def test_a_process_that_the_system_stage_named_is_not_told_twice(healthy: Facts)
     seen["gpu_processes"]["processes"] = [{"pid": 7, "command": "python", "state": "S", "devices": []}]
     held["system"] = {"outcome": "ok", "data": seen}
     for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
-        told = report(held, stages=stages)
+        told = report_on(held, stages=stages)
         assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
 
 
@@ -770,15 +759,15 @@ def test_what_is_unknown_of_one_hides_no_fault_of_another(healthy: Facts) -> Non
     """A GPU without any word on its NVLinks, a rail without a rate: the others are judged all the same."""
     down = copy.deepcopy(gpu(healthy, 5, nvlinks=None, errors={"nvlinks": "nvmlDeviceGetNvLinkState: Timeout"}))
     down["gpu"]["data"]["gpus"][2]["nvlinks"][0]["active"] = False
-    seen = report(down)
+    seen = report_on(down)
     assert "gpu.nvlink.link-down" in {item.id for item in seen.findings}
     assert any("NVLink state of GPU 5" in gap.what for gap in seen.unknown)
     mixed = gpu(healthy, 5, ecc_uncorrected_volatile=None, errors={"ecc_uncorrected_volatile": "nvmlX: Timeout"})
     mixed = gpu(mixed, 2, ecc_uncorrected_volatile=3, throttle_reasons=0x40, pcie_width=8)
-    told = {item.id for item in report(mixed).findings}
+    told = {item.id for item in report_on(mixed).findings}
     assert told >= {"gpu.ecc.uncorrectable", "gpu.thermal-power.hw-thermal", "gpu.pcie.width"}
-    assert "ECC counters" in {gap.what for gap in report(mixed).unknown}
-    slow = report(port(port(healthy, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
+    assert "ECC counters" in {gap.what for gap in report_on(mixed).unknown}
+    slow = report_on(port(port(healthy, 0, rate="200 Gb/sec (2X NDR)"), 3, rate=None))
     assert [item.places[0].nic for item in slow.findings if item.id == "ib.rate.degraded"] == ["mlx5_0:1"]
     assert any(gap.what == "port rate" and "mlx5_3:1" in gap.why for gap in slow.unknown)
 
