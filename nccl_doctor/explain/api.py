@@ -9,6 +9,7 @@ import msgspec
 from nccl_doctor.explain import advice, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
@@ -94,13 +95,13 @@ def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
 def _overcome(candidates: list[Candidate]) -> tuple[str, ...]:
     """What would have been causes, had the work not gone on: whoever runs the job wants to know of it."""
     told = [item for item in candidates if item.strength >= DECIDED / 2 and not item.vague]
-    return tuple(f"{item.hits[0].text.strip()[:160]} | {item.title}; the work went on" for item in told)
+    return tuple(f"{shortened(item.hits[0].text, 160)} | {item.title}; the work went on" for item in told)
 
 
 def _notes(case: Case) -> tuple[str, ...]:
     """Known-harmless lines that were seen, with the condition under which they do matter."""
     return tuple(
-        f"{case.hits(harmless.name)[0].text.strip()[:160]} | {harmless.why}" for harmless in case.seen(Role.HARMLESS)
+        f"{shortened(case.hits(harmless.name)[0].text, 160)} | {harmless.why}" for harmless in case.seen(Role.HARMLESS)
     )
 
 

@@ -243,6 +243,14 @@ def test_harmless_lines_come_with_their_condition() -> None:
     assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes) and got.overcome == ()
 
 
+def test_harmless_lines_are_cut_between_words() -> None:
+    line = (
+        "NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5). ncclCollNetPlugin symbols " + "unsupported " * 20
+    )
+    (note,) = explain_text(f"{line}\nstep 1 loss 2\nTraining finished\n").notes
+    assert " unsupported … | No external network plugin" in note
+
+
 def test_a_fault_that_the_work_got_over_is_not_called_harmless() -> None:
     steps = [f"step {number}/60 loss 2.{90 - number}" for number in range(1, 61)]
     fault = "node1:7:9 [0] NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port error(10)"
