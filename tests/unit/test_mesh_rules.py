@@ -14,6 +14,7 @@ from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.rules import gate
 from nccl_doctor.rules.judge import Report, fold, judge
 from nccl_doctor.transport.launch import shell_command
 
@@ -520,6 +521,35 @@ def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: i
                     link[way] = sum(chance.random() < 0.03 for _ in range(100))
     found = [item for item in judge(builder.bundle()).findings if item.id == "net.packet-loss"]
     assert [item.hosts for item in found] == [("gpu02",)]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        Reach(ReachOutcome.TIMED_OUT, "no answer", address="10.0.0.2"),
+        Reach(ReachOutcome.NO_ROUTE, "no route", address="10.0.0.2"),
+        Reach(ReachOutcome.CUT_OFF, "connection lost", address="10.0.0.2"),
+    ],
+)
+def test_what_a_host_that_goes_away_leaves_behind_is_held_against_no_peer(gone: Reach) -> None:
+    """gpu01 lost the last packets that it sent there, and gpu03 had not connected to all ports yet."""
+    builder = Builder()
+    for link in builder.links("gpu01", "gpu02"):
+        link["lost_forward"] = 5
+    for link in builder.links("gpu03", "gpu02"):
+        link.update(outcome="timed-out", detail="timed out", messages=0)
+    before = {item.id for item in judge(builder.bundle()).causes}
+    assert before == {"net.packet-loss", "net.firewall.dropped"}
+    builder.reach["gpu02"] = gone
+    report = judge(builder.bundle())
+    found = only(report)
+    assert found.hosts == ("gpu02",) and found.id.startswith("host.")
+    assert {(item.id, item.folded_under) for item in report.findings[1:]} == {(id, found.id) for id in before}
+    assert {item.host: item.state for item in gate.decide_hosts(report)}["gpu02"] == gate.BAD
+    for link in builder.links("gpu04", "gpu03"):  # which is still there
+        link.update(outcome="timed-out", detail="timed out", messages=0)
+    causes = {item.id: item.hosts for item in judge(builder.bundle()).causes}
+    assert causes == {found.id: ("gpu02",), "net.firewall.dropped": ("gpu03", "gpu04")}
 
 
 def test_one_lost_packet_is_no_finding() -> None:
