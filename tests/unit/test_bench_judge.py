@@ -217,6 +217,22 @@ def test_the_baseline_beats_the_table_and_knows_its_noise() -> None:
     assert other.kind == "cannot-judge" and "none of these sizes" in other.text
 
 
+@pytest.mark.parametrize(
+    ("slower", "kind"),
+    [
+        ({3: 0.92}, "good"),  # beyond its own margin of 6 %, as one of twenty is by chance
+        ({3: 0.8}, "slow"),
+        ({20: 0.92}, "slow"),  # the largest, which is the one that is judged
+        (dict.fromkeys(range(3, 9), 0.92), "slow"),
+    ],
+)
+def test_one_of_many_sizes_is_slower_by_chance(slower: dict[int, float], kind: str) -> None:
+    sizes = {number: 1 << (10 + number) for number in range(21)}
+    now = [measured(100.0 * slower.get(number, 1.0), size, cv=0.15) for number, size in sizes.items()]
+    found = judge(*now, baseline=tuple(measured(100.0, size, cv=0.15) for size in sizes.values()))
+    assert found.kind == kind, found.text
+
+
 def test_gloo_one_rank_and_unknown_machines_cannot_be_judged() -> None:
     gloo = Path("gloo", "eth0", True)
     assert judge(measured(1.0), world=GLOO, path=gloo).kind == "cannot-judge"
