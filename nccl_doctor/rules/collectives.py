@@ -617,11 +617,15 @@ def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
 
 
 def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]:
-    """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
+    """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s.
+
+    Of a host that was lost afterwards it is not known which ranks it had.
+    """
     hosts = {end.rank: host for host, fact in facts.items() for end in fact.ranks}  # 1,000 hosts are 500,000 pairs
     return {
-        (hosts.get(pair.first, ""), hosts.get(pair.second, "")): pair.size / pair.seconds / 1e9
+        (hosts[pair.first], hosts[pair.second]): pair.size / pair.seconds / 1e9
         for pair in _told(facts, HostPair)
+        if pair.first in hosts and pair.second in hosts
     }
 
 
