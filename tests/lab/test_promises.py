@@ -179,7 +179,7 @@ OUTCOMES = {
 
 @pytest.mark.lab
 def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
-    code, report = check(ten_hosts, "--quick", "--connect-timeout", "5")
+    code, report = check(ten_hosts, "--quick")
     assert code == FAULTY
     assert report["reached"] == ["gpu01", "gpu09"]
     told = {host: item["id"] for item in report["findings"] for host in item["hosts"] if item["id"].startswith("host.")}
