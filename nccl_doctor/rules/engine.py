@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -48,12 +48,16 @@ class SkipRule(Exception):
 
 
 class Host:
-    """One reached host, as rules see it; ``gone``: hosts that were not reached, or lost, of which it can tell nothing."""
+    """One reached host, as rules see it.
 
-    def __init__(self, facts: HostFacts, gone: frozenset[str] = frozenset()) -> None:
+    ``gone``: the hosts that were not reached, or lost, with the address of each ("" if unknown): of what passes between
+    them and this one it can tell nothing.
+    """
+
+    def __init__(self, facts: HostFacts, gone: Mapping[str, str] | None = None) -> None:
         self.facts = facts
         self.name = facts.name
-        self._gone = gone
+        self.gone = gone or {}
         self._decoded: dict[type[Fact], Fact] = {}
         self._derived: dict[Callable[..., Any], Any] = {}
 
@@ -74,7 +78,7 @@ class Host:
             fact = result.fact(kind)
         except msgspec.DecodeError as error:
             raise MissingFact(kind.PROBE, f"unreadable: {error}") from error
-        return fact.without(self._gone) if self._gone else fact
+        return fact.without(self.gone) if self.gone else fact
 
     def want(self, kind: type[F]) -> F | None:
         """The fact of this kind, or None. For context only: a verdict must come from :meth:`need`."""
@@ -214,7 +218,7 @@ def reached(bundle: Bundle) -> tuple[Host, ...]:
     A connect to a host that goes away in the middle fails or not by the moment, and says nothing of the host that tried:
     of a lost host its peers are not heard, as they ask nothing of one that never answered.
     """
-    gone = frozenset(facts.name for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK)
+    gone = {facts.name: facts.reach.address for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
     return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
 
 
