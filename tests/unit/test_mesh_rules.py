@@ -613,6 +613,18 @@ def test_one_slow_host_of_three_is_found() -> None:
     assert found.id == "net.slow.link" and found.hosts == ("gpu02",)
 
 
+@pytest.mark.parametrize(("gbit", "slow"), [(7.5, False), (2.4, True)])
+def test_beyond_ten_gigabits_one_stream_measures_cpus_and_no_link(gbit: float, slow: bool) -> None:
+    """Two busy sound hosts came out at 7.5 Gb/s where others had reached 16 to 33 (and 4.6 of 22)."""
+    builder = Builder()
+    for name in NAMES:
+        for flow in builder.probes[name]["throughput"]["flows"]:
+            rate = gbit if (name, flow["peer"]) == ("gpu01", "gpu02") else 33.0
+            flow.update(bytes=int(rate * 1e9 / 8), seconds=1.0)
+    found = judge(builder.bundle()).causes
+    assert [(item.id, item.hosts) for item in found] == [("net.slow.link", ("gpu01", "gpu02"))] * slow
+
+
 def test_slow_sender() -> None:
     builder = Builder()
     for flow in builder.probes["gpu04"]["throughput"]["flows"]:
