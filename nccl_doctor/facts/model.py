@@ -8,6 +8,7 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
@@ -85,6 +86,10 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
 
         ``ValueError`` where a part of it cannot be what it is told as.
         """
+        return self
+
+    def without(self: F, peers: Collection[str]) -> F:
+        """The fact without what it tells of these hosts."""
         return self
 
 

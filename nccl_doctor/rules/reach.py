@@ -195,18 +195,6 @@ def _login(facts: HostFacts) -> str:
 
 # What this machine itself, cut off from the network, would see of every host.
 _SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
-# A host that goes away in the middle of the run leaves its peers with these; of one that never answered they ask nothing.
-_GONE = (*_SILENCE, _LOST)
-_LEFT_BEHIND = (
-    "net.firewall",
-    "net.master-unreachable",
-    "net.wrong-interface.unreachable",
-    "net.connect-delayed",
-    "net.mtu.black-hole",
-    "net.packet-loss",
-    "net.latency",
-    "net.slow",
-)
 # What says nothing of the host.
 _NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _NOT_INSTALLED)
 
@@ -243,5 +231,4 @@ def _finding(hosts: list[HostFacts], silent: int) -> Finding:
         confidence=0.6 if doubt else 1.0,
         places=[Place(host=facts.name) for facts in hosts],
         fixes=fixes,
-        explains=_LEFT_BEHIND if way in _GONE and first is hosts[0] else (),
     )

@@ -542,6 +542,29 @@ def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None
     assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
 
 
+def test_what_is_sent_to_a_host_that_was_lost_accuses_that_host_and_not_who_sent_it() -> None:
+    """It went away between the looks: of the connections to it only the other ends were read."""
+    lost = HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, "not a word for 20 s", address="10.0.0.2"))
+    unheard = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 4}
+    ranks = four(
+        **{
+            f"r{rank}": process(
+                rank,
+                connections=[
+                    _connection(rank, peer, **(unheard if peer > 1 else {})) for peer in range(4) if peer != rank
+                ],
+            )
+            for rank in (0, 1)
+        }
+    )
+    whole = bundle(*ranks)
+    found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost))))
+    assert (found.id, found.hosts) == ("hang.network", ("gpu02",)) and "gpu01 -> gpu02" in found.title
+    elsewhere = msgspec.structs.replace(lost, reach=Reach(ReachOutcome.TIMED_OUT, address="10.0.0.9"))
+    found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], elsewhere))))
+    assert (found.id, found.hosts) == ("hang.network", ("gpu01",)) and "gpu01 -> 10.0.0.2" in found.title
+
+
 @pytest.mark.parametrize(
     ("ranks", "outcome", "held"),
     [
