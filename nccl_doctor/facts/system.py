@@ -51,9 +51,12 @@ class Filesystem(msgspec.Struct, frozen=True):
 
 
 class Cgroup(msgspec.Struct, frozen=True):
-    """Of the limits from this process' group up to the top the ones that leave least; None is unlimited."""
+    """Of the limits from this process' group up to the top the ones that leave least; None is unlimited.
 
-    version: Count = 2
+    ``oom_kills``: processes killed for want of memory in this process' own group, as long as that has been there.
+    """
+
+    version: Count = 2  # of cgroups; 0: none is mounted, and its limits are not known
     memory_limit_bytes: Count | None = None
     memory_used_bytes: Count | None = None
     memory_cache_bytes: Count = 0  # reclaimable page cache in memory_used_bytes

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
+from nccl_doctor.agent import probing
 from nccl_doctor.agent.probes import interfaces
 from nccl_doctor.agent.probes import system as system_probe
 from nccl_doctor.facts.interfaces import Interfaces
@@ -242,6 +243,50 @@ def test_processes_with_open_gpus_of_a_recorded_host(tmp_path: Path) -> None:
     assert (zombie.pid, zombie.state, zombie.user, zombie.devices) == (4243, "Z", "54321", ("/dev/nvidia0",))
 
 
+def test_what_this_agent_started_itself_holds_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child that asks NVML has the GPUs open, and does so at the same time."""
+    mine = f"4244 (python3) S {os.getpid()} " + " ".join(["0"] * 17) + " 4000000 0 0"
+    write_tree(tmp_path, {**system_tree(), "/proc/4244/fd/9": Link("/dev/nvidia0"), "/proc/4244/stat": mine})
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    assert [process["pid"] for process in system_probe.gpu_processes()["processes"]] == [4242, 4243]
+
+
+def test_a_table_of_thousands_of_mounts_is_read_to_its_end(tmp_path: Path) -> None:
+    """A Kubernetes host has an overlay and several secrets for each pod, with hundreds of bytes each."""
+    pods = "".join(f"{n} 21 0:{n} / /run/pods/{n} rw - overlay overlay rw,lowerdir={'/l' * 99}\n" for n in range(900))
+    root, *others = MOUNTS.splitlines(keepends=True)
+    write_tree(tmp_path, {**system_tree(), "/proc/self/mountinfo": root + pods + "".join(others)})
+    facts = msgspec.convert(probe("system", tmp_path), System)
+    assert facts.shm.own_mount and facts.cgroup.memory_limit_bytes == 1 << 30
+
+
+def test_a_limit_of_which_the_use_is_not_readable_leaves_perhaps_nothing(tmp_path: Path) -> None:
+    own = {f"{GROUP}/memory.max": "10000\n", f"{GROUP}/memory.current": "10\n"}
+    write_tree(tmp_path, {**system_tree(), **own})
+    above = tmp_path / "sys/fs/cgroup/system.slice/memory.current"
+    above.unlink()
+    group = msgspec.convert(probe("system", tmp_path), System).cgroup
+    assert (group.memory_group, group.memory_used_bytes) == (str(Path(GROUP).parent), None)
+
+
+def test_without_a_cgroup_file_system_no_limit_is_known(tmp_path: Path) -> None:
+    write_tree(tmp_path, {**system_tree(), "/proc/self/mountinfo": MOUNTS.splitlines()[0] + "\n"})
+    assert msgspec.convert(probe("system", tmp_path), System).cgroup.version == 0
+
+
+def test_what_was_killed_elsewhere_is_not_counted(tmp_path: Path) -> None:
+    """Since Linux 5.3 a group counts what died below it: user.slice, and Slurm's, every process of every job."""
+    write_tree(tmp_path, {**system_tree(), "/sys/fs/cgroup/system.slice/memory.events": "oom 9\noom_kill 40\n"})
+    assert msgspec.convert(probe("system", tmp_path), System).cgroup.oom_kills == 3
+
+
+def test_a_user_without_home_and_entry_in_passwd_has_caches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987654321)
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    assert [role for role, _ in system_probe._directories()] == ["/tmp", "HF_HOME"]
+
+
 def test_the_limit_that_leaves_least_is_told_and_not_the_smallest(tmp_path: Path) -> None:
     """A step may start 400 more threads by its own limit, and 10 by that of the slice that it shares."""
     above = "/sys/fs/cgroup/system.slice"
@@ -251,7 +296,8 @@ def test_the_limit_that_leaves_least_is_told_and_not_the_smallest(tmp_path: Path
     assert (group.pids_limit, group.pids_used, group.pids_group) == (10000, 9990, above)
     assert (group.memory_limit_bytes, group.memory_used_bytes, group.memory_group) == (1000, 10, GROUP)
     cached = {f"{above}/memory.current": "1073741000\n"}  # nearly all of it is cache of other groups, which gives way
-    write_tree(tmp_path, {**cached, f"{above}/memory.stat": "inactive_file 1\ntotal_inactive_file 1073740000\n"})
+    cached[f"{above}/memory.stat"] = "inactive_file 1\ntotal_inactive_file 73740000\ntotal_active_file 1000000000\n"
+    write_tree(tmp_path, cached)
     group = msgspec.convert(probe("system", tmp_path), System).cgroup
     assert (group.memory_limit_bytes, group.memory_group) == (1000, GROUP)
     write_tree(tmp_path, {f"{above}/pids.max": "max\n", f"{above}/memory.max": "max\n", f"{GROUP}/memory.max": "max\n"})
