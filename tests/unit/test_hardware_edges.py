@@ -751,8 +751,11 @@ def test_titles_count_links_and_events(healthy: Facts) -> None:
     (two,) = found(logged(healthy, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
     assert ", link 3:" in one.title and ", links 3, 14, 2 times:" in two.title
     (single,) = found(logged(healthy, SXID.format(20034, "Fatal,"))).values()
-    (double,) = found(logged(healthy, *[SXID.format(20034, "Fatal,")] * 2)).values()
+    several = logged(healthy, *[SXID.format(20034, "Fatal,")] * 2)
+    (double,) = found(several).values()
     assert "times" not in single.title and ", 2 times:" in double.title
+    several["kernel_log"]["data"]["left_off"] = 3  # lines that were too many to be told
+    assert ", 2 times or more:" in next(iter(found(several).values())).title
 
 
 def test_what_is_unknown_of_one_hides_no_fault_of_another(healthy: Facts) -> None:
