@@ -258,6 +258,18 @@ def test_counters(before: dict[str, int], after: dict[str, int], wanted: dict[st
     assert all({place.nic for place in item.places} == {"mlx5_3:1"} for item in seen.values())
 
 
+@pytest.mark.parametrize(("name", "largest"), [("symbol_error", 65535), ("link_downed", 255)])
+def test_a_counter_that_is_full_says_nothing_of_now(name: str, largest: int, healthy: Facts) -> None:
+    """The counters of a port do not wrap: at their largest value they stay."""
+    counts = {**healthy["infiniband"]["data"]["devices"][3]["ports"][0]["counters"], name: largest}
+    seen = report_on(
+        of_host(port(healthy, 3, counters_before=counts, counters=counts), "infiniband", uptime_s=900 * DAY)
+    )
+    assert [(gap.what, "mlx5_3:1" in gap.why, name in gap.why) for gap in seen.unknown] == [
+        ("port counters", True, True)
+    ]
+
+
 def test_an_uptime_of_less_than_a_day_counts_as_one(healthy: Facts) -> None:
     facts = port(healthy, 3, counters_before={"link_downed": 4}, counters={"link_downed": 4})
     assert found(of_host(facts, "infiniband", uptime_s=60.0)) == {}

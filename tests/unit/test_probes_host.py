@@ -53,8 +53,8 @@ SYSFS = {
     "/sys/class/net/eth0/type": "1\n",
     "/sys/class/net/eth0/speed": "-1\n",
     "/sys/class/net/eth0/uevent": "INTERFACE=eth0\nIFINDEX=2\n",
-    "/sys/class/net/eth0/device": Link("../../../devices/pci0000:00/0000:17:00.0"),
-    "/sys/devices/pci0000:00/0000:17:00.0/driver": Link("../../../bus/pci/drivers/mlx5_core"),
+    "/sys/class/net/eth0/device": Link("../../../devices/pci10000:00/10000:17:00.0"),
+    "/sys/devices/pci10000:00/10000:17:00.0/driver": Link("../../../bus/pci/drivers/mlx5_core"),
     "/sys/class/net/eth0/master": Link("../bond0"),
     "/sys/class/net/docker0/bridge/stp_state": "0\n",
     "/sys/class/net/docker0/type": "1\n",
@@ -81,7 +81,7 @@ def test_devices_routes_and_configuration_of_a_recorded_host(tmp_path: Path) -> 
     }  # fmt: skip
     eth0, bond0 = facts.device("eth0"), facts.device("bond0")
     assert eth0 and bond0
-    assert (eth0.speed_mbps, eth0.driver, eth0.pci, eth0.master) == (None, "mlx5_core", "0000:17:00.0", "bond0")
+    assert (eth0.speed_mbps, eth0.driver, eth0.pci, eth0.master) == (None, "mlx5_core", "10000:17:00.0", "bond0")
     assert (bond0.speed_mbps, bond0.mtu) == (200000, 9000)
     assert [(item.name, item.losses) for item in facts.standing_on("bond0")] == [("bond0", 3), ("eth0", 5)]
     default, network = facts.routes
@@ -104,6 +104,44 @@ def test_rejecting_routes_of_ipv6_are_told_but_for_the_kernels_last_resort(tmp_p
     assert [(route.destination, route.prefix, route.reject) for route in routes if route.family == "inet6"] == [
         ("fd00::", 8, True)
     ]
+
+
+ROUTES = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+DEFAULT = "{}\t00000000\t0101000A\t0003\t0\t0\t{}\t00000000\t0\t0\t0\n"
+DEFAULT_6 = "{:032} 00 {:032} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00450003 {}\n"
+
+
+def test_the_front_end_is_what_the_best_default_route_stands_on(tmp_path: Path) -> None:
+    """A VLAN over a bond, a bridge; a rail may have a default route, too, of a larger metric, or announced by its switch."""
+    tree = {
+        "/proc/net/route": ROUTES + DEFAULT.format("rail0", 400) + DEFAULT.format("bond0.100", 100),
+        "/proc/net/ipv6_route": DEFAULT_6.format(0, 0, "rail1"),
+        "/sys/class/net/bond0.100/lower_bond0": Link("../bond0"),
+        "/sys/class/net/bond0/lower_ens1": Link("../ens1"),
+        "/sys/class/net/bond0/lower_ens2": Link("../ens2"),
+    }
+    write_tree(tmp_path, tree)
+    assert probe("infiniband", tmp_path)["default_route_devices"] == ["bond0", "bond0.100", "ens1", "ens2"]
+    write_tree(tmp_path, {"/proc/net/route": ROUTES})
+    assert probe("infiniband", tmp_path)["default_route_devices"] == ["rail1"]
+
+
+def test_the_tools_for_rdma_are_asked_at_the_same_time(tmp_path: Path) -> None:
+    """show_gids takes long: each of these waits until all of them have been started."""
+    met = tmp_path / "met"
+    met.mkdir()
+    for tool in ("ibstat", "ibv_devinfo", "show_gids"):
+        stub = tmp_path / tool
+        stub.write_text(
+            f"#!/bin/sh\n: > {met}/{tool}\n"
+            f"for n in $(seq 80); do [ $(ls {met} | wc -l) = 3 ] && echo met && exit; sleep 0.1; done\nexit 1\n"
+        )
+        stub.chmod(0o755)
+    write_tree(tmp_path / "root", {"/sys/class/infiniband/mlx5_0/ports": None})
+    told = probe("infiniband", tmp_path / "root", {"PATH": f"{tmp_path}:/usr/bin:/bin"})["witnesses"]
+    assert {tool: one["text"] for tool, one in told.items()} == dict.fromkeys(
+        ("ibstat", "ibv_devinfo", "show_gids"), "met\n"
+    )
 
 
 def route(destination: str, prefix: int, interface: str = "eth0", reject: bool = False) -> dict[str, Any]:

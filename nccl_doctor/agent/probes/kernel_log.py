@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import ROOT, CommandResult, ProbeTrouble, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import ROOT, CommandResult, ProbeTrouble, path, probe, run_command, uptime
 
 LINE_LIMIT = 1024  # characters
 KEPT = 2000  # lines, the newest
@@ -52,12 +52,11 @@ def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
         )
     told = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
     kept = _newest(told)
-    uptime = (read_text("/proc/uptime", 256) or "").split()
     return {
         "source": source,
         "total": len(entries),
         "first_s": entries[0][0] if entries else None,
-        "uptime_s": float(uptime[0]) if uptime else None,
+        "uptime_s": uptime(),
         "lines": [{"at_s": at, "text": text[:LINE_LIMIT]} for at, text in kept],
         "left_off": len(told) - len(kept),
     }

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from nccl_doctor.agent.probing import path, probe, read_text, run_command
+from nccl_doctor.agent.probing import path, probe, read_text, run_command, uptime
 
 STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
 FILESYSTEM_LIMIT_S = 3.0  # a mount that does not answer in this time hangs: local ones answer in microseconds
@@ -414,7 +414,6 @@ def processors() -> Dict[str, Any]:
 
 def machine() -> Dict[str, Any]:
     """Vendor, virtualisation, IOMMU and huge-page settings, uptime and load."""
-    uptime = _text("/proc/uptime").split()
     load = _text("/proc/loadavg").split()
     return {
         "vendor": _text("/sys/class/dmi/id/sys_vendor"),
@@ -423,7 +422,7 @@ def machine() -> Dict[str, Any]:
         "iommu_devices": len(glob.glob(path("/sys/class/iommu/*"))),
         "kernel_options": [word for word in _text("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "uptime_s": float(uptime[0]) if uptime else None,
+        "uptime_s": uptime(),
         "load": [float(value) for value in load[:3]],
         "tasks": _int(load[3].split("/")[1]) if len(load) > 3 else None,
         "oom_kills_since_boot": _vmstat("oom_kill"),
@@ -462,7 +461,7 @@ def gpu_processes() -> Dict[str, Any]:
     if not glob.glob(path("/dev/nvidia[0-9]*")):
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
-    boot = _text("/proc/uptime").split()
+    up_s = uptime()
     for name in os.listdir(path("/proc")):
         if not name.isdigit() or int(name) in own:
             continue
@@ -478,7 +477,7 @@ def gpu_processes() -> Dict[str, Any]:
         except OSError:
             continue  # it ended while we looked
         if devices:
-            found.append(_process(name, sorted(devices), float(boot[0]) if boot else None))
+            found.append(_process(name, sorted(devices), up_s))
     _read_again([process for process in found if process["state"] == "D"])
     found = [process for process in found if process["state"] and process["parent"] != os.getpid()]
     return {
