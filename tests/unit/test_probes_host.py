@@ -15,7 +15,7 @@ import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
 from nccl_doctor.agent import probing
-from nccl_doctor.agent.probes import interfaces
+from nccl_doctor.agent.probes import interfaces, names
 from nccl_doctor.agent.probes import system as system_probe
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.software import Software
@@ -165,6 +165,30 @@ def test_routes_that_are_too_many_are_counted(tmp_path: Path) -> None:
     write_tree(tmp_path, {**SYSFS, "/proc/net/route": SYSFS["/proc/net/route"] + "".join(lines)})
     facts = msgspec.convert(probe("interfaces", tmp_path), Interfaces)
     assert (len(facts.routes), facts.routes_cut) == (500, 102)
+
+
+def test_own_addresses_are_told_whatever_the_length_of_the_routing_tables(tmp_path: Path) -> None:
+    """/proc/net/fib_trie has the host's own addresses behind all routes: with 40,000 of them, beyond what was read."""
+    routes = "Main:\n" + "     |-- 10.244.0.64\n        /26 universe UNICAST\n" * 40_000
+    write_tree(tmp_path, {"/proc/net/fib_trie": routes + "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n"})
+    assert "127.0.0.1" in probe("names", tmp_path)["addresses"]
+
+
+def test_the_line_of_etc_hosts_is_quoted_and_the_file_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand names in a file of ten thousand lines took each host seconds."""
+    text = "127.0.0.1 localhost\n10.0.0.9 gpu07 # moved\n10.0.0.7 gpu07.site gpu07\n127.0.1.1 gpu08\n"
+    given = {"gpu07": ["10.0.0.7", "10.0.0.7"], "gpu08": ["127.0.1.1"], "gpu09": ["10.0.0.9"]}
+    read: list[str] = []
+    monkeypatch.setattr(names, "read_text", lambda place, limit=0: read.append(place) or text)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, *_: [(0, 0, 0, "", (one, 0)) for one in given[name]])
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu07")
+    told = names.names({"names": sorted(given)})["resolved"]
+    assert [(told[name].get("line"), told[name].get("quoted"), told[name]["addresses"]) for name in sorted(told)] == [
+        (3, "10.0.0.7 gpu07.site gpu07", ["10.0.0.7"]),
+        (4, "127.0.1.1 gpu08", ["127.0.1.1"]),
+        (None, None, ["10.0.0.9"]),
+    ]
+    assert read.count("/etc/hosts") == 1
 
 
 # --- system --------------------------------------------------------------------------------------------------------
