@@ -79,14 +79,12 @@ IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 
 
 class Container(msgspec.Struct, frozen=True):
-    """Hints that this is a container; empty on a plain host. ``seccomp`` 2 is a filter, ``capabilities`` a hexadecimal mask.
+    """Hints that this is a container; empty on a plain host. ``capabilities``: the effective ones, a hexadecimal mask.
 
     ``user_namespace``: its users are not the kernel's own, and its capabilities hold in it alone; None: not known.
     """
 
     hints: tuple[str, ...] = ()
-    seccomp: str = ""
-    no_new_privileges: str = ""
     capabilities: str = ""
     user_namespace: bool | None = None
 
@@ -97,38 +95,11 @@ class Container(msgspec.Struct, frozen=True):
         return self.user_namespace is False and bool(mask >> IPC_LOCK & 1)
 
 
-class Node(msgspec.Struct, frozen=True):
-    """A NUMA node."""
-
-    node: int
-    cpus: str = ""
-    memory_bytes: int | None = None
-
-
 class Processors(msgspec.Struct, frozen=True):
-    """CPUs. ``allowed`` is how many this process may use."""
+    """CPUs: how many there are, and how many this process may use."""
 
-    online: str = ""
     count: Count | None = None
     allowed: Count = 0
-    model: str = ""
-    governor: str = ""
-    nodes: tuple[Node, ...] = ()
-
-
-class Machine(msgspec.Struct, frozen=True):
-    """Kind of machine, kernel options, uptime (seconds) and load."""
-
-    vendor: str = ""
-    product: str = ""
-    virtual: bool = False
-    iommu_devices: int = 0
-    kernel_options: tuple[str, ...] = ()
-    transparent_hugepage: str = ""
-    uptime_s: float | None = None
-    load: tuple[float, ...] = ()
-    tasks: int | None = None
-    oom_kills_since_boot: int | None = None
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
@@ -165,7 +136,6 @@ class System(Fact, frozen=True):
     user: int = 0
     container: Container = Container()
     processors: Processors = Processors()
-    machine: Machine = Machine()
     sysctls: dict[str, str] = msgspec.field(default_factory=dict)
     rdma_devices: tuple[str, ...] = ()
 

@@ -43,9 +43,6 @@ SYSCTLS = (
     "vm.swappiness",
     "vm.zone_reclaim_mode",
 )
-KERNEL_OPTIONS = re.compile(
-    r"^(iommu|intel_iommu|amd_iommu|pci|numa_balancing|transparent_hugepage|hugepages|isolcpus)="
-)
 # Variables that only say in what kind of container this is.
 CONTAINER_VARIABLES = (
     "KUBERNETES_SERVICE_HOST",
@@ -359,7 +356,7 @@ def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:
 
 
 def container() -> Dict[str, Any]:
-    """Hints that this is a container, each with where it was seen, and what its confinement is."""
+    """Hints that this is a container, each with where it was seen, and what this process may do in it."""
     hints = [
         name for name in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container") if os.path.exists(path(name))
     ]
@@ -367,17 +364,10 @@ def container() -> Dict[str, Any]:
     group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", _text("/proc/self/cgroup"))
     if group:
         hints.append("/proc/self/cgroup: " + group.group(1))
-    status = _text("/proc/self/status")
-
-    def field(name: str) -> str:
-        match = re.search(r"^%s:\s*(.*)$" % name, status, re.M)
-        return match.group(1).strip() if match else ""
-
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.M)
     return {
         "hints": hints,
-        "seccomp": field("Seccomp"),
-        "no_new_privileges": field("NoNewPrivs"),
-        "capabilities": field("CapEff"),
+        "capabilities": capabilities.group(1) if capabilities else "",
         "user_namespace": _is_mapped(_text("/proc/self/uid_map")),
     }
 
@@ -388,50 +378,8 @@ def _is_mapped(uid_map: str) -> Optional[bool]:
 
 
 def processors() -> Dict[str, Any]:
-    """CPUs that are online and those this process may use; NUMA nodes with their CPUs and memory."""
-    nodes = []
-    for place in sorted(glob.glob(path("/sys/devices/system/node/node[0-9]*"))):
-        number = int(re.sub(r".*node", "", place))
-        base = "/sys/devices/system/node/node%d" % number
-        total = re.search(r"MemTotal:\s+(\d+) kB", _text(base + "/meminfo"))
-        nodes.append(
-            {
-                "node": number,
-                "cpus": _text(base + "/cpulist"),
-                "memory_bytes": int(total.group(1)) * 1024 if total else None,
-            }
-        )
-    model = re.search(r"^model name\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.M)
-    return {
-        "online": _text("/sys/devices/system/cpu/online"),
-        "count": os.cpu_count(),
-        "allowed": len(os.sched_getaffinity(0)),
-        "model": model.group(1).strip() if model else "",
-        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "nodes": nodes,
-    }
-
-
-def machine() -> Dict[str, Any]:
-    """Vendor, virtualisation, IOMMU and huge-page settings, uptime and load."""
-    load = _text("/proc/loadavg").split()
-    return {
-        "vendor": _text("/sys/class/dmi/id/sys_vendor"),
-        "product": _text("/sys/class/dmi/id/product_name"),
-        "virtual": bool(re.search(r"^flags\s*:.*\bhypervisor\b", _text("/proc/cpuinfo"), re.M)),
-        "iommu_devices": len(glob.glob(path("/sys/class/iommu/*"))),
-        "kernel_options": [word for word in _text("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
-        "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "uptime_s": uptime(),
-        "load": [float(value) for value in load[:3]],
-        "tasks": _int(load[3].split("/")[1]) if len(load) > 3 else None,
-        "oom_kills_since_boot": _vmstat("oom_kill"),
-    }
-
-
-def _vmstat(name: str) -> Optional[int]:
-    match = re.search(r"^%s (\d+)" % name, _text("/proc/vmstat"), re.M)
-    return int(match.group(1)) if match else None
+    """How many CPUs there are, and how many of them this process may use."""
+    return {"count": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))}
 
 
 def sysctls() -> Dict[str, str]:
@@ -558,7 +506,6 @@ def system(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "cgroup": cgroup(),
         "container": container(),
         "processors": processors(),
-        "machine": machine(),
         "sysctls": sysctls(),
         "gpu_processes": gpu_processes(),
         "rdma_devices": sorted(os.path.basename(name) for name in glob.glob(path("/sys/class/infiniband/*"))),
