@@ -191,9 +191,8 @@ def _tell_more_of_hardware(probes: dict[str, Any]) -> None:
     for nic in probes["infiniband"]["pci_rdma"]:
         nic["driver"] = "mlx5_core"
     for device in probes["infiniband"]["devices"]:
-        device |= {"node_type": "1: CA", "slot": "3", "sys_image_guid": "0c42:a103:0065:2ba6"}
+        device["slot"] = "3"
         for port in device["ports"]:
-            port["lid"] = "0x1"
             for gid in port["gids"]:
                 gid["netdev"] = "ib0"
 

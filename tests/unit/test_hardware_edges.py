@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
@@ -481,6 +482,17 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     assert f"for port in {Machine.bridge(0)} {Machine.bridge(1)}; do" in item.fixes[1].command
     closed = report_on(of_host(healthy, "topology", acs={"outcome": "not-permitted", "redirecting": []}))
     assert any("ACS" in gap.what for gap in closed.unknown)
+
+
+def test_one_bridge_that_is_not_readable_leaves_acs_unknown_and_hides_no_other(healthy: Facts, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.acs = {Machine.bridge(1): 0x1D}
+    root = machine.write()
+    config = root / "sys/bus/pci/devices" / Machine.bridge(2) / "config"
+    config.write_bytes(config.read_bytes()[:64])  # what a user other than root reads
+    seen = report_on(of_host(healthy, "topology", acs=probe("topology", root)["acs"]))
+    assert [(item.id, Machine.bridge(1) in item.fixes[1].command) for item in seen.causes] == [("gpu.p2p.acs", True)]
+    assert [gap.what for gap in seen.unknown] == ["ACS of the PCI bridges"]
 
 
 @pytest.mark.parametrize(

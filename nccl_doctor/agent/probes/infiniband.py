@@ -13,18 +13,8 @@ from nccl_doctor.agent.probing import first_line, in_parallel, listed, path, pro
 
 GID_LIMIT = 256
 INTERVAL_S = 1.0
-_PORT_FILES = (
-    "state",
-    "phys_state",
-    "rate",
-    "link_layer",
-    "lid",
-    "sm_lid",
-    "sm_sl",
-    "lid_mask_count",
-    "cap_mask",
-)
-_DEVICE_FILES = ("fw_ver", "hw_rev", "hca_type", "board_id", "node_guid", "sys_image_guid", "node_type", "node_desc")
+_PORT_FILES = ("state", "phys_state", "rate", "link_layer")
+_DEVICE_FILES = ("fw_ver", "hca_type", "board_id", "node_guid")
 _WITNESSES = ("ibstat", "ibv_devinfo", "show_gids")
 WITNESS_LIMIT_S = 20.0  # show_gids starts a program for each entry of each table: 256 for a RoCE port
 
@@ -110,9 +100,6 @@ def _port(name: str, number: str) -> Dict[str, Any]:
     for field in _PORT_FILES:
         port[field] = first_line("%s/%s" % (base, field))
     port["gids"] = _gids(base)
-    port["pkeys"] = sorted(
-        {key for key in (first_line("%s/pkeys/%s" % (base, i)) for i in range(8)) if key not in (None, "0x0000")}
-    )
     return port
 
 
