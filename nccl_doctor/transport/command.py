@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import OURS, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
@@ -165,7 +165,7 @@ def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadl
         return CommandStream(argv, entry, gate)
     except OSError as error:
         gate.leave(entry.user, entry.name, ReachOutcome.TRANSPORT_FAILED)
-        detail = f"{argv[0]} could not be started: {error.strerror or error}"
+        detail = f"{OURS} cannot start {argv[0]}: {error.strerror or error}"
         raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, shlex.join(argv[:-1])) from error
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.facts.model import OURS, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
 from nccl_doctor.transport.launch import launch
@@ -160,7 +160,7 @@ class _Attempt:
             try:
                 result = connect(self._transport, entry, self._options, self._deadline)
             except Exception as error:  # noqa: BLE001 - a defect of ours on one host must not lose the others
-                result = Reach(ReachOutcome.TRANSPORT_FAILED, f"internal error: {type(error).__name__}: {error}")
+                result = Reach(ReachOutcome.TRANSPORT_FAILED, f"{OURS} failed: {type(error).__name__}: {error}")
             with self._lock:
                 late = self._abandoned
                 if not late:

@@ -93,10 +93,10 @@ class KnownHosts:
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether a name (in lower case) matches ssh's patterns: one at least, and none of those that begin with ``!``."""
+    """Whether a name matches ssh's patterns, letter by letter: one at least, and none that begins with ``!``."""
     hit = False
     for pattern in patterns:
-        wanted = pattern.lstrip("!").lower().replace("[", "[[]")  # ssh knows * and ? only
+        wanted = pattern.lstrip("!").replace("[", "[[]")  # ssh knows * and ? only
         if fnmatch.fnmatchcase(name, wanted):
             if pattern.startswith("!"):
                 return False
@@ -125,8 +125,8 @@ def judge(known: KnownHosts, host: str, port: int, blob: bytes) -> Verdict:
         return Verdict("ok")
     if plain:
         return Verdict("changed", plain)
-    if port != 22 and any(key.blob == blob for key in known.find(host, 22) if not key.marker):
-        return Verdict("ok")  # as ssh does: the same key is known for the host without a port
+    if port != 22 and judge(known, host, 22, blob).result == "ok":  # as ssh does: known for the host without a port
+        return Verdict("ok")
     return Verdict("unknown")
 
 

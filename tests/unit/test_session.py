@@ -369,6 +369,13 @@ def test_a_short_deadline_is_not_laid_at_the_hosts_door(tmp_path: Path) -> None:
     assert "the run's deadline passed" in reach.detail
 
 
+def test_a_login_banner_and_a_short_deadline_are_no_garbage(tmp_path: Path) -> None:
+    chatty = write_python(tmp_path / "chatty", "echo Welcome; exec sleep 600")
+    options = ConnectOptions(python=chatty, connect_s=20.0)
+    reach = connect(LocalTransport(), HostEntry("h"), options, Deadline(1.5))
+    assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED and "Welcome" in reach.evidence
+
+
 def test_who_answered_at_the_last_moment_has_answered() -> None:
     """Between the calling thread's last look and the end of the run: else a session would stay that nobody closes."""
     attempt = _Attempt([HostEntry("a"), HostEntry("b")], LocalTransport(), ConnectOptions(), Deadline(0.0))
@@ -447,6 +454,8 @@ def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(se
     session._take(b'a job prints {"id": and goes on')
     with pytest.raises(OSError, match=r'not of the protocol: \{"id": "one"'):
         session._take(b'{"id": "one"}')
+    with pytest.raises(OSError, match="not of the protocol"):
+        session._take(b'{"id":1,"event":{"a":' + b"[" * 100_000)
 
 
 @pytest.mark.alone
