@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from nccl_doctor.agent import runtime
 from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import launch as launching
@@ -28,7 +31,6 @@ PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8
 @pytest.fixture(autouse=True)
 def test_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ship one more probe module, made for these tests."""
-    import json
     import zlib
 
     sources = json.loads(zlib.decompress(launching.pack()))
@@ -219,7 +221,6 @@ def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tm
 @pytest.mark.alone
 def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
-    import json
     import zlib
 
     sources = json.loads(zlib.decompress(launching.pack()))
@@ -236,7 +237,6 @@ def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
     import zlib
 
     from nccl_doctor.transport import session as module
@@ -315,8 +315,35 @@ def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
     session = open_session(env_setup=f"source {tmp_path}/activate; cat  # takes our input, if it could")
     assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
     session.close()
+    assert "--env-setup failed" in reach_of(env_setup="exit 3").detail
     reach = reach_of(env_setup="source /no/such/activate")
     assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
+
+
+class NoThread(threading.Thread):
+    """What a limit on processes, or on memory, makes of a thread."""
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_host_with_no_room_for_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = runtime.Agent(0, 1)
+    request = {"id": 7, "op": "probe", "name": "environment"}
+    for ask in (lambda: agent._handle(json.dumps(request).encode()), lambda: agent._answer(agent._probe, request)):
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime.threading, "Thread", NoThread)
+            ask()
+        told = json.loads(agent._lines.get_nowait() or b"")
+        assert told["id"] == 7 and told["result"]["outcome"] == "failed" and "new thread" in told["result"]["detail"]
+    code = (
+        "from nccl_doctor.agent import runtime\n"
+        'def serve(self): raise RuntimeError("can\'t start new thread")\n'
+        "runtime.Agent.serve = serve\n"
+        "runtime.serve(open(0, 'rb', buffering=0), 'M')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input="", capture_output=True, text=True, check=True)
+    assert "M hello" in done.stdout and "agent ends: RuntimeError: can't start new thread" in done.stderr
 
 
 def test_nothing_is_written_on_the_host(session: Session, tmp_path: Path) -> None:
