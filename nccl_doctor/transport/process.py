@@ -17,6 +17,7 @@ import psutil
 
 from nccl_doctor.agent import children
 from nccl_doctor.agent.children import die_with_parent
+from nccl_doctor.transport.descriptors import as_started
 
 STDERR_TAIL = 8 << 10  # bytes kept of a command's stderr
 
@@ -38,6 +39,11 @@ class ProcessStream:
         self._ended = threading.Event()
         started = threading.Event()
         trouble: list[Exception] = []
+        end_with_us = die_with_parent(os.getpid())
+
+        def between_fork_and_exec() -> None:
+            end_with_us()
+            as_started()
 
         def own() -> None:
             try:
@@ -49,7 +55,7 @@ class ProcessStream:
                     bufsize=0,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=die_with_parent(os.getpid()),
+                    preexec_fn=between_fork_and_exec,
                 )
             except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 trouble.append(error)
@@ -80,7 +86,7 @@ class ProcessStream:
                 del self._tail[:-STDERR_TAIL]
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        """Write all of it. ``TimeoutError`` when none of it went for so long, ``OSError`` when the other side is gone."""
         end = time.monotonic() + limit_s
         view = memoryview(data)
         while view:
@@ -89,6 +95,7 @@ class ProcessStream:
                     raise BrokenPipeError("the stream is closed")
                 with contextlib.suppress(BlockingIOError):
                     view = view[os.write(self._in, view) :]
+                    end = time.monotonic() + limit_s
                     continue
             if not _ready(self._in, select.POLLOUT, end - time.monotonic()):
                 raise TimeoutError(f"the command did not read its input within {limit_s:.0f} s")

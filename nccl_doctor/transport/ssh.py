@@ -65,7 +65,7 @@ class ChannelStream:
         self.note = note
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        """Write all of it. ``TimeoutError`` when none of it went for so long, ``OSError`` when the other side is gone."""
         self._channel.settimeout(max(limit_s, 0.01))
         try:
             self._channel.sendall(data)

@@ -375,6 +375,46 @@ def test_a_fleet_connects_answers_and_closes() -> None:
     assert gone([session.hello.pid for session in sessions.values()]) == []
 
 
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import close_all, connect_all
+options = ConnectOptions(transport="command=sh -c {command} {host}")
+found = connect_all([HostEntry(f"h{number}") for number in range(12)], options, Deadline(60))
+print(*(session.reach.outcome.value for session in found.values()))
+print(found["h11"].probe("system", limit_s=30.0).data["limits"]["nofile"])
+close_all(found.values())
+"""
+
+
+def test_many_hosts_need_more_descriptors_than_the_soft_limit_gives_and_the_hosts_do_not_see_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], capture_output=True, text=True, timeout=120)
+    outcomes, limits = done.stdout.splitlines()
+    assert outcomes.split() == ["ok"] * 12, done
+    assert limits.startswith("{'soft': 40,")
+
+
+def test_a_machine_with_few_threads_connects_and_closes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a limit on processes or a container's has it: one worker connects, and none is left to close."""
+
+    class Few(threading.Thread):
+        def start(self) -> None:
+            if self.name == "close" or (self.name == "connect" and sum(item.name == "connect" for item in alive())):
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    alive = threading.enumerate
+    entries = [HostEntry(f"h{number}") for number in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Few)
+        found = connect_all(entries, ConnectOptions(transport="local"), Deadline(60))
+        sessions = [item for item in found.values() if isinstance(item, Session)]
+        close_all(sessions)
+    assert len(sessions) == 3 and gone([session.hello.pid for session in sessions]) == []
+
+
 @pytest.mark.alone
 def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")

@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import pwd
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import threading
 import time
+import types
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -26,7 +28,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.facts.model import NO_ANSWER, UNSIGNED, ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import dial, ssh, ssh_config, ssh_keys
+from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
@@ -432,6 +434,17 @@ def test_a_program_that_cannot_even_be_named_is_no_endless_wait() -> None:
     thread.start()
     thread.join(30)
     assert ended
+
+
+def test_a_slow_line_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes for a pod behind a slow VPN: as long as they go, they are not given up."""
+    stream = ProcessStream(["sh", "-c", "cat >/dev/null"])
+    clock = itertools.count(0.0, 31.0)
+    monkeypatch.setattr(process, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    try:
+        stream.write(bytes(4 << 20), 60.0)
+    finally:
+        stream.close()
 
 
 # Logging in
