@@ -274,7 +274,11 @@ class SshTransport(Transport):
             files = " ".join(f'"{name}"' for name in ("/dev/null", *config.known_hosts_files))
             more.append(f"UserKnownHostsFile={files}")
         argv += programs.ssh_words(entry, self._limit_s(config), more=more)
-        stream = programs.start([*argv, "--", config.destination, command], entry, self._gate, deadline)
+        with contextlib.ExitStack() as turn:
+            if config.one("proxyjump") or config.one("proxycommand"):  # a connection of its own to the host between
+                turn.enter_context(_turn(self._proxies, deadline, "the host between"))
+            stream = programs.start([*argv, "--", config.destination, command], entry, self._gate, deadline)
+            stream.turn = turn.pop_all()
         stream.note = f"by the ssh program: {reason}"
         stream.address, stream.port = config.hostname, config.port
         return stream
@@ -306,7 +310,9 @@ def _turn(slots: threading.BoundedSemaphore, deadline: Deadline, where: str) -> 
 def _closed_at_once(config: HostConfig, attempts: int, error: Exception, ending: tuple[str, ...]) -> Unreachable:
     """``ending``: how a ProxyCommand ended. Whose trouble that is, only its own words can tell."""
     if ending:
-        detail = f"the ProxyCommand gave no connection, {attempts} times: {config.one('proxycommand')}"
+        missing = ending[0] in ("exit status 126", "exit status 127")
+        what = f"{OURS} cannot run the ProxyCommand" if missing else "the ProxyCommand gave no connection"
+        detail = f"{what}, {attempts} times: {config.one('proxycommand')}"
         return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, *ending, address=config.hostname, port=config.port)
     why = "MaxStartups, PerSourcePenalties, fail2ban, hosts.deny"
     detail = f"sshd closed the connection before its first line, {attempts} times ({why})"
