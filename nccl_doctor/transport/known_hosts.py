@@ -43,6 +43,7 @@ class KnownHosts:
     """The entries of some known_hosts files, indexed: plain names by name, hashed ones tried with one HMAC each."""
 
     def __init__(self, files: Iterable[str]) -> None:
+        self._found: dict[str, list[KnownKey]] = {}  # 3,000 hashed entries cost 4 ms, and a host is looked up twice
         self._plain: dict[str, list[KnownKey]] = {}
         self._hashed: list[tuple[bytes, bytes, KnownKey]] = []
         self._patterns: list[tuple[tuple[str, ...], KnownKey]] = []
@@ -85,6 +86,11 @@ class KnownHosts:
     def find(self, host: str, port: int) -> list[KnownKey]:
         """All entries for a host (name or HostKeyAlias) at a port, markers included."""
         name = written_name(host, port)
+        if name not in self._found:
+            self._found[name] = self._search(name)
+        return self._found[name]
+
+    def _search(self, name: str) -> list[KnownKey]:
         found = list(self._plain.get(name, ()))
         data = name.encode("utf-8")
         found += [key for salt, digest, key in self._hashed if hmac.digest(salt, data, "sha1") == digest]

@@ -356,7 +356,9 @@ class Session:
         try:
             with self._send_lock:
                 self._stream.write(line, max(1.0, self._deadline.left(WRITE_S)))
-        except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: closed meanwhile
+        except TimeoutError:
+            self._lose(f"the agent took nothing of a request for {WRITE_S:.0f} s", ReachOutcome.TIMED_OUT)
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
             self._lose(f"cannot write: {error}" if str(error) else "cannot write")
 
     # Listening

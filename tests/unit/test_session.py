@@ -525,6 +525,18 @@ def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(se
         session._take(b'{"id":1,"event":{"a":' + b"[" * 100_000)
 
 
+def test_a_request_that_is_not_taken_is_silence_and_no_lost_connection(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(data: bytes, limit_s: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(session._stream, "write", write)
+    result = session.probe("t.echo")
+    assert result.outcome is not Outcome.OK and "took nothing of a request" in result.detail
+    assert session.reach.outcome is ReachOutcome.TIMED_OUT and "connection lost" not in session.reach.detail
+
+
 @pytest.mark.alone
 def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
