@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sys
 import time
@@ -54,6 +55,21 @@ def test_isolated_silence_is_a_hang_before_the_limit() -> None:
     answer = isolated.call(slow_then_silent, 60.0, 1.5)
     assert (answer.outcome, len(answer.reports)) == ("timed-out", 6)
     assert answer.seconds < 30
+
+
+def test_isolated_calls_of_a_process_with_many_descriptors() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no more descriptors can be had here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.dup(null) for _ in range(1100)]
+    try:
+        assert isolated.call(lambda report: report(1), 10.0).reports == [1]
+    finally:
+        for descriptor in (*held, null):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_isolated_start_may_take_longer() -> None:
