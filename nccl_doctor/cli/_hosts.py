@@ -346,7 +346,7 @@ def step_summary(report: Report, gate: Gate) -> None:
     """Inside a GitHub job, append the summary to the file that the runner names."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if path and os.environ.get("GITHUB_ACTIONS") == "true":
-        from nccl_doctor.report.formats.github import summary
+        from nccl_doctor.report.formats.github import SUMMARY_BYTES, summary
 
         with contextlib.suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
-            stream.write(summary(report, gate))
+            stream.write(summary(report, gate, SUMMARY_BYTES - stream.tell()))
