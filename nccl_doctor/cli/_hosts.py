@@ -140,6 +140,32 @@ def read_bundle(path: Path) -> Bundle:
         return bundles.read(path)
 
 
+# Parameters that say what is measured, where and how long.
+_MEASURES = {
+    "hosts", "host_list", "slurm", "transport", "python", "env_setup", "connect_timeout", "fan_out", "ssh_config",
+    "master", "master_port", "mesh", "quick", "deadline", "budget", "profile", "interval", "stacks",
+}  # fmt: skip
+
+
+def nothing_is_measured(context: typer.Context, why: str) -> None:
+    """Stop at options that would change nothing, as nothing is measured: what was asked for would not be so."""
+    idle = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _MEASURES
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
+    if idle:
+        stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
+
+
+def read_saved(context: typer.Context, path: Path) -> Bundle:
+    """The run of ``--from``, in place of hosts."""
+    nothing_is_measured(context, "--from judges a saved bundle")
+    return read_bundle(path)
+
+
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)
@@ -176,7 +202,6 @@ def connect_options(
 
     Hosts are reached from here on: a time limit now ends the run as Ctrl-C does, with what was measured and tidied up.
     """
-    _signals.end_like_ctrl_c()
     from nccl_doctor.transport.base import ConnectOptions
 
     if transport not in ("ssh", "local") and not transport.startswith("command="):
@@ -190,12 +215,16 @@ def connect_options(
             stop(f"--transport: {error}")
         if shutil.which(program) is None:  # no fault of any host
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
+    if local and (transport.startswith("command=") or ssh_config is not None):
+        option = "--ssh-config" if ssh_config is not None else "--transport"
+        stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
     if ssh_config is not None:
         try:
             with ssh_config.open("rb") as stream:
                 stream.read(1)
         except OSError as error:
             stop(f"--ssh-config {ssh_config}: {error.strerror or error}")
+    _signals.end_like_ctrl_c()
     return ConnectOptions(
         transport="local" if local else transport,
         python=python,

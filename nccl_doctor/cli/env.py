@@ -49,6 +49,7 @@ SavedBundle = Annotated[
 
 
 def _facts(
+    context: typer.Context,
     hosts: str | None,
     host_list: str | None,
     slurm: bool,
@@ -63,9 +64,7 @@ def _facts(
     from nccl_doctor.facts.model import Plan
 
     if bundle is not None:
-        if hosts or host_list or slurm:
-            _hosts.stop("--from reads a saved bundle: it takes no hosts")
-        saved = _hosts.read_bundle(bundle)
+        saved = _hosts.read_saved(context, bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
     from nccl_doctor.collect.check import CheckOptions
@@ -123,6 +122,7 @@ def _name_in(said: str) -> str:
     ),
 )
 def lint(
+    context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="The same as --file.")] = None,
     file: Annotated[
         list[str] | None,
@@ -185,7 +185,11 @@ def lint(
     facts = None
     if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
         connect = (transport, python, env_setup, connect_timeout, fan_out)
-        facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config)
+        facts = _facts(
+            context, hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config
+        )
+    else:
+        _hosts.nothing_is_measured(context, "only what is named here is read")
     try:
         result = examine.examine(file, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
@@ -229,6 +233,7 @@ ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json
 
 @env.command(short_help="Which variables do these hosts need?")
 def recommend(
+    context: typer.Context,
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -260,7 +265,9 @@ def recommend(
 
     _hosts.check_release(nccl_version, "--nccl-version")
     connect = (transport, python, env_setup, connect_timeout, fan_out)
-    facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config)
+    facts = _facts(
+        context, hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config
+    )
     known, attempts = needs.of_bundle(facts)
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)

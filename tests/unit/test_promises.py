@@ -18,7 +18,9 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 from rich.console import Console
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -28,6 +30,7 @@ from nccl_doctor.rules import engine
 from nccl_doctor.rules.judge import Report, judge
 
 Path_ = tuple[Any, ...]
+cli._load_commands()
 
 
 # ------------------------------------------------------------------ 10: what was not measured never passes
@@ -309,24 +312,38 @@ def unreached() -> Builder:
     ],
 )
 def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     bundles.write(builder.bundle(), tmp_path / "b.ndb")
     result = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), *options])
     assert result.exit_code == code, result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        ("check --from x.ndb --mesh full --quick", "--quick, --mesh"),
+        ("check --from x.ndb -H a", "-H"),
+        ("preflight --from x.ndb --budget 9s --profile full", "--budget, --profile"),
+        ("preflight --from x.ndb --hosts a", "--hosts"),
+        ("hang --from x.ndb --no-stacks --interval 1", "--interval, --stacks"),
+        ("topo x.ndb --transport local", "--transport"),
+        ("topo --from x.ndb --slurm", "--slurm"),
+        ("env recommend --from x.ndb --python p", "--python"),
+        ("env lint x.sh --deadline 9", "--deadline"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -> None:
+    done = CliRunner().invoke(cli.app, words.split())
+    assert done.exit_code == ExitCode.USAGE and f"nothing is measured: {idle} would change nothing" in done.output
+
+
+@pytest.mark.parametrize("command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend"])
+@pytest.mark.parametrize("way", [["--transport", "command=sh {host}"], ["--ssh-config", os.devnull]])
+def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str, way: list[str]) -> None:
+    done = CliRunner().invoke(cli.app, [*command.split(), *way])
+    assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output
+
+
 def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
     bundles.write(Builder().bundle(), Path(before))
     for more in ([], ["--stage", "ports"]):
@@ -339,12 +356,6 @@ def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.M
     """The disk fills up while the run lasts: the result is told, and the exit code is not that of success."""
     import errno
 
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     bundles.write(Builder().bundle(), tmp_path / "b.ndb")
 
     def full(*_: object) -> None:
@@ -739,11 +750,7 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
 def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
     """``console`` and ``table`` are its older names."""
     import typer
-    from typer.testing import CliRunner
 
-    from nccl_doctor import cli
-
-    cli._load_commands()
     group: Any = typer.main.get_command(cli.app)
     for word in command.split():
         group = group.commands[word]
@@ -755,11 +762,6 @@ def test_text_is_what_people_read_in_every_command_whatever_it_was_called(comman
 
 
 def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-
-    cli._load_commands()
     bundles.write(faulty().bundle(), tmp_path / "b.ndb")
     saved = str(tmp_path / "b.ndb")
     runner = CliRunner(env={"COLUMNS": None})
