@@ -114,9 +114,16 @@ PolicyFile = Annotated[
 ]
 
 
+def say(message: str) -> None:
+    """A message on stderr; what came from hosts and files in it drives no terminal."""
+    from nccl_doctor.report.safe_text import lines
+
+    typer.echo(f"nccl-doctor: {lines(message)}", err=True)
+
+
 def stop(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
     """End with a message on stderr."""
-    typer.echo(f"nccl-doctor: {message}", err=True)
+    say(message)
     raise typer.Exit(code)
 
 
@@ -178,9 +185,9 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
     if host_list and Path(host_list).is_file():
-        typer.echo(f"nccl-doctor: -H names hosts; {host_list} is a file here, too: --hosts {host_list}?", err=True)
+        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     for notice in found.notices:
-        typer.echo(f"nccl-doctor: {notice}", err=True)
+        say(notice)
     return found
 
 
@@ -258,7 +265,7 @@ def collect_all(entries: Sequence[HostEntry], options: CheckOptions) -> Bundle:
 def tell_interrupted(bundle: Bundle) -> None:
     """Say that the run was ended before its end, and by what."""
     if bundle.interrupted:
-        typer.echo(f"nccl-doctor: {_signals.interrupted_by()}: this is what was measured until then", err=True)
+        say(f"{_signals.interrupted_by()}: this is what was measured until then")
 
 
 def check_release(text: str, option: str) -> None:
@@ -338,7 +345,7 @@ def save_bundle(bundle: Bundle, path: Path | None) -> str:
     try:
         bundles.write(bundle, path)
     except OSError as error:
-        typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
+        say(f"--save {path}: {error.strerror or error}")
         return ""
     return str(path)
 
@@ -353,7 +360,7 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
     try:
         store.append(path, run_of(bundle, report, command, gate))
     except store.HistoryError as error:
-        typer.echo(f"nccl-doctor: --history {error}", err=True)
+        say(f"--history {error}")
 
 
 def print_report(

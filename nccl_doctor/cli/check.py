@@ -177,7 +177,9 @@ def _tell(
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":
-        sys.stdout.buffer.write(to_json(report) + b"\n")
+        from nccl_doctor.report.safe_text import json_text
+
+        sys.stdout.write(json_text(to_json(report)))
     else:
         from nccl_doctor.report.console import render
         from nccl_doctor.report.terminal import stdout_console

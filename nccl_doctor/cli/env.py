@@ -94,7 +94,7 @@ def show(
         _hosts.stop(str(error))
     if format == "json":
         pages = [report.answer_json(answer) for answer in answers]
-        typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2))
     else:
         typer.echo("\n".join(report.answer_text(answer, _hosts.columns(report.WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
@@ -202,7 +202,7 @@ def lint(
             if write or in_place:
                 _write(change, change.file if in_place else f"{change.file}.fixed")
     elif format == "json":
-        typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(report.lint_json(result), indent=2))
     else:
         typer.echo(report.lint_text(result, show_info, _hosts.columns(report.WIDTH)), nl=False)
     code = result.exit_code(strict)
@@ -362,7 +362,7 @@ def tune(
     except Failed as reason:
         _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
     if format == "json":
-        typer.echo(json.dumps(report.tuning_json(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(report.tuning_json(result), indent=2))
     else:
         typer.echo(report.tuning_text(result), nl=False)
     if not result.trusted:

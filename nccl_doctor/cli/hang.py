@@ -83,7 +83,9 @@ def hang(
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
     if format == "json":
-        sys.stdout.buffer.write(to_json(answer) + b"\n")
+        from nccl_doctor.report.safe_text import json_text
+
+        sys.stdout.write(json_text(to_json(answer)))
     else:
         from nccl_doctor.report.hang import render
         from nccl_doctor.report.terminal import stdout_console

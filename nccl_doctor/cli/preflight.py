@@ -178,7 +178,7 @@ def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
-            typer.echo(f"nccl-doctor: {path}: cannot be written ({place} {why})", err=True)
+            _hosts.say(f"{path}: cannot be written ({place} {why})")
 
 
 def _said(name: str, option: object) -> str:
@@ -282,7 +282,7 @@ def _write(path: Path, text: str) -> bool:
     try:
         files.write(path, text.encode())
     except OSError as error:
-        typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
+        _hosts.say(f"{path}: {error.strerror or error}")
         return False
     return True
 

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResul
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, Severity, Unknown, finding, shell_word
 from nccl_doctor.report.console import headline, render
+from nccl_doctor.report.safe_text import json_text
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.judge import Report, judge
 
@@ -662,6 +664,45 @@ def test_remote_text_cannot_drive_the_console(text: str, verbose: bool) -> None:
     assert not [char for char in told if (ord(char) < 32 and char != "\n") or 0x7F <= ord(char) < 0xA0]
     assert not {"\u202e", "\u2066", "\u200b"} & set(told)
     assert not [line for line in told.splitlines() if line.startswith(("HEALTHY", "all is well"))]
+
+
+def hostile_run(tmp_path: Path) -> str:
+    """A saved run whose hosts, stages and variables have hostile names; one host is not in it, and a peer of all."""
+    builder = Builder()
+    bundle = builder.bundle()
+    odd = "gpu\x1b]0;owned\x07\x9b2J\u202e\x7fé"
+    facts = tuple(msgspec.structs.replace(facts, name=f"{odd}{number}") for number, facts in enumerate(bundle.hosts))
+    plan = msgspec.structs.replace(bundle.plan, stages=(*bundle.plan.stages, odd))
+    path = tmp_path / "hostile.ndb"
+    bundles.write(msgspec.structs.replace(bundle, hosts=facts, plan=plan), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "diff FILE -H gpu01,gpu02", "diff FILE FILE --format json", "check --from FILE --stage gpu",
+        "check --from FILE --format json", "check --from FILE --history HISTORY", "history HISTORY --format json",
+        "preflight --from FILE --format json", "hang --from FILE", "topo FILE", "topo FILE --format json",
+        "env recommend --from FILE", "env recommend --from FILE --format json", "env lint --from FILE --format json",
+        "report FILE", "report FILE --format junit", "explain FILE", "explain FILE --format json",
+    ],
+)  # fmt: skip
+def test_a_hostile_run_drives_no_terminal_whatever_it_is_asked(tmp_path: Path, words: str) -> None:
+    names = {"FILE": hostile_run(tmp_path), "HISTORY": str(tmp_path / "history")}
+    if words.startswith("history"):
+        CliRunner().invoke(cli.app, ["check", "--from", names["FILE"], "--history", names["HISTORY"]])
+    done = CliRunner().invoke(cli.app, [names.get(word, word) for word in words.split()])
+    assert done.exit_code != ExitCode.INTERNAL_ERROR, done.exception
+    assert done.output and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.output)
+    if words.endswith("json"):
+        assert done.stdout.isascii() and json.loads(done.stdout), "it fits every locale"
+
+
+def test_a_json_document_in_ascii_reads_back_as_it_was() -> None:
+    data = {"é\x9b": ["\u202e", "\U0001f600", 'a\n\t\x1b\\"', "\x7f"], "plain": 1.5}
+    told = json_text(msgspec.json.format(msgspec.json.encode(data), indent=2))
+    assert json.loads(told) == data and told.isascii() and told.endswith("}\n") and "\x7f" not in told
 
 
 @pytest.mark.parametrize("value", ["=eth0", "^docker0", "a b", "it's", "$(id)", "", "eth0,eth1", "~x", "a;b"])
