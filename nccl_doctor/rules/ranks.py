@@ -92,6 +92,11 @@ class RunningJob(msgspec.Struct, frozen=True):
         return tuple(number for number in range(self.world) if number not in self.ranks)
 
     @property
+    def over(self) -> bool:
+        """Whether every rank of the world was found, and none was left at the last look."""
+        return not self.missing and all(rank.process.readings[-1] is None for rank in self.ranks.values())
+
+    @property
     def gone(self) -> dict[str, tuple[int, ...]]:
         """Host -> the ranks that it must have, by what its other ranks say, and of which it has no process."""
         found: dict[str, tuple[int, ...]] = {}

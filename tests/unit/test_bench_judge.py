@@ -137,7 +137,12 @@ def spread(median: float, cv: float = 0.01) -> Spread:
 
 
 def measured(
-    busbw: float, size: int = 1 << 33, collective: str = "allreduce", mode: str = "in", cv: float = 0.01, wrong: int = 0
+    busbw: float,
+    size: int = 1 << 33,
+    collective: str = "allreduce",
+    mode: str = "in",
+    cv: float = 0.01,
+    wrong: int | None = 0,
 ) -> Measurement:
     time_us = size / busbw / 1e3
     return Measurement(
@@ -337,6 +342,12 @@ def test_the_nccl_tests_table_is_what_scripts_parse() -> None:
     assert averages == pytest.approx([(40 + 460 + 470) / 3, 300.0], rel=1e-4)
     assert "# Out of bounds values : 0 OK" in text and "# Out of bounds values : 2 FAILED" in text
     assert "# Collective test starting: all_reduce_perf" in text
+
+
+@pytest.mark.parametrize("measurements", [(), (measured(40.0, 1 << 20), measured(41.0, 1 << 21, wrong=None))])
+def test_what_was_not_checked_is_not_ok_for_scripts(measurements: tuple[Measurement, ...]) -> None:
+    text = nccl_tests(outcome(results=results(*measurements)))
+    assert "# Out of bounds values : N/A" in text and " OK" not in text
 
 
 @pytest.mark.parametrize(

@@ -595,6 +595,16 @@ def test_a_rank_that_ended_between_the_looks() -> None:
     assert found.id == "hang.rank-gone.ended" and blamed(found) == [("gpu01", 0)]
 
 
+def test_a_job_that_ended_between_the_looks_is_held_by_nobody() -> None:
+    gone = [process(rank, readings=[reading(), None]) for rank in range(4)]
+    answer = examine(bundle(*gone))
+    assert answer.verdict == "not-known" and "ended while it was looked at" in answer.sentence
+    assert not answer.report.causes and int(answer.exit_code) == 4
+    assert any("between the two looks" in gap.why for gap in answer.report.unknown)
+    held = [process(rank, readings=[reading(), None]) for rank in range(3)]
+    assert first(examine(bundle(*held, process(3)))).id == "hang.rank-gone.ended"
+
+
 def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:
     stuck = {"call": "fsync", "file": "/mnt/ckpt/a.pt", "file_system": "nfs4", "kernel_stack": ["rpc_wait_bit", "nfs_"]}
     ranks = four(r2=process(2, OWN, readings=[reading("D", main=stuck)] * 2))
