@@ -525,23 +525,6 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
 
 
 @diagnosis
-def interrupted_while_it_hung(case: Case) -> Iterable[Candidate]:
-    """Somebody pressed Ctrl-C in a job that stood still: why it did, the interrupt does not tell. The stacks of all ranks,
-    taken while it hangs, or the flight recorder would."""
-    hits = [] if case.course.unfinished else case.course.interrupted_hang
-    causes = (
-        "app.straggler-timeout",
-        "app.collective-mismatch",
-        "net.peer-lost" if case.has("progress") else "net.firewall",
-    )
-    for nth, cause in enumerate(causes if hits else ()):
-        title = "the job stood still until somebody interrupted it"
-        yield Candidate(
-            cause, 0.4 - 0.03 * nth, title, [*hits[:3], *filter(None, [case.last("progress")])], ranks_of(hits)
-        )
-
-
-@diagnosis
 def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
     """torch's watchdog ended its process (its frames are in the log), and the line that says why is not: a collective ran
     out of time, ranks called different ones, or a peer was lost. The lines in front, and those of the other ranks, would tell."""

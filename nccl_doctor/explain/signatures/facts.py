@@ -328,6 +328,12 @@ says(
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
 )
 says(
+    "tests-range",
+    " minBytes {smallest:int} maxBytes {largest:int} step: ",
+    "Reducing maxBytes to {largest:int} due to memory limitation",
+    why="nccl-tests says which sizes it will run.",
+)
+says(
     "tests-device",
     "Rank {rank:int} Group {}Pid {pid:int} on {host:word} device {device:int} [",
     "Rank {rank:int} Pid {pid:int} on {host:word} device {device:int} [",
