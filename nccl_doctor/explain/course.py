@@ -41,6 +41,7 @@ GAVE_UP = (  # waiting in vain
     "monitored-barrier",
     "socket-timeout",
     "deepep-timeout",
+    "symmetric-signal-timeout",
 )
 _WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
@@ -80,6 +81,8 @@ _AT_SHUTDOWN = frozenset(
         "rdzv-timeout",
         "rdzv-connection",
         "keep-alive-failed",
+        "ras-peer-dead",
+        "ras-peer-silent",
     )
 )
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs

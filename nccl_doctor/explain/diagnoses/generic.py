@@ -16,6 +16,7 @@ from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shorten
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
+from nccl_doctor.facts.fold import ranges
 
 # What only NCCL's own code can have done wrong, whichever file says it.
 _OWN_STATE = (
@@ -33,7 +34,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
         "the network plugin reports an error",
     ),
     (r"ibv_reg_mr|reg_mr|dmabuf|peermem", "ib.gdr", 0.55, "memory registration with the adapter fails"),
-    (r"gid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
+    (r"\bgid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
     (r"p2p_resiliency", "ib.port-down", 0.58, "NCCL's InfiniBand code lost a device"),
     (r"net_ib\S* .*(?:CQE|completion)", "ib.retry-exceeded", 0.56, "an RDMA request failed"),
     (r"\bgin/|\brma/|\bGIN\b|\bRMA\b", "net.plugin", 0.5, "NCCL's one-sided transport (GIN, RMA) is refused"),
@@ -50,8 +51,8 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.34, "NCCL's sockets fail"),
     (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
-    (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
     (r"sched_[gs]etaffinity", "sys.container", 0.55, "the process may not choose its CPUs"),
+    (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
     (r"proxy\.cc|scheduler/", "sw.nccl-bug", 0.45, "NCCL's own bookkeeping is inconsistent"),
     (
         r"dev_runtime|mem_manager|allocator\.cc|group\.cc|enqueue\.cc|strongstream|register/|init\.cc|ce_coll",
@@ -426,6 +427,20 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
     causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
     for at, cause in enumerate(causes if hits else ()):
         yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
+
+
+@diagnosis
+def signals_wait(case: Case) -> Iterable[Candidate]:
+    """Ranks wait in a kernel of torch's symmetric memory for a signal of a peer. Who is waited for and does not wait itself
+    is late, dead, or in another call; its own log would tell which."""
+    hits = case.hits("symmetric-signal-timeout")
+    waiting = {int(hit.groups["waiting"]) for hit in hits}
+    late = {int(hit.groups["peer"]) for hit in hits} - waiting
+    who = f"rank {ranges(sorted(late))} sends none" if late else "they wait for each other"
+    for at, cause in enumerate(
+        ("app.straggler-timeout", "app.rank-exception", "app.collective-mismatch") if hits else ()
+    ):
+        yield Candidate(cause, 0.42 - 0.02 * at, f"ranks wait for a signal in symmetric memory, and {who}", hits, late)
 
 
 @diagnosis

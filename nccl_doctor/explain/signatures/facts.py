@@ -310,9 +310,11 @@ says(
     "nccl-abort",
     "Abort COMPLETE",
     "Abort START",
+    "Revoke START",
+    "Revoke COMPLETE",
     role=Role.SYMPTOM,
     fold="communicators aborted",
-    why="Somebody called ncclCommAbort, usually torch's watchdog after an error.",
+    why="Somebody called ncclCommAbort (or ncclCommRevoke), usually torch's watchdog after an error.",
 )
 says(
     "busbw-row",

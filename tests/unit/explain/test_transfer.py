@@ -37,6 +37,8 @@ FOUND = {
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
     ),
     "app.pg-misuse": (
+        f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
+        f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
         "/opt/nvshmem/src/device/init/init_device.cu:72: nvshmem API called before nvshmem_init",
         "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
@@ -53,6 +55,11 @@ FOUND = {
         f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",
     ),
     "env.bad-nccl-var": (
+        f'{W}NCCL_NVLS_ENABLE has been set to "1" and communicator has multiple ranks using the same NVML device. '
+        "This is not compatible with NCCL_NVLS_ENABLE=1.",
+        f"{W}VA represented by {{userPtr = 0x7a, size = 4096}} contains CPU-backed physical segments, "
+        "but NCCL_ELASTIC_BUFFER_REGISTER is set to 0.",
+        f"{W}TOPO/NET : Only matched 1 devices, 2 requested from mlx5_0,mlx5_9",
         f"{W}NET/IB: OOO RQ is force enabled but AR is not enabled, which is required for OOO RQ (device=mlx5_0)",
     ),
     "ib.retry-exceeded": (
@@ -60,11 +67,16 @@ FOUND = {
     ),
     "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
     "net.peer-lost": (
+        "[2026-08-02 10:11:12] PEER_DEAD: Process 71 on node 10.3.0.9 managing GPU 2 ",
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
         "E0812 11:02:31 88 net_init.cc:90] Could not obtain NIC mappings from RxDM",
         "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
+    ),
+    "net.slow": ("gb3:71:83 [2] NCCL INFO NET/IB : mlx5_bond_0:1 speed change detected: 400000 -> 200000 Mbps",),
+    "ib.port-down": (
+        "gb3:71:83 [2] NCCL INFO NET/IB: ncclIbPortRecovery: Recovery for device 1 failed due to max attempts reached (send comm=0x7a)",
     ),
     "gpu.duplicate": (
         "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
@@ -92,6 +104,8 @@ FOUND = {
 # What one side sees of the other: the best guess is named, and nothing is decided.
 GUESSED = {
     "net.peer-lost": (
+        "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
+        "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
         "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Decode instance could be dead, remote mooncake session 10.3.0.9:16211 is not alive",
@@ -101,6 +115,10 @@ GUESSED = {
         "E0812 11:02:31 88 transfer_metadata_plugin.cpp:955] SocketHandShakePlugin: connect()10.3.0.9: Connection refused [111]",
     ),
     "app.straggler-timeout": (
+        f"{W}AllReduce: communicator was revoked",
+        "[rank3]: torch.distributed.DistBackendError: NCCL timeout when waiting for nonblocking call to become successful.",
+        "[rank3]:[E811 10:11:12.1 ProcessGroupNCCL.cpp:1668] [PG ID 0 Rank 3] Could not acquire GIL within 300 ms on exit, possible GIL induced hang",
+        "[W811 10:11:12.1 socket.cpp:490] [c10d] waitForInput: socket SocketImpl(fd=3, remote=[n1]:29500) timed out after 60000ms",
         "[2026-08-02 10:11:12 TP0] Prefill bootstrap failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Request 4 timed out after 300.1s in KVPoll.Bootstrapping",
         "[rank3] Aborting process due to timeout on rank 3 - timeout watchdog detected operation timeout",
@@ -119,6 +137,11 @@ GUESSED = {
 }  # fmt: skip
 
 HARMLESS = (
+    f"{W}Unable to recognize NCCL_NETDEVS_POLICY=SOME, using NCCL_NETDEVS_POLICY_AUTO instead.",
+    "gb3:71:82 [2] NCCL INFO GIN/Plugin: Failed to initialize any GIN plugin",
+    "gb3:71:82 [2] NCCL INFO Profiler init failed with error '3': internal error. Continue without profiler.",
+    "gb3:71:82 [2] NCCL INFO Failed to register memory with DMA-BUF, error=2. Trying a different method.",
+    "gb3:71:82 [2] NCCL INFO RAS connInit hash mismatch (my peersHash 0x1, deadPeersHash 0x0); sending my (dead) peers",
     f"{W}Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY.",
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
     "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
@@ -146,10 +169,26 @@ def test_one_side_alone_decides_nothing(cause: str, text: str) -> None:
 
 @pytest.mark.parametrize("line", HARMLESS)
 def test_notes_of_nccl_are_no_trouble(line: str) -> None:
-    assert explain_text(f"{STEPS}{line}\n{STEPS}training done\n").verdict is Verdict.HEALTHY
+    got = explain_text(f"{STEPS}{line}\n{STEPS}training done\n")
+    assert got.verdict is Verdict.HEALTHY
+    assert any(note.startswith(line[:60]) for note in got.notes)
 
 
 def test_reset_by_a_peer_that_another_line_explains() -> None:
     reset = "[n1:4242 :0] tcp_ep.c:1263 UCX  ERROR tcp_ep 0x55 (state=CONNECTED): send(54) failed: Connection reset by remote peer"
     died = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed."
     assert explain_text(f"{reset}\n{died}").causes[0].id == "sys.host-oom"
+
+
+def test_a_kernel_that_waited_in_vain_is_no_illegal_access() -> None:
+    waited = "[FATAL] CUDASymmetricMemory::barrier: rank {} failed to receive signal from rank 2 on channel 0 after 60000 microseconds\n"
+    trap = "[rank0]: torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+    got = explain_text("".join(map(waited.format, (0, 1, 3))) + trap)
+    assert (got.verdict, got.causes[0].id, got.causes[0].ranks) == (Verdict.UNDECIDED, "app.straggler-timeout", (2,))
+    assert explain_text(trap).causes[0].id == "gpu.illegal-access"
+
+
+def test_peers_that_leave_after_the_end_are_not_lost() -> None:
+    dead = "gb3:71:82 [2] NCCL INFO RAS declaring peer 10.3.0.9<41733> as DEAD; rasDeadPeersHash 0x7a\n"
+    assert explain_text(f"{STEPS}training done\n{dead}").verdict is Verdict.HEALTHY
+    assert explain_text(f"{STEPS}{dead}").causes[0].id == "net.peer-lost"
