@@ -83,7 +83,7 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
 
 def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
-    by which a kernel of DeepEP or of torch's symmetric memory ends when it has waited in vain, or a crash after XLA had aborted its communicators."""
+    of a kernel that has waited in vain for other ranks, or a crash after XLA had aborted its communicators."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:

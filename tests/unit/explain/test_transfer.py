@@ -117,7 +117,7 @@ GUESSED = {
     "app.straggler-timeout": (
         f"{W}AllReduce: communicator was revoked",
         "[rank3]: torch.distributed.DistBackendError: NCCL timeout when waiting for nonblocking call to become successful.",
-        "[rank3]:[E811 10:11:12.1 ProcessGroupNCCL.cpp:1668] [PG ID 0 Rank 3] Could not acquire GIL within 300 ms on exit, possible GIL induced hang",
+        "[rank3]:[E811 10:11:12.1 ProcessGroupNCCL.cpp:1668] [PG ID 0 Rank 3] Could not acquire GIL within 300 ms on exit",
         "[W811 10:11:12.1 socket.cpp:490] [c10d] waitForInput: socket SocketImpl(fd=3, remote=[n1]:29500) timed out after 60000ms",
         "[2026-08-02 10:11:12 TP0] Prefill bootstrap failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Request 4 timed out after 300.1s in KVPoll.Bootstrapping",
