@@ -58,6 +58,8 @@ _RETRIES = frozenset(
         "serving-watchdog",
         "grpc-unavailable",
         "horovod-stall",
+        "torchft-goes-on",
+        "torchft-waits",
         "xla-rendezvous",
         "volume-not-mounted",
         "sandbox-failed",
@@ -189,15 +191,17 @@ class Course:
 
     @functools.cached_property
     def stopped_tables(self) -> list[Hit]:
-        """The last row of each file whose table of nccl-tests ends long before the largest size that was asked for."""
+        """Where a table of nccl-tests ends long before the largest size that was asked for: its last row, or its heading."""
         case, stopped = self._case, []
         for head in case.lasts("tests-range"):
-            row = case.last("busbw-row", head.file)
-            closed = case.last("busbw-average", head.file)
-            if row and row.line > head.line and (closed is None or closed.line < head.line):
-                size = BUSBW_ROW.search(row.text)
-                if size and 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
-                    stopped.append(row)
+            row, closed = (case.last(name, head.file) for name in ("busbw-row", "busbw-average"))
+            if closed is not None and closed.line > head.line:
+                continue
+            size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
+            if row is None or size is None:
+                stopped.append(head)
+            elif 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
+                stopped.append(row)
         return stopped
 
     def _is_step_before(self, step: Hit, hit: Hit) -> bool:

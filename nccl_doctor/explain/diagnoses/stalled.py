@@ -11,14 +11,15 @@ from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
+_INSIDE = " between the GPUs of the host"
 _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
 
 def _on_the_way(case: Case, passed: bool) -> tuple[tuple[str, ...], str]:
     """What may hold all data back, and where, in a communicator whose connections stand; ``passed``: once it went through."""
-    between = case.between_hosts or len({hit.groups["host"] for hit in case.hits("tests-device")}) > 1
-    if not between:
-        return _ON_A_HOST, " between the GPUs of the host" if case.nodes == 1 else ""
+    tested = len({hit.groups["host"] for hit in case.hits("tests-device")})
+    if tested <= 1 and not case.between_hosts:
+        return _ON_A_HOST, _INSIDE if case.nodes == 1 or tested else ""
     used = " ".join(hit.text for hit in case.hits("channel-net"))
     if "NET/IB" in used or case.has("net-ib-using"):
         verbs = ("ib.port-down", "ib.retry-exceeded") if passed else ("ib.retry-exceeded", "net.mtu")
@@ -55,15 +56,16 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     Small messages take another protocol, and fit into one packet: that large ones alone are lost is what a path's MTU does,
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
-    rows = case.course.stopped_tables
-    size = BUSBW_ROW.search(rows[-1].text) if rows else None
-    if size is None:
+    last = case.course.stopped_tables[-1:]
+    if not last:
         return
+    size, stopped = BUSBW_ROW.search(last[0].text), case.course.interrupted_hang[:1]
     causes, where = _on_the_way(case, passed=False)
-    title = (
-        f"nccl-tests passes up to {size['size']} bytes, and stands still at the next size: data does not pass{where}"
-    )
-    hits = [*rows[-1:], *case.hits("tests-range")[-1:], *case.course.interrupted_hang[:1]]
+    if size is None:
+        causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+    came = f"came up to {size['size']} bytes" if size else "gave no result"
+    title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
+    hits = [*last, *case.hits("tests-range")[-1:], *stopped]
     for nth, cause in enumerate(causes):
         yield Candidate(cause, 0.4 - 0.03 * nth, title, hits)
 

@@ -280,6 +280,7 @@ says(
     "NCCL error {place} '{text}'",
     "NCCL error: unhandled {text} (run with",
     "NCCL operation {place} failed: {text}. Last NCCL warning",  # XLA
+    "NCCL operation {place} failed: {text} (run with",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",

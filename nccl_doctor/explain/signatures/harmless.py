@@ -12,6 +12,7 @@ says(
     "no-peer-access-noted",
     "peer access Device {other:int} is not available",
     "Custom allreduce is disabled because ",
+    "SymmMemCommunicator: {reason}not supported",
     role=H,
     why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
 )

@@ -659,6 +659,7 @@ says(
                 line,
             )
         )
+        and "Got completion" not in line  # an RDMA request failed: the plugin is there
         and "libnccl-net.so:" not in line
         and not re.search(r"INFO .*NET plugin (?:IB|Socket)\b", line)  # NCCL's own: no adapter here
     ),

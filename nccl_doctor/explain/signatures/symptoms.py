@@ -317,6 +317,7 @@ says(
     "Timed out waiting {}ms for",
     "waitForInput: socket {} timed out after",
     "NCCL timeout in: ",
+    "aborting after {hours:int}:{minutes:int}:{seconds:num}!",  # torchft
     "NCCL timeout when waiting for nonblocking call",
     role=S,
     cause="app.straggler-timeout",
@@ -358,6 +359,10 @@ says(
     "Engine process failed to start",
     "died unexpectedly, shutting down executor",
     "A worker died or was killed while executing",
+    "Received sigquit from a child process. It usually means the child failed",  # SGLang
+    "ray.exceptions.RayChannelError: System error: Channel closed",
+    "OwnerDiedError",
+    "Executor worker returned error",  # TensorRT-LLM
     "Trials did not complete",
     role=S,
     fold="an actor or engine reports that a worker failed",

@@ -32,6 +32,7 @@ FOUND = {
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
     ),
     "launch.world-size": (
+        "ValueError: World size (16) is larger than the number of available GPUs (8) in this node.",
         "ValueError: placement group bundle index 3 is invalid. Valid placement group indexes: 0-2",
         "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
@@ -63,6 +64,7 @@ FOUND = {
         f"{W}NET/IB: OOO RQ is force enabled but AR is not enabled, which is required for OOO RQ (device=mlx5_0)",
     ),
     "ib.retry-exceeded": (
+        "gke1:71:82 [2] NCCL WARN NET/gIB : Got completion from peer 10.3.0.9<41733> with status=12 opcode=0 len=0 vendor err 129",
         f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
     ),
     "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
@@ -99,11 +101,26 @@ FOUND = {
         "srun: error: task 3 launch failed: Slurmd could not connect IO",
         f"{EFA}15 (Unreachable remote - never received a response)",
     ),
+    "sys.node-failure": (
+        "(raylet) Task train failed. Error: Task failed because the node it was running on is dead or unavailable. Node IP: 10.3.0.9, "
+        "node ID: 26. This can happen if the node was preempted, had a hardware failure, or its raylet crashed unexpectedly.",
+    ),
+    "gpu.ecc": (
+        "ERROR:megatron.core.rerun_state_machine:Rank 3, node gx5, device 3, iteration #18: Possible persistent error!!",
+    ),
+    "app.nan-or-data": (
+        "RuntimeError: Rank 3, node gx5, device 3, iteration 17: Unexpected result nan (message='found Inf in local grad norm')",
+    ),
+    "net.master-unreachable": (
+        "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
 GUESSED = {
     "net.peer-lost": (
+        "[Replica ft_0] Quorum status: New quorum not ready, only have 1 participants, need min_replicas 2 [1/2 participants healthy]",
+        'TimeoutError: status: DeadlineExceeded, message: "Timeout expired", details: [], metadata: MetadataMap { headers: {} }',
         "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
         "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
@@ -115,6 +132,9 @@ GUESSED = {
         "E0812 11:02:31 88 transfer_metadata_plugin.cpp:955] SocketHandShakePlugin: connect()10.3.0.9: Connection refused [111]",
     ),
     "app.straggler-timeout": (
+        "[11/02/2025-10:11:12] [TRT-LLM] [RANK 3] [E] Hang detected on rank 3 in PyExecutor.",
+        "ERROR:torchft.process_group:aborting after 0:00:30!",
+        "[2025-11-02 10:11:12] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
         f"{W}AllReduce: communicator was revoked",
         "[rank3]: torch.distributed.DistBackendError: NCCL timeout when waiting for nonblocking call to become successful.",
         "[rank3]:[E811 10:11:12.1 ProcessGroupNCCL.cpp:1668] [PG ID 0 Rank 3] Could not acquire GIL within 300 ms on exit",
@@ -134,9 +154,17 @@ GUESSED = {
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
     "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
+    "app.rank-exception": (
+        "[2025-11-02 10:11:12] Received sigquit from a child process. It usually means the child failed.",
+        "ray.exceptions.RayChannelError: System error: Channel closed.",
+    ),
+    "net.wrong-interface": (
+        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error (run with NCCL_DEBUG=INFO",
+    ),
 }  # fmt: skip
 
 HARMLESS = (
+    "WARNING 11-02 10:11:12 [symm_mem.py:75] SymmMemCommunicator: Device capability 12.0 not supported, communicator is not available.",
     f"{W}Unable to recognize NCCL_NETDEVS_POLICY=SOME, using NCCL_NETDEVS_POLICY_AUTO instead.",
     "gb3:71:82 [2] NCCL INFO GIN/Plugin: Failed to initialize any GIN plugin",
     "gb3:71:82 [2] NCCL INFO Profiler init failed with error '3': internal error. Continue without profiler.",
@@ -192,3 +220,11 @@ def test_peers_that_leave_after_the_end_are_not_lost() -> None:
     dead = "gb3:71:82 [2] NCCL INFO RAS declaring peer 10.3.0.9<41733> as DEAD; rasDeadPeersHash 0x7a\n"
     assert explain_text(f"{STEPS}training done\n{dead}").verdict is Verdict.HEALTHY
     assert explain_text(f"{STEPS}{dead}").causes[0].id == "net.peer-lost"
+
+
+def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
+    left_out = (
+        "ERROR:torchft.manager:[ft_0/0 - step 12] got exception in future -- skipping remaining: connection refused\n"
+    )
+    assert explain_text(f"{STEPS}{left_out}{STEPS * 9}").verdict is Verdict.HEALTHY
+    assert explain_text(f"{STEPS}{left_out}").verdict is Verdict.UNDECIDED
