@@ -331,6 +331,20 @@ says(
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
 )
 says(
+    "container-image",
+    "pyxis: import{}docker image: {image:word}",
+    'Pulling image "{image}"',
+    'Successfully pulled image "{image}"',
+    'Container image "{image}" already present on machine',
+    "Status: Downloaded newer image for {image:word}",
+    "Status: Image is up to date for {image:word}",
+    "Unable to find image '{image}' locally",
+    "enroot start {image}",
+    ".sqsh",
+    ".sif",
+    why="Which container image a host runs: pyxis and enroot (Slurm), the kubelet, docker, Apptainer.",
+)
+says(
     "tests-range",
     " minBytes {smallest:int} maxBytes {largest:int} step: ",
     "Reducing maxBytes to {largest:int} due to memory limitation",
