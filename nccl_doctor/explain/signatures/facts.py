@@ -279,8 +279,7 @@ says(
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
     "NCCL error: unhandled {text} (run with",
-    "NCCL operation {place} failed: {text}. Last NCCL warning",  # XLA
-    "NCCL operation {place} failed: {text} (run with",
+    "NCCL operation {place} failed: {text}",  # XLA
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",

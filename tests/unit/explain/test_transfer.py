@@ -166,7 +166,7 @@ GUESSED = {
         "ray.exceptions.RayChannelError: System error: Channel closed.",
     ),
     "net.wrong-interface": (
-        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error (run with NCCL_DEBUG=INFO",
+        "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
     ),
 }  # fmt: skip
 
