@@ -341,6 +341,7 @@ says(
     "enroot start {image}",
     ".sqsh",
     ".sif",
+    every=True,  # tags differ in numbers alone
     why="Which container image a host runs: pyxis and enroot (Slurm), the kubelet, docker, Apptainer.",
 )
 says(
