@@ -477,6 +477,16 @@ def test_every_format_says_what_a_fix_may_cost_and_what_to_set(name: str) -> Non
         assert "\n  on gpu02: sudo nvidia-smi --gpu-reset\n" in text
 
 
+def test_sarif_names_a_large_fleet_without_more_places_than_github_takes() -> None:
+    names = tuple(f"gpu{number:04}" for number in range(2000))
+    bundle = Builder().bundle()
+    found = finding("net.mtu", Severity.FAIL, "odd", Evidence("x"), hosts=names)
+    gap = Unknown("clock", names, "silent")
+    report = msgspec.structs.replace(judge(bundle), findings=(found,), unknown=(gap,))
+    for result in json.loads(formats.render("sarif", report, decide(report), bundle))["runs"][0]["results"]:
+        assert len(result["locations"]) == 100 and "gpu[0000-1999]" in result["message"]["text"]
+
+
 def test_nhc_tells_of_no_host_that_the_job_may_run_on() -> None:
     bundle = Builder().bundle()
     warning = finding("net.mtu", Severity.WARN, "odd", Evidence("x"), hosts=("gpu02",))
