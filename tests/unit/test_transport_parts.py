@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 import types
+import warnings
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -23,6 +24,8 @@ from unittest import mock
 import msgspec
 import paramiko
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import dsa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -523,6 +526,24 @@ def test_an_agent_that_does_not_sign_is_not_the_hosts_fault(tmp_path: Path, monk
     assert "key cannot be used for signing" in found.value.reach.evidence[0]
     with pytest.raises(Unreachable, match="none of 2 keys is accepted"):
         log_in(Server(), config_of(tmp_path, 1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_old_key_in_the_users_directory_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh looks for ~/.ssh/id_dsa up to release 9.7, and a directory may be another user's."""
+    config = config_of(tmp_path)
+    old = dsa.generate_private_key(1024).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    (tmp_path / "id_dsa").write_bytes(old)
+    config.values["identityfile"].insert(0, str(tmp_path / "id_dsa"))
+    candidates, notes = ssh_keys.KeyRing().candidates(config)
+    assert [item.name for item in candidates] == [f"from {tmp_path}/key0"]
+    assert notes == [f"{tmp_path}/id_dsa is of a kind that only the ssh program knows"]
+    monkeypatch.setattr(paramiko.PKey, "from_path", lambda name: warnings.warn("out of date", stacklevel=1))
+    assert isinstance(ssh_keys._load(str(tmp_path / "id_dsa")), ssh_keys.Candidate)  # and not a word on our stderr
+    monkeypatch.setattr(Path, "is_file", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    assert "Permission denied" in str(ssh_keys._load("/root/.ssh/id"))
 
 
 def test_after_an_agents_silence_its_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:
