@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.facts.model import NO_ANSWER, UNSIGNED, ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys
+from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys, ssh_login
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
@@ -504,6 +504,24 @@ def test_host_based_logins_are_left_to_the_ssh_program(tmp_path: Path) -> None:
         log_in(Server("publickey,hostbased"), config_of(tmp_path, 0, hostbasedauthentication="yes"))
     with pytest.raises(Unreachable, match="no usable key"):
         log_in(Server("publickey,hostbased"), config_of(tmp_path, 0))
+
+
+@pytest.mark.parametrize("ticket", [True, False])
+def test_kerberos_is_left_to_the_ssh_program_where_there_is_a_ticket_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticket: bool
+) -> None:
+    klist = tmp_path / "klist"
+    klist.write_text(f'#!/bin/sh\n[ "$1" = -s ] && exit {int(not ticket)}\n')
+    klist.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("KRB5CCNAME", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    ssh_login._has_ticket.cache_clear()
+    try:
+        with pytest.raises(NeedsProgram if ticket else Unreachable, match="Kerberos" if ticket else "refused"):
+            log_in(Server("publickey,gssapi-with-mic"), config_of(tmp_path, 1, gssapiauthentication="yes"))
+    finally:
+        ssh_login._has_ticket.cache_clear()
 
 
 def test_all_keys_of_a_host_have_one_limit(tmp_path: Path) -> None:
