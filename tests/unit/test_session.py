@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from nccl_doctor.agent import runtime
 from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport import fleet
 from nccl_doctor.transport import launch as launching
-from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.fleet import _Attempt, close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.session import Session, connect
@@ -436,6 +438,34 @@ def test_a_short_deadline_is_not_laid_at_the_hosts_door(tmp_path: Path) -> None:
     (reach,) = connect_all([HostEntry("h")], options, Deadline(0.5)).values()
     assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED
     assert "the run's deadline passed" in reach.detail
+
+
+class Queued(Transport):
+    """One host is connected to at a time, and none answers; ``seconds`` says how long a turn lasted."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.slot, self.seconds = threading.Lock(), seconds
+
+    def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:
+        if not self.slot.acquire(timeout=deadline.left(60.0)):
+            time.sleep(0.2)
+            raise Unreachable(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
+        time.sleep(deadline.left(60.0) + 0.01)
+        late = Unreachable(ReachOutcome.TIMED_OUT, "no answer")
+        late.reach = msgspec.structs.replace(late.reach, seconds=self.seconds)
+        raise late
+
+
+def test_who_waited_for_a_turn_when_the_run_ended_did_not_fail_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a jump host or at the gate: the time of waiting is not the host's."""
+    monkeypatch.setattr(fleet, "make_transport", lambda options: Queued())
+    monkeypatch.setattr(fleet, "LAST_WORDS_S", 30.0)
+    entries = [HostEntry(f"h{number}") for number in range(3)]
+    found = connect_all(entries, ConnectOptions(connect_s=0.2), Deadline(3.0))
+    outcomes = sorted(reach.outcome.value for reach in found.values() if isinstance(reach, Reach))
+    assert outcomes == ["not-tried", "not-tried", "timed-out"]
+    reach = connect(Queued(seconds=0.1), HostEntry("h"), ConnectOptions(connect_s=0.2), Deadline(0.5))
+    assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED and reach.seconds == 0.1
 
 
 def test_a_login_banner_and_a_short_deadline_are_no_garbage(tmp_path: Path) -> None:

@@ -424,6 +424,16 @@ def test_what_a_jump_host_says(said: str, outcome: ReachOutcome) -> None:
     assert channel_refused(said, "h port 22", HostConfig("h", "h", "u", 22)).reach.outcome is outcome
 
 
+def test_the_time_in_a_queue_is_not_the_hosts() -> None:
+    slots, late = threading.BoundedSemaphore(1), Unreachable(ReachOutcome.TIMED_OUT, "no answer")
+    with pytest.raises(Unreachable) as found, ssh._turn(slots, Deadline(), "jump host x"):
+        time.sleep(0.05)
+        raise late
+    assert found.value.reach.seconds >= 0.05
+    with ssh._turn(slots, Deadline(), "x"), pytest.raises(Unreachable, match="before its turn at x"):
+        ssh._turn(slots, Deadline(0.01), "x").__enter__()
+
+
 def test_a_program_that_cannot_even_be_named_is_no_endless_wait() -> None:
     ended: list[Exception] = []
 
