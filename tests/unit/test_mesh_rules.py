@@ -114,6 +114,28 @@ def test_what_hangs_is_folded_under_the_cause_on_its_own_hosts_and_what_works_un
     assert [item.folded_under for item in folded] == ["", "", "net.firewall.dropped", ""]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "confidence", "folded"),
+    [
+        (("gpu02",), 1.0, True),
+        (("gpu02", "gpu03"), 0.9, True),  # one link: either end's fault is reason enough
+        (("gpu02", "gpu03"), 1.0, False),  # both are cut off from all others
+        (NAMES, 0.9, False),  # nobody reaches anybody
+    ],
+)
+def test_one_host_s_fault_is_no_reason_why_others_do_not_reach_each_other(
+    hosts: tuple[str, ...], confidence: float, folded: bool
+) -> None:
+    """With all links cut and one of them flapping, the hosts at the other ends passed for healthy."""
+    flaps = finding(
+        "net.link-flapping", Severity.FAIL, "flaps", Evidence("proof"), hosts=("gpu02",), explains=("net.firewall",)
+    )
+    cut = finding("net.firewall.dropped", Severity.FAIL, "cut", Evidence("proof"), hosts=hosts, confidence=confidence)
+    assert [item.folded_under for item in fold([flaps, cut])] == ["", "net.link-flapping" * folded]
+    both = msgspec.structs.replace(flaps, hosts=hosts)
+    assert [item.folded_under for item in fold([both, cut])] == ["", "net.link-flapping"]
+
+
 def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
     builder = Builder()
     builder.probes["gpu02"]["names"]["lookup_s"] = None
