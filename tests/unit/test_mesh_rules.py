@@ -579,6 +579,25 @@ def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Re
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.BAD, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
 
 
+def test_names_that_others_share_with_a_host_are_known_when_it_is_lost() -> None:
+    """gpu01 gave its whole table, the others what they resolve otherwise: none of them was good without it."""
+    builder = Builder()
+    for name in NAMES[1:]:
+        builder.probes[name]["names"].update(resolved={}, reference="gpu01")
+    builder.probes["gpu03"]["names"]["resolved"] = {"gpu04": {"addresses": ["10.0.0.99"]}}
+    first, *others = builder.bundle().hosts
+    hosts = (msgspec.structs.replace(first, reach=Reach(ReachOutcome.TIMED_OUT, "no answer")), *others)
+    report = judge(msgspec.structs.replace(builder.bundle(), hosts=hosts))
+    found = {item.id: item.hosts for item in report.causes}
+    assert found == {"host.ssh-timeout": ("gpu01",), "net.hostname-resolution.wrong-address": ("gpu03",)}
+    assert {host for gap in report.unknown for host in gap.hosts} == {"gpu01"}
+    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    assert (states["gpu02"], states["gpu04"]) == (gate.HEALTHY, gate.HEALTHY)
+    nothing = msgspec.structs.replace(hosts[0], probes={})
+    untold = judge(msgspec.structs.replace(builder.bundle(), hosts=(nothing, *others)))
+    assert {host for gap in untold.unknown for host in gap.hosts} == {*NAMES}
+
+
 CUT_OFF = [("gpu01", "gpu03"), ("gpu01", "gpu04"), ("gpu03", "gpu01"), ("gpu04", "gpu01")]
 LIVING = [*CUT_OFF, ("gpu03", "gpu04"), ("gpu04", "gpu03")]
 
