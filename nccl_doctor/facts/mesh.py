@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import ClassVar
 
@@ -205,15 +205,17 @@ class Clock(Fact, frozen=True, omit_defaults=True):
 
 
 class Resolver:
-    """All hosts' name tables put together again."""
+    """All hosts' name tables put together again. ``lost``: those of hosts that nobody asks for, though others share them."""
 
-    def __init__(self, seen: dict[str, Names]) -> None:
+    def __init__(self, seen: dict[str, Names], lost: Mapping[str, Names] | None = None) -> None:
         self._seen = seen
+        self._tables = {**(lost or {}), **seen}
         self._own: dict[str, dict[str, Resolution]] = {}  # name -> the hosts that told their own answer
         self._sharers: dict[str, list[str]] = {}  # reference -> the hosts that share its table
         for host, names in sorted(seen.items()):
             self._sharers.setdefault(names.reference or host, []).append(host)
-            for name, found in names.resolved.items():
+        for host, names in sorted(self._tables.items()):
+            for name, found in names.resolved.items() if host in seen or host in self._sharers else ():
                 self._own.setdefault(name, {})[host] = found
 
     def answer(self, host: str, name: str) -> Resolution | None:
@@ -223,7 +225,7 @@ class Resolver:
             return None
         found = names.resolved.get(name)
         if found is None and names.reference:
-            reference = self._seen.get(names.reference)
+            reference = self._tables.get(names.reference)
             found = reference.resolved.get(name) if reference else None
         return found
 
@@ -233,12 +235,12 @@ class Resolver:
 
     def untold(self) -> dict[str, list[str]]:
         """Reference hosts whose table is missing -> the hosts that share it, and of which nothing is known therefore."""
-        return {reference: hosts for reference, hosts in self._sharers.items() if reference not in self._seen}
+        return {reference: hosts for reference, hosts in self._sharers.items() if reference not in self._tables}
 
     def silent(self, name: str) -> list[str]:
         """The hosts that were not asked for this name, those of :meth:`untold` aside."""
         own = self._own.get(name, {})
-        asked = (reference for reference in self._sharers if reference in self._seen and reference not in own)
+        asked = (reference for reference in self._sharers if reference in self._tables and reference not in own)
         return [host for reference in asked for host in self._sharers[reference] if host not in own]
 
     def answers(self, name: str) -> dict[tuple[str, ...], list[str]]:

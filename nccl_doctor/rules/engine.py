@@ -50,11 +50,11 @@ class SkipRule(Exception):
 class Host:
     """One reached host, as rules see it.
 
-    ``gone``: the hosts that were not reached, or lost, with the address of each ("" if unknown): of what passes between
-    them and this one it can tell nothing.
+    ``gone``: the hosts that were not reached, or lost, by name: of what passes between them and this one it can tell
+    nothing.
     """
 
-    def __init__(self, facts: HostFacts, gone: Mapping[str, str] | None = None) -> None:
+    def __init__(self, facts: HostFacts, gone: Mapping[str, HostFacts] | None = None) -> None:
         self.facts = facts
         self.name = facts.name
         self.gone = gone or {}
@@ -140,6 +140,12 @@ class Fleet:
                 self.lack(gap.what, gap.why, host.name)
         return found
 
+    def of_lost(self, kind: type[F]) -> dict[str, F]:
+        """Host name -> fact, for the hosts that were lost after they had told it: to read what others tell beside it."""
+        gone = self.hosts[0].gone if self.hosts else {}
+        found = {name: Host(facts).want(kind) for name, facts in gone.items()}
+        return {name: fact for name, fact in found.items() if fact is not None}
+
     def lack(self, what: str, why: str, *hosts: str) -> None:
         """Note what was not measured on these hosts: it becomes unknown in this rule's result."""
         self.missing.setdefault((what, why), []).extend(hosts)
@@ -218,7 +224,7 @@ def reached(bundle: Bundle) -> tuple[Host, ...]:
     A connect to a host that goes away in the middle fails or not by the moment, and says nothing of the host that tried:
     of a lost host its peers are not heard, as they ask nothing of one that never answered.
     """
-    gone = {facts.name: facts.reach.address for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
+    gone = {facts.name: facts for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
     return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
 
 

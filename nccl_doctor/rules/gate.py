@@ -8,7 +8,7 @@ import msgspec
 
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.judge import Report
+from nccl_doctor.rules.judge import SURE, Report
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
 
@@ -54,7 +54,7 @@ def decide_hosts(report: Report) -> tuple[Decision, ...]:
     for item in report.causes:
         if item.severity is Severity.INFO:
             continue
-        unsure = item.severity is Severity.WARN or (len(item.hosts) > 1 and item.confidence < 0.99)
+        unsure = item.severity is Severity.WARN or (len(item.hosts) > 1 and item.confidence < SURE)
         for host in item.hosts or report.hosts:
             (doubtful if unsure else bad).setdefault(host, []).append(item.id)
     gaps: dict[str, list[str]] = {host: [] for host in report.hosts}

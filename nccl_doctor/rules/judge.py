@@ -19,6 +19,7 @@ from nccl_doctor.rules.reach import reach_findings
 
 MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
 GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
+SURE = 0.99  # confidence from which on a finding of several hosts is each one's own
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -161,7 +162,10 @@ class _Causes:
                     self._by_host.setdefault((id, host), set()).add(number)
 
     def of(self, number: int) -> set[int]:
-        """The numbers of the failing findings that explain this one: on its hosts, or on every peer that it names."""
+        """The numbers of the failing findings that explain this one: on all its hosts, or on every peer that it names.
+
+        Of a pair of which nobody knows which end it is, one end's fault explains it.
+        """
         effect = self._findings[number]
         parts = effect.id.split(".")
         parents = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
@@ -174,10 +178,13 @@ class _Causes:
         def at(host: str) -> set[int]:
             return set().union(*(self._by_host.get((parent, host), set()) for parent in known)) - {number}
 
-        at_peers = [at(peer) for peer in peers]
+        at_hosts, at_peers = list(map(at, effect.hosts)), list(map(at, peers))
+        in_doubt = len(at_hosts) == 2 and effect.confidence < SURE
+        if not (all(at_hosts) or in_doubt):
+            at_hosts = []  # one host's fault is no reason why others do not reach each other
         if not all(at_peers):
             at_peers = []  # whom a healthy peer does not reach either has a fault of its own
-        return set().union(*map(at, effect.hosts), *at_peers)
+        return set().union(*at_hosts, *at_peers)
 
 
 def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -100,7 +100,7 @@ def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
 
 def unasked(fleet: Fleet, seen: dict[str, Names]) -> None:
     """Note every host of which it is not known what it resolves another reached host's name to."""
-    resolver = Resolver(seen)
+    resolver = Resolver(seen, fleet.of_lost(Names))
     for reference, sharers in resolver.untold().items():
         fleet.lack(f"names told by {reference}", "not collected", *sharers)
     for name in sorted(host.name for host in fleet.hosts):

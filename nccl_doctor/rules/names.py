@@ -219,7 +219,7 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     alone(fleet)
     seen = fleet.every(Names)
     unasked(fleet, seen)
-    resolver = Resolver(seen)
+    resolver = Resolver(seen, fleet.of_lost(Names))
     # A host knows its own name (from its /etc/hosts, as containers do); where none knows another's, they are aliases.
     names = [name for name in resolver.names() if not _is_address(name)]
     aliases = all({*resolver.answers(name).get((), ()), name} >= {*seen} for name in names)
@@ -262,7 +262,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
     """
     alone(fleet)
     seen = fleet.every(Names)
-    resolver = Resolver(seen)
+    resolver = Resolver(seen, fleet.of_lost(Names))
     links = {host.name: host.want(Links) for host in fleet.hosts}
     strangers = {
         (link.peer, link.address, host)
@@ -355,7 +355,7 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
     """
     alone(fleet)
     seen = fleet.every(Names)
-    resolver = Resolver(seen)
+    resolver = Resolver(seen, fleet.of_lost(Names))
     for name in sorted(seen):
         answers: dict[str, list[str]] = {}
         told = resolver.answers(name)

@@ -268,7 +268,7 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
         if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
-    gone = hosts[0].gone if hosts else {}
+    gone = {name: facts.reach.address for name, facts in hosts[0].gone.items()} if hosts else {}
     built = [_build(id, world, members, known, gpus, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))

@@ -73,6 +73,11 @@ class Lab:
         return self.directory / "shared"
 
     @property
+    def number(self) -> int:
+        """Its own among the labs with a prefix that was free: they share /proc, and would take each other's jobs for theirs."""
+        return AUTOMATIC_PREFIXES.index(self.prefix)
+
+    @property
     def hostnames(self) -> list[str]:
         """The hosts' names, ``gpu01`` first; the controller is not among them."""
         return [f"gpu{number:02d}" for number in range(1, self.count + 1)]

@@ -47,6 +47,7 @@ SelectType=select/linear
 Prolog={directory}/prolog.sh
 PrologFlags=Alloc
 {nodes}
+FirstJobId={first}
 PartitionName=all Nodes={names} Default=YES MaxTime=10 State=UP
 """
 
@@ -71,6 +72,11 @@ def slurm(lab: Lab) -> Iterator[dict[str, str]]:
         shutil.rmtree(directory)
 
 
+def first_job(lab: Lab) -> int:
+    """The number of a Slurm's first job; jobs of another worker's Slurm, which are seen here as well, have others."""
+    return 1000 * (1 + lab.number)
+
+
 def start(lab: Lab, directory: Path) -> list[int]:
     directory.chmod(0o755)
     (directory / "key").write_bytes(os.urandom(1024))
@@ -87,7 +93,11 @@ def start(lab: Lab, directory: Path) -> list[int]:
     (directory / "nccl-doctor").chmod(0o755)
     nodes = "\n".join(f"NodeName={name} NodeAddr={lab.address(name)} CPUs=1 State=UNKNOWN" for name in lab.hostnames)
     conf = CONF.format(
-        controller=lab.address("controller"), directory=directory, nodes=nodes, names=",".join(lab.hostnames)
+        controller=lab.address("controller"),
+        directory=directory,
+        nodes=nodes,
+        names=",".join(lab.hostnames),
+        first=first_job(lab),
     )
     (directory / "slurm.conf").write_text(conf)
     (directory / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
@@ -340,9 +350,8 @@ def test_hang_finds_the_ranks_of_srun(lab: Lab, slurm: dict[str, str], what: str
     told: list[dict[str, Any]] = []
 
     def held() -> bool:
-        done = lab.run(
-            ["nccl-doctor", "hang", "-H", "gpu[01-03]", "--interval", "0.5", "--job", "slurm:1.0", "--format", "json"]
-        )
+        job = ("--job", f"slurm:{first_job(lab)}.0")
+        done = lab.run(["nccl-doctor", "hang", "-H", "gpu[01-03]", "--interval", "0.5", *job, "--format", "json"])
         told.append(json.loads(done.stdout))
         return [item["id"] for item in told[-1]["findings"][:1]] == [id]
 

@@ -650,6 +650,22 @@ def test_data_that_nobody_acknowledges_is_the_network_and_a_reader_that_stopped_
     assert examine(bundle(*ranks)).verdict == "stands"
 
 
+def test_the_host_that_all_connections_share_on_which_nothing_gets_through_is_named() -> None:
+    """Rank 2 on gpu02 gets nothing from gpu01, and rank 3, here on a third host, nothing from it."""
+    unheard = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 5}
+
+    def sends(host: int, to: int, **more: Any) -> list[dict[str, Any]]:
+        return [{**_connection(0, 2), "local": f"10.0.0.{host}:4000{to}", "peer": f"10.0.0.{to}:4000{host}", **more}]
+
+    ranks = four(r0=process(0, connections=sends(1, 2, **unheard)), r2=process(2, connections=sends(2, 3, **unheard)))
+    ranks[3]["connections"] = sends(3, 2)
+    whole = bundle(*ranks[:3])
+    third = {"job": ProbeResult(Outcome.OK, {"interval_s": 3.0, "processes": [ranks[3]]})}
+    hosts = (*whole.hosts, HostFacts("gpu03", Reach(ReachOutcome.OK), third))
+    found = first(examine(msgspec.structs.replace(whole, hosts=hosts)))
+    assert (found.id, found.hosts, found.confidence) == ("hang.network", ("gpu02",), 0.95)
+
+
 def test_two_ras_reports_name_who_is_behind() -> None:
     def report(counts: list[int]) -> dict[str, str]:
         status = {

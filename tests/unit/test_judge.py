@@ -361,8 +361,9 @@ def test_probe_data_that_does_not_fit_leaves_the_bundle_readable() -> None:
 
 
 def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
-    """Against the definition, told pair by pair: a failing cause, an id beneath, and a host in common or all peers bad.
+    """Against the definition, told pair by pair: a failing cause, an id beneath, and all hosts or all peers bad.
 
+    Of two hosts one is enough, where the finding does not know which of them it is.
     The cause is one on the effect's own hosts where there is one; what is only told is nobody's consequence.
     """
     import random
@@ -377,7 +378,9 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
     def explains(cause: Finding, effect: Finding, among: list[Finding]) -> bool:
         peers = {place.peer for place in effect.places if place.peer}
         at_fault = {host for one in among if fits(one, effect) for host in one.hosts}
-        touched = {*effect.hosts, *(peers if peers <= at_fault else ())}
+        in_doubt = len(effect.hosts) == 2 and effect.confidence < 0.99
+        hosts = effect.hosts if in_doubt or at_fault.issuperset(effect.hosts) else ()
+        touched = {*hosts, *(peers if peers <= at_fault else ())}
         everybody = effect.stage == "collectives" or not (effect.hosts or peers)
         return fits(cause, effect) and (everybody or bool(touched & set(cause.hosts)))
 
@@ -390,7 +393,7 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
                     draw.choice(ids), draw.choice(list(Severity)), str(number), Evidence("proof"),
                     hosts=draw.sample(("a", "b", "c"), draw.randint(0, 2)),
                     places=[Place(host="a", peer=draw.choice(("b", "c", ""))) for _ in range(draw.randint(0, 2))],
-                    explains=tuple(draw.sample(ids, draw.randint(0, 3))),
+                    explains=tuple(draw.sample(ids, draw.randint(0, 3))), confidence=draw.choice((0.9, 1.0)),
                 ),
                 stage=draw.choice(("connectivity", "collectives")),
             )

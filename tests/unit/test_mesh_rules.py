@@ -114,6 +114,28 @@ def test_what_hangs_is_folded_under_the_cause_on_its_own_hosts_and_what_works_un
     assert [item.folded_under for item in folded] == ["", "", "net.firewall.dropped", ""]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "confidence", "folded"),
+    [
+        (("gpu02",), 1.0, True),
+        (("gpu02", "gpu03"), 0.9, True),  # one link: either end's fault is reason enough
+        (("gpu02", "gpu03"), 1.0, False),  # both are cut off from all others
+        (NAMES, 0.9, False),  # nobody reaches anybody
+    ],
+)
+def test_one_host_s_fault_is_no_reason_why_others_do_not_reach_each_other(
+    hosts: tuple[str, ...], confidence: float, folded: bool
+) -> None:
+    """With all links cut and one of them flapping, the hosts at the other ends passed for healthy."""
+    flaps = finding(
+        "net.link-flapping", Severity.FAIL, "flaps", Evidence("proof"), hosts=("gpu02",), explains=("net.firewall",)
+    )
+    cut = finding("net.firewall.dropped", Severity.FAIL, "cut", Evidence("proof"), hosts=hosts, confidence=confidence)
+    assert [item.folded_under for item in fold([flaps, cut])] == ["", "net.link-flapping" * folded]
+    both = msgspec.structs.replace(flaps, hosts=hosts)
+    assert [item.folded_under for item in fold([both, cut])] == ["", "net.link-flapping"]
+
+
 def test_slow_look_ups_name_the_host_and_its_name_servers() -> None:
     builder = Builder()
     builder.probes["gpu02"]["names"]["lookup_s"] = None
@@ -555,6 +577,25 @@ def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Re
     assert only(report).hosts == ("gpu02",) and only(report).id.startswith("host.")
     states = {item.host: item.state for item in gate.decide_hosts(report)}
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.BAD, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
+
+
+def test_names_that_others_share_with_a_host_are_known_when_it_is_lost() -> None:
+    """gpu01 gave its whole table, the others what they resolve otherwise: none of them was good without it."""
+    builder = Builder()
+    for name in NAMES[1:]:
+        builder.probes[name]["names"].update(resolved={}, reference="gpu01")
+    builder.probes["gpu03"]["names"]["resolved"] = {"gpu04": {"addresses": ["10.0.0.99"]}}
+    first, *others = builder.bundle().hosts
+    hosts = (msgspec.structs.replace(first, reach=Reach(ReachOutcome.TIMED_OUT, "no answer")), *others)
+    report = judge(msgspec.structs.replace(builder.bundle(), hosts=hosts))
+    found = {item.id: item.hosts for item in report.causes}
+    assert found == {"host.ssh-timeout": ("gpu01",), "net.hostname-resolution.wrong-address": ("gpu03",)}
+    assert {host for gap in report.unknown for host in gap.hosts} == {"gpu01"}
+    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    assert (states["gpu02"], states["gpu04"]) == (gate.HEALTHY, gate.HEALTHY)
+    nothing = msgspec.structs.replace(hosts[0], probes={})
+    untold = judge(msgspec.structs.replace(builder.bundle(), hosts=(nothing, *others)))
+    assert {host for gap in untold.unknown for host in gap.hosts} == {*NAMES}
 
 
 CUT_OFF = [("gpu01", "gpu03"), ("gpu01", "gpu04"), ("gpu03", "gpu01"), ("gpu04", "gpu01")]
