@@ -405,7 +405,8 @@ def gpu_processes() -> Dict[str, Any]:
 
     Command lines are not read: they carry secrets. A zombie whose threads live on still holds its devices.
     """
-    found, hidden, seen = [], 0, 0
+    found = []
+    hidden = seen = 0 if os.path.isdir(path("/proc/1")) else 1  # hidepid: others' processes are not even listed
     if not glob.glob(path("/dev/nvidia[0-9]*")):
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
