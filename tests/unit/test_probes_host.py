@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -309,6 +310,17 @@ def test_what_this_agent_started_itself_holds_no_gpu(tmp_path: Path, monkeypatch
     write_tree(tmp_path, {**system_tree(), "/proc/4244/fd/9": Link("/dev/nvidia0"), "/proc/4244/stat": mine})
     monkeypatch.setattr(probing, "ROOT", str(tmp_path))
     assert [process["pid"] for process in system_probe.gpu_processes()["processes"]] == [4242, 4243]
+
+
+def test_shared_memory_without_a_limit_is_as_large_as_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tmpfs mounted with size=0 tells no block at all."""
+    write_tree(tmp_path, system_tree())
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0))
+    told = system_probe.shared_memory()
+    assert (told["size_bytes"], told["free_bytes"]) == (527955968 << 10, 500000000 << 10)
 
 
 @pytest.mark.parametrize(("first", "hidden", "runs"), [("systemd", 0, False), (None, 1, None)])
