@@ -87,9 +87,10 @@ def first_line(absolute: str) -> Optional[str]:
 def uptime() -> Optional[float]:
     """Seconds since the boot; None where /proc does not tell."""
     try:
-        return float((first_line("/proc/uptime") or "").split()[0])
+        seconds = float((first_line("/proc/uptime") or "").split()[0])
     except (ValueError, IndexError):
         return None
+    return seconds if 0 <= seconds < float("inf") else None
 
 
 def listed(absolute: str) -> List[str]:

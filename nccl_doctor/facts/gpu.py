@@ -171,9 +171,9 @@ class System(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fabric manager as this host (or container) sees it."""
+    """The fabric manager as this host (or container) sees it; ``running`` None: other users' processes are hidden."""
 
-    running: bool = False
+    running: bool | None = None
     installed: bool = False
     version: str | None = None
 

@@ -109,7 +109,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Neighbour(msgspec.Struct, frozen=True):
-    """A resolved entry of the kernel's ARP table; ``permanent``: set by hand, and never asked for again."""
+    """A resolved entry of the kernel's neighbour tables (ARP, NDP); ``permanent``: set by hand, and never asked for again."""
 
     address: str
     mac: str
@@ -144,8 +144,8 @@ class Links(Fact, frozen=True, omit_defaults=True):
 class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):
     """The largest packet (bytes, IP headers included) that reached a peer with don't-fragment set.
 
-    ``outcome``: ok (packets of ``interface_mtu`` pass), black-hole (larger ones vanish in silence), limited (the
-    network reported a smaller path MTU, or the peer's interface is smaller: ``detail`` says), blocked (no UDP at all).
+    ``outcome``: ok (packets of ``interface_mtu`` pass), black-hole (larger ones vanish), blocked (too few or no UDP
+    datagrams were answered: ``detail`` says).
     """
 
     peer: str

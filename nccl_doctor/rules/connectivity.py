@@ -103,7 +103,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     for host, gaps in silent.items():
         fleet.lack("path MTU", gaps, host)
     for (host, peer), path in paths.items():
-        if path.outcome not in ("ok", "black-hole", "limited") and host not in silent and (host, peer) not in cut:
+        if path.outcome not in ("ok", "black-hole") and host not in silent and (host, peer) not in cut:
             why = f"{path.outcome}: {path.detail}" if path.detail else path.outcome
             fleet.lack(f"path MTU to {peer}", why, host)
         elif path.outcome != "blocked" and not path.interface_mtu:

@@ -65,8 +65,11 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
             [proof(host, gpu, f"fabric health: {words}") for gpu, words in bad[:4]],
             places=[place(host, gpu) for gpu, _ in bad],
         )
-    if fact.nvswitches and fact.container and not (registered or waiting or fact.fabric_manager.running):
-        raise MissingFact("fabric manager", f"its process is not seen from a container ({fact.container})")
+    if fact.nvswitches and not (registered or waiting or fact.fabric_manager.running):
+        if fact.container:
+            raise MissingFact("fabric manager", f"its process is not seen from a container ({fact.container})")
+        if fact.fabric_manager.running is None:
+            raise MissingFact("fabric manager", "other users' processes are hidden (/proc is mounted with hidepid)")
     need_fields(gpus, "state of the NVLink fabric", "fabric")
     if new := {gpu.fabric.state for gpu in gpus if gpu.fabric} - {"not-supported", "completed", *_WAITING}:
         raise MissingFact("state of the NVLink fabric", f"this release does not know {new.pop()!r}")
@@ -89,7 +92,7 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
     if not waiting:
         return
     process = f"process nv-fabricmanager: {'runs' if fact.fabric_manager.running else 'not found'}"
-    known = not (fact.fabric_manager.running or fact.container or superchip(fact))
+    known = fact.fabric_manager.running is False and not (fact.container or superchip(fact))
     yield finding(
         "gpu.fabric-manager.not-running" if known else "gpu.fabric-manager.not-completed",
         Severity.FAIL,
@@ -108,7 +111,7 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
 
 def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[Finding]:
     manager = fact.fabric_manager
-    if fact.nvswitches and not (in_fabric or manager.running or fact.container):
+    if fact.nvswitches and manager.running is False and not (in_fabric or fact.container):
         yield finding(
             "gpu.fabric-manager.not-running",
             Severity.FAIL,

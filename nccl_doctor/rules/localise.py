@@ -43,9 +43,10 @@ class Blame(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """``to gpu01``, ``from gpu01``, ``to and from gpu01``, ``between ...``, and of a single link ``from gpu01 to gpu02``."""
-        if not self.known_end and len(self.pairs) == 1:
-            return "from {} to {}".format(*self.pairs[0])
+        """``to gpu01``, ``from gpu01``, ``to and from gpu01``, ``between ...``, and of links that all lead one way ``from ... to ...``."""
+        sources, targets = ({pair[end] for pair in self.pairs} for end in (0, 1))
+        if not self.known_end and not sources & targets:
+            return f"from {fold(sources)} to {fold(targets)}"
         word = {"in": "to", "out": "from", "both": "to and from"}.get(self.direction, "between")
         return f"{word} {self.names}"
 
@@ -91,7 +92,7 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
 
     A host end is a culprit if every measured link through it in that direction is bad, and it has at least two, from
     different peers. What no culprit explains is told of the hosts that do not reach each other: two groups with nothing
-    but bad links between them, or, where all links are bad, all hosts, as nobody can say how many of them it is. The rest
+    but bad links between them, one way at least, or, where all links are bad, all hosts, as nobody can say how many of them it is. The rest
     stays with its pair: with two hosts nobody can say which end it is.
     ``known``: hosts that are culprits anyway: a bad link between one of them and another host is theirs.
     """
@@ -128,8 +129,8 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
 
 
 def _divided(left: set[Pair], good: set[Pair]) -> Iterator[Blame]:
-    """Hosts between whose groups no link is good, and bad links inside of a group, pair by pair."""
-    side_of = _groups(good)
+    """Hosts between whose groups no link is good both ways, and bad links inside of a group, pair by pair."""
+    side_of = _groups({pair for pair in good if pair[::-1] not in left})
     for members in sorted(set(_groups(left).values())):
         pairs = tuple(sorted(pair for pair in left if pair[0] in members))
         couples = sorted({tuple(sorted(pair)) for pair in pairs})
@@ -142,7 +143,9 @@ def _divided(left: set[Pair], good: set[Pair]) -> Iterator[Blame]:
         largest = max(sides, key=len)
         # Less than half of the hosts are cut off, if more than one of the others found it so.
         if 2 * len(largest) > len(everyone) and len(set(largest).intersection(members)) > 1:
-            yield Blame(tuple(host for host in everyone if host not in largest), "both", pairs)
+            ways = {"in" if source in largest else "out" for source, _ in pairs}
+            cut_off = tuple(host for host in everyone if host not in largest)
+            yield Blame(cut_off, ways.pop() if len(ways) == 1 else "both", pairs)
         else:
             yield Blame(everyone, "between", pairs, sides)
 

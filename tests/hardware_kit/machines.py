@@ -263,6 +263,7 @@ class Machine:
                 files[f"/proc/driver/nvidia/gpus/{bus}/information"] = (
                     f"Model: \t\t {self.model['name']}\nIRQ:   \t\t 33\nBus Location: \t {bus}\n"
                 )
+        files["/proc/1/comm"] = "systemd\n"
         if self.fabric_manager:
             files["/proc/4242/comm"] = "nv-fabricmanage\n"
         return {**files, **self.files}

@@ -191,22 +191,19 @@ def test_the_fabric_managers_version(
         (False, None, None, "gpu.fabric-manager.not-running"),  # before Hopper: the process is the only witness
         (True, None, None, ""),
         (False, "/.dockerenv", None, ""),
+        (None, None, "in-progress", "gpu.fabric-manager.not-completed"),  # others' processes are hidden
+        (None, None, None, ""),
     ],
 )
 def test_the_fabric_manager(
-    running: bool, container: str | None, states: str | None, wanted: str, healthy: Facts
+    running: bool | None, container: str | None, states: str | None, wanted: str, healthy: Facts
 ) -> None:
     facts = every_gpu(healthy, fabric={"state": states} if states else None)
     seen = found(of_host(facts, fabric_manager={"running": running}, container=container))
     assert set(seen) == ({wanted} if wanted else set())
-    blind = bool(container) and states is None
-    assert (
-        any(
-            gap.what == "fabric manager"
-            for gap in report_on(of_host(facts, container=container, fabric_manager={})).unknown
-        )
-        is blind
-    )
+    gaps = report_on(of_host(facts, container=container, fabric_manager={"running": running})).unknown
+    blind = states is None and (running is None or container is not None)
+    assert any(gap.what == "fabric manager" for gap in gaps) is blind
 
 
 def test_a_fabric_manager_of_a_containers_image_is_not_the_one_that_runs(healthy: Facts) -> None:

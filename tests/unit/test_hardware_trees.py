@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.agent import probing
-from nccl_doctor.agent.probes import gpu, infiniband, topology
+from nccl_doctor.agent.probes import gpu, infiniband, interfaces, topology
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import (
@@ -70,6 +71,30 @@ def probes() -> dict[str, dict[str, Any]]:
 
 def files(tree: Path) -> list[Path]:
     return sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+@pytest.mark.parametrize("content", NUMBERS)
+def test_any_uptime(content: bytes, tree: Path) -> None:
+    place = tree / "proc/uptime"
+    before = place.read_bytes()
+    try:
+        place.write_bytes(content)
+        assert probing.uptime() in (None, 3.0)  # one of them is a three in Arabic digits
+    finally:
+        place.write_bytes(before)
+
+
+WORDS = st.one_of(st.sampled_from(["-1", "zz", "00000003", "00200200", "f" * 32, "f" * 40, "lo"]), st.text(max_size=9))
+
+
+@given(lines=st.lists(st.lists(WORDS, min_size=6, max_size=11), max_size=9))
+def test_any_routing_table(lines: list[list[str]]) -> None:
+    good = "eth0 0000000A 0100000A 0003 0 0 100 000000FF"
+    text = "\n".join(["", *(" ".join(words) for words in lines), good])
+    with mock.patch.object(interfaces, "read_text", lambda place, _: text if place == "/proc/net/route" else ""):
+        assert interfaces.routes()[-1]["gateway"] == "10.0.0.1"
+    with mock.patch.object(interfaces, "read_text", lambda place, _: "" if place == "/proc/net/route" else text):
+        interfaces.routes()
 
 
 @given(data=st.data())

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
 from nccl_doctor.agent import probing
+from nccl_doctor.agent.probes import gpu as gpu_probe
 from nccl_doctor.agent.probes import interfaces, names
 from nccl_doctor.agent.probes import system as system_probe
 from nccl_doctor.facts.interfaces import Interfaces
@@ -308,6 +310,29 @@ def test_what_this_agent_started_itself_holds_no_gpu(tmp_path: Path, monkeypatch
     write_tree(tmp_path, {**system_tree(), "/proc/4244/fd/9": Link("/dev/nvidia0"), "/proc/4244/stat": mine})
     monkeypatch.setattr(probing, "ROOT", str(tmp_path))
     assert [process["pid"] for process in system_probe.gpu_processes()["processes"]] == [4242, 4243]
+
+
+def test_shared_memory_without_a_limit_is_as_large_as_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tmpfs mounted with size=0 tells no block at all."""
+    write_tree(tmp_path, system_tree())
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0))
+    told = system_probe.shared_memory()
+    assert (told["size_bytes"], told["free_bytes"]) == (527955968 << 10, 500000000 << 10)
+
+
+@pytest.mark.parametrize(("first", "hidden", "runs"), [("systemd", 0, False), (None, 1, None)])
+def test_where_others_processes_are_hidden_nothing_is_known_of_them(
+    first: str | None, hidden: int, runs: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With /proc mounted hidepid=2 they are not listed, and nobody seemed to hold the GPUs, nor to manage the fabric."""
+    processes = {"/dev/nvidia0": "", "/proc/77/comm": "sshd", "/proc/77/fd": None}
+    write_tree(tmp_path, {**processes, **({"/proc/1/comm": first, "/proc/1/fd": None} if first else {})})
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    assert system_probe.gpu_processes()["not_permitted"] == hidden
+    assert gpu_probe._fabric_manager()["running"] is runs
 
 
 def test_a_table_of_thousands_of_mounts_is_read_to_its_end(tmp_path: Path) -> None:

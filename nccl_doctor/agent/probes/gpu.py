@@ -217,12 +217,14 @@ def _readable(absolute: str) -> str:
 
 
 def _fabric_manager() -> Dict[str, Any]:
-    """Whether a fabric manager process runs (a container does not see the host's), and its version where it is told."""
-    running = False
-    for pid in listed("/proc"):
-        if pid.isdecimal() and (first_line("/proc/%s/comm" % pid) or "").startswith("nv-fabricmanage"):
-            running = True
-            break
+    """Whether a fabric manager process runs (a container does not see the host's), and its version where it is told.
+
+    None where the processes of other users are hidden (hidepid).
+    """
+    names = (first_line("/proc/%s/comm" % pid) or "" for pid in listed("/proc") if pid.isdecimal())
+    running: Optional[bool] = any(name.startswith("nv-fabricmanage") for name in names)
+    if not running and first_line("/proc/1/comm") is None:
+        running = None
     version = run_command(["nv-fabricmanager", "--version"], limit_s=3.0)
     text = version.stdout.strip() if version.outcome == "ok" else ""
     return {

@@ -186,42 +186,50 @@ TABLE_BYTES = 16 << 20  # of a routing table's text: some 130,000 routes
 def routes() -> List[Dict[str, Any]]:
     """The main IPv4 and IPv6 routing tables of /proc/net (policy routing tables are not in it)."""
     found = []
-    for line in (read_text("/proc/net/route", TABLE_BYTES) or "").splitlines()[1:]:
-        word = line.split()
-        if len(word) < 8 or not int(word[3], 16) & 1:
-            continue
-        found.append(
-            {
-                "family": "inet",
-                "interface": word[0],
-                "destination": _ipv4_from_route(word[1]),
-                "prefix": bin(int(word[7], 16)).count("1"),
-                "gateway": "" if int(word[2], 16) == 0 else _ipv4_from_route(word[2]),
-                "metric": int(word[6]),
-                "reject": bool(int(word[3], 16) & 0x200),
-            }
-        )
-    for line in (read_text("/proc/net/ipv6_route", TABLE_BYTES) or "").splitlines():
-        word = line.split()
-        if len(word) < 10:
-            continue
-        up, reject = int(word[8], 16) & 1, int(word[8], 16) & 0x200  # a rejecting route is not "up"
-        # The host's own addresses, and the kernel's last resort, which rejects; other rejecting routes are somebody's.
-        if (word[9] == "lo" or not up) and (not reject or word[5] == "ffffffff"):
-            continue
-        gateway = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[4]))
-        found.append(
-            {
-                "family": "inet6",
-                "interface": word[9],
-                "destination": socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[0])),
-                "prefix": int(word[1], 16),
-                "gateway": "" if gateway == "::" else gateway,
-                "metric": int(word[5], 16),
-                "reject": bool(int(word[8], 16) & 0x200),
-            }
-        )
+    ipv4 = (read_text("/proc/net/route", TABLE_BYTES) or "").splitlines()[1:]
+    ipv6 = (read_text("/proc/net/ipv6_route", TABLE_BYTES) or "").splitlines()
+    for lines, parse in ((ipv4, _ipv4_route), (ipv6, _ipv6_route)):
+        for line in lines:
+            try:
+                route = parse(line.split())
+            except (ValueError, IndexError, OSError, struct.error):
+                continue  # the last line, where the table was too long
+            if route:
+                found.append(route)
     return found
+
+
+def _ipv4_route(word: List[str]) -> Optional[Dict[str, Any]]:
+    flags = int(word[3], 16)
+    if not flags & 1:
+        return None
+    return {
+        "family": "inet",
+        "interface": word[0],
+        "destination": _ipv4_from_route(word[1]),
+        "prefix": bin(int(word[7], 16)).count("1"),
+        "gateway": "" if int(word[2], 16) == 0 else _ipv4_from_route(word[2]),
+        "metric": int(word[6]),
+        "reject": bool(flags & 0x200),
+    }
+
+
+def _ipv6_route(word: List[str]) -> Optional[Dict[str, Any]]:
+    flags = int(word[8], 16)
+    up, reject = flags & 1, flags & 0x200  # a rejecting route is not "up"
+    # The host's own addresses, and the kernel's last resort, which rejects; other rejecting routes are somebody's.
+    if (word[9] == "lo" or not up) and (not reject or word[5] == "ffffffff"):
+        return None
+    gateway = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[4]))
+    return {
+        "family": "inet6",
+        "interface": word[9],
+        "destination": socket.inet_ntop(socket.AF_INET6, bytes.fromhex(word[0])),
+        "prefix": int(word[1], 16),
+        "gateway": "" if gateway == "::" else gateway,
+        "metric": int(word[5], 16),
+        "reject": bool(reject),
+    }
 
 
 def that_matter(found: List[Dict[str, Any]], addresses: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

@@ -217,10 +217,13 @@ def shared_memory() -> Dict[str, Any]:
         group["files"] += 1
         group["bytes"] += size
     mount = mount_of("/dev/shm", mounts())
+    size, free = stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
+    if not size:  # mounted with size=0: the memory is its limit
+        size, free = memory().get("MemTotal", 0), memory().get("MemAvailable", 0)
     return {
         "present": True,
-        "size_bytes": stat.f_frsize * stat.f_blocks,
-        "free_bytes": stat.f_frsize * stat.f_bavail,
+        "size_bytes": size,
+        "free_bytes": free,
         "own_mount": bool(mount and mount["point"] == "/dev/shm"),
         "type": mount["type"] if mount else "",
         "read_only": bool(mount["read_only"]) if mount else None,
@@ -405,7 +408,8 @@ def gpu_processes() -> Dict[str, Any]:
 
     Command lines are not read: they carry secrets. A zombie whose threads live on still holds its devices.
     """
-    found, hidden, seen = [], 0, 0
+    found = []
+    hidden = seen = 0 if os.path.isdir(path("/proc/1")) else 1  # hidepid: others' processes are not even listed
     if not glob.glob(path("/dev/nvidia[0-9]*")):
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
