@@ -771,6 +771,8 @@ def healthy() -> None:
     dist.barrier()
     dist.destroy_process_group()
     say("training finished")
+    # On a busy machine torch 2.13 aborts one in 20 ends of the interpreter ("terminate called without an active exception").
+    os._exit(0)
 
 
 @incident
