@@ -131,6 +131,8 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     """Whether the work went on, or came to a good end, after the candidate's last line in its file."""
     if last.file in case.course.failed_files:
         return False
+    if case.has("progress") and case.course.began_after(last.seconds):
+        return True
     ends = (case.last(name, last.file) for name in ("ended-well", "nccl-tests-ok"))
     if any(end is not None and end.line > last.line for end in ends):
         return True
