@@ -52,13 +52,15 @@ def call(
     received = bytearray()
     timed_out = False
     waited = limit_s
+    poll = select.poll()  # select() fails for descriptors above 1023
+    poll.register(reader, select.POLLIN)
     try:
         while len(received) <= limit_bytes:
             if silence_s is not None:
                 starting = start_s is not None and received.count(b"\n", 0, 4096) < 2
                 waited = min(start_s if starting and start_s else silence_s, limit_s)
             left = min(waited, started + limit_s - time.monotonic())
-            if left <= 0 or not select.select([reader], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 timed_out = True
                 break
             block = os.read(reader, 65536)

@@ -84,6 +84,14 @@ def first_line(absolute: str) -> Optional[str]:
     return lines[0].strip() if lines else None
 
 
+def uptime() -> Optional[float]:
+    """Seconds since the boot; None where /proc does not tell."""
+    try:
+        return float((first_line("/proc/uptime") or "").split()[0])
+    except (ValueError, IndexError):
+        return None
+
+
 def listed(absolute: str) -> List[str]:
     """The names in a directory, sorted; none where it cannot be read."""
     try:

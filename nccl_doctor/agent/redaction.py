@@ -89,7 +89,8 @@ def is_secret_name(name: str) -> bool:
     upper = name.upper()
     if upper in _HARMLESS_NAMES:
         return False
-    return any(word in _SECRET_WORDS for word in re.split(r"[^A-Z0-9]+", upper))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()  # camelCase
+    return any(word in _SECRET_WORDS for word in re.split(r"[^A-Z0-9]+", words))
 
 
 def redact_text(text: str) -> str:
@@ -112,7 +113,7 @@ def redact_environment(variables: Dict[str, str]) -> Dict[str, str]:
 
 
 def redact_argv(argv: List[str]) -> List[str]:
-    """A command line without its secrets: ``--token x``, ``--token=x``, ``-p x`` are no exception."""
+    """A command line without its secrets, whether they stand behind a sign (``--token=x``) or a blank."""
     kept: List[str] = []
     hide_next = False
     for word in argv:

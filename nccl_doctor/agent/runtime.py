@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import nccl_doctor.agent.probes
 from nccl_doctor.agent import children, probing
@@ -164,7 +164,16 @@ class Agent:
             self._lines.put(encode({"id": 0}))
             return
         target = {"probe": self._probe, "module": self._module}.get(operation, self._unknown)
-        threading.Thread(target=target, args=(request,), daemon=True, name="request").start()
+        try:
+            threading.Thread(target=self._answer, args=(target, request), daemon=True, name="request").start()
+        except RuntimeError as error:  # a limit on processes, or no memory: other requests may still be answered
+            self._reply(request, _result("failed", str(error)), 0.0)
+
+    def _answer(self, target: Callable[[Dict[str, Any]], None], request: Dict[str, Any]) -> None:
+        try:
+            target(request)
+        except Exception as error:  # noqa: BLE001 - no request stays without an answer
+            self._reply(request, _result("failed", "%s: %s" % (type(error).__name__, error)), 0.0)
 
     def _unknown(self, request: Dict[str, Any]) -> None:
         self._reply(request, _result("failed", "this agent has no operation %r" % request["op"]), 0.0)
@@ -267,13 +276,12 @@ def serve(stream: Any, marker: str) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, _end_on_signal)
-        greeting = json.dumps(hello()).encode("ascii")
-        write_all(out_fd, b"\n" + marker.encode("ascii") + b" hello " + greeting + b"\n")
+        write_all(out_fd, b"\n" + marker.encode("ascii") + b" hello " + encode(hello()))
         Agent(in_fd, out_fd).serve()
     except _End as end:
         reason = str(end)
-    except OSError as error:
-        reason = "%s" % error
+    except Exception as error:  # noqa: BLE001 - whatever ends the agent is told
+        reason = "%s: %s" % (type(error).__name__, error)
     finally:
         _ignore_signals()
         children.kill_all()

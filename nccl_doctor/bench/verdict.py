@@ -26,6 +26,7 @@ Kind = Literal["good", "slow", "cannot-judge", "wrong"]
 
 ENOUGH = 0.90  # of the lowest number that others measured on such machines
 SLOWER = 0.05  # relative change against a baseline below which nobody should be woken
+SLOWER_SIZES = 0.25  # of the sizes: more than chance puts beyond their margins
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -156,9 +157,11 @@ def _by_baseline(
         return verdict("cannot-judge", f"{said}{share}; the baseline has {lacks}")
     largest = max(found, key=_weight)
     slower = [item for item in found if _is_slower(item.comparison)]
+    # Of 20 equal sizes one is beyond its own margin: alone it counts if it is the one that is judged, or by more than that.
+    sure = [item for item in slower if item is largest or _is_slower(item.comparison, len(found))]
     undecided = [item for item in found if not item.comparison.decided]
     at = f"{largest.words} at {format_size(largest.size)}"
-    if slower:
+    if sure or len(slower) > SLOWER_SIZES * len(found):
         worst = min(slower, key=lambda item: item.comparison.change)
         text = f"{said}, {worst.words} than the baseline at {format_size(worst.size)}"
         return verdict("slow", f"{text} ({len(slower)} of {len(found)} sizes slower){share}", "baseline")
@@ -167,8 +170,8 @@ def _by_baseline(
     return verdict("good", f"{said}; against the baseline: {at}{share}", "baseline")
 
 
-def _is_slower(comparison: Comparison) -> bool:
-    return comparison.decided and comparison.change < -max(SLOWER, comparison.margin)
+def _is_slower(comparison: Comparison, tried: int = 1) -> bool:
+    return comparison.decided and comparison.change < -max(SLOWER, comparison.margin_of(tried))
 
 
 def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict: Callable[..., Verdict]) -> Verdict:

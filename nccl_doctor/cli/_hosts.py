@@ -114,9 +114,16 @@ PolicyFile = Annotated[
 ]
 
 
+def say(message: str) -> None:
+    """A message on stderr; what came from hosts and files in it drives no terminal."""
+    from nccl_doctor.report.safe_text import lines
+
+    typer.echo(f"nccl-doctor: {lines(message)}", err=True)
+
+
 def stop(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
     """End with a message on stderr."""
-    typer.echo(f"nccl-doctor: {message}", err=True)
+    say(message)
     raise typer.Exit(code)
 
 
@@ -140,6 +147,32 @@ def read_bundle(path: Path) -> Bundle:
         return bundles.read(path)
 
 
+# Parameters that say what is measured, where and how long.
+_MEASURES = {
+    "hosts", "host_list", "slurm", "transport", "python", "env_setup", "connect_timeout", "fan_out", "ssh_config",
+    "master", "master_port", "mesh", "quick", "deadline", "budget", "profile", "interval", "stacks",
+}  # fmt: skip
+
+
+def nothing_is_measured(context: typer.Context, why: str) -> None:
+    """Stop at options that would change nothing, as nothing is measured: what was asked for would not be so."""
+    idle = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _MEASURES
+        and (source := context.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
+    if idle:
+        stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
+
+
+def read_saved(context: typer.Context, path: Path) -> Bundle:
+    """The run of ``--from``, in place of hosts."""
+    nothing_is_measured(context, "--from judges a saved bundle")
+    return read_bundle(path)
+
+
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)
@@ -152,9 +185,9 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
     if host_list and Path(host_list).is_file():
-        typer.echo(f"nccl-doctor: -H names hosts; {host_list} is a file here, too: --hosts {host_list}?", err=True)
+        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     for notice in found.notices:
-        typer.echo(f"nccl-doctor: {notice}", err=True)
+        say(notice)
     return found
 
 
@@ -176,7 +209,6 @@ def connect_options(
 
     Hosts are reached from here on: a time limit now ends the run as Ctrl-C does, with what was measured and tidied up.
     """
-    _signals.end_like_ctrl_c()
     from nccl_doctor.transport.base import ConnectOptions
 
     if transport not in ("ssh", "local") and not transport.startswith("command="):
@@ -190,12 +222,16 @@ def connect_options(
             stop(f"--transport: {error}")
         if shutil.which(program) is None:  # no fault of any host
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
+    if local and (transport.startswith("command=") or ssh_config is not None):
+        option = "--ssh-config" if ssh_config is not None else "--transport"
+        stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
     if ssh_config is not None:
         try:
             with ssh_config.open("rb") as stream:
                 stream.read(1)
         except OSError as error:
             stop(f"--ssh-config {ssh_config}: {error.strerror or error}")
+    _signals.end_like_ctrl_c()
     return ConnectOptions(
         transport="local" if local else transport,
         python=python,
@@ -229,7 +265,7 @@ def collect_all(entries: Sequence[HostEntry], options: CheckOptions) -> Bundle:
 def tell_interrupted(bundle: Bundle) -> None:
     """Say that the run was ended before its end, and by what."""
     if bundle.interrupted:
-        typer.echo(f"nccl-doctor: {_signals.interrupted_by()}: this is what was measured until then", err=True)
+        say(f"{_signals.interrupted_by()}: this is what was measured until then")
 
 
 def check_release(text: str, option: str) -> None:
@@ -309,7 +345,7 @@ def save_bundle(bundle: Bundle, path: Path | None) -> str:
     try:
         bundles.write(bundle, path)
     except OSError as error:
-        typer.echo(f"nccl-doctor: --save {path}: {error.strerror or error}", err=True)
+        say(f"--save {path}: {error.strerror or error}")
         return ""
     return str(path)
 
@@ -324,7 +360,7 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
     try:
         store.append(path, run_of(bundle, report, command, gate))
     except store.HistoryError as error:
-        typer.echo(f"nccl-doctor: --history {error}", err=True)
+        say(f"--history {error}")
 
 
 def print_report(
@@ -346,7 +382,7 @@ def step_summary(report: Report, gate: Gate) -> None:
     """Inside a GitHub job, append the summary to the file that the runner names."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if path and os.environ.get("GITHUB_ACTIONS") == "true":
-        from nccl_doctor.report.formats.github import summary
+        from nccl_doctor.report.formats.github import SUMMARY_BYTES, summary
 
         with contextlib.suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
-            stream.write(summary(report, gate))
+            stream.write(summary(report, gate, SUMMARY_BYTES - stream.tell()))

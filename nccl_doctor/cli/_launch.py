@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-import typer
-
 from nccl_doctor.agent import children
+from nccl_doctor.cli import _hosts
 
 if TYPE_CHECKING:
     from nccl_doctor.findings.model import EnvAdvice
@@ -48,9 +47,9 @@ def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventor
                 environment.pop(item.name, None)
             else:
                 environment[item.name] = item.value
-            typer.echo(f"nccl-doctor: {item.shell}   # {item.reason}", err=True)
+            _hosts.say(f"{item.shell}   # {item.reason}")
         argv = [_filled(word, words) for word in command]
-        typer.echo(f"nccl-doctor: go: {shlex.join(argv)}", err=True)
+        _hosts.say(f"go: {shlex.join(argv)}")
         kept = _Kept(Path(directory))
         status, told_to_end = _pass_through(argv, environment, kept)
         if status not in (0, 127, 130) and not told_to_end:
@@ -126,7 +125,7 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
             for copy in copies:
                 copy.join(5.0)
         except OSError as error:
-            typer.echo(f"nccl-doctor: {argv[0]}: {error.strerror or error}", err=True)
+            _hosts.say(f"{argv[0]}: {error.strerror or error}")
             return 127, False
     return 128 - status if status < 0 else status, bool(told)
 
@@ -163,9 +162,9 @@ def _explain(kept: _Kept) -> None:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     if not files:
-        typer.echo("nccl-doctor: the job failed and printed nothing: there is nothing to explain", err=True)
+        _hosts.say("the job failed and printed nothing: there is nothing to explain")
         return
-    typer.echo("nccl-doctor: the job failed; its output says:", err=True)
+    _hosts.say("the job failed; its output says:")
     ended: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -184,7 +183,7 @@ def _explain(kept: _Kept) -> None:
         children.finish(child, 5.0)
     if ended:
         why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"
-        typer.echo(f"nccl-doctor: {why}: the job's output is not explained", err=True)
+        _hosts.say(f"{why}: the job's output is not explained")
 
 
 def _explaining(files: list[str]) -> list[str]:

@@ -260,7 +260,7 @@ def _environment(pairs: list[str]) -> dict[str, str]:
             _hosts.stop(f"--env {pair!r}: expected NAME=VALUE")
         found[name] = value
     for doubt in _doubts(found) if found else ():
-        typer.echo(f"nccl-doctor: --env: {doubt}", err=True)
+        _hosts.say(f"--env: {doubt}")
     return found
 
 
@@ -354,7 +354,7 @@ class _Telling:
         self._print(outcome, str(self.save) if self.save and not not_saved else "", code)
         sys.stdout.flush()
         for text in filter(None, (not_saved, not_plotted)):  # below the table, where it is read
-            typer.echo(f"nccl-doctor: {text}", err=True)
+            _hosts.say(text)
         return code
 
     def _print(self, outcome: Outcome, saved: str, code: ExitCode) -> None:
@@ -365,16 +365,16 @@ class _Telling:
             render(outcome, stdout_console(self.plain), verbose=self.verbose, saved=saved, exit_code=code)
         elif self.format == "json":
             from nccl_doctor.bench.outcome import encode
+            from nccl_doctor.report.safe_text import json_text
 
-            sys.stdout.buffer.write(encode(outcome))
+            sys.stdout.write(json_text(encode(outcome)))
         else:
             from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests
-            from nccl_doctor.report.safe_text import visible
 
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
-            for told in (*(f"{item.id}: {visible(item.title)}" for item in outcome.findings), *verdict_lines(outcome)):
-                typer.echo(f"nccl-doctor: {told}", err=True)  # these formats have no words for it
+            for told in (*(f"{item.id}: {item.title}" for item in outcome.findings), *verdict_lines(outcome)):
+                _hosts.say(str(told))  # these formats have no words for it
 
 
 def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:

@@ -38,6 +38,7 @@ def _stage_names(incomplete: str) -> list[str]:
     ),
 )
 def check(
+    context: typer.Context,
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -92,9 +93,7 @@ def check(
     if mesh not in ("sparse", "full"):
         _hosts.stop(f"--mesh {mesh!r}: expected sparse or full")
     if from_ is not None:
-        if hosts or host_list or slurm:
-            _hosts.stop("--from judges a saved bundle: it takes no hosts")
-        bundle = _narrowed(_hosts.read_bundle(from_), stage or [], skip or [], nccl_version)
+        bundle = _narrowed(_hosts.read_saved(context, from_), stage or [], skip or [], nccl_version)
     else:
         from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.facts.model import Plan
@@ -178,7 +177,9 @@ def _tell(
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":
-        sys.stdout.buffer.write(to_json(report) + b"\n")
+        from nccl_doctor.report.safe_text import json_text
+
+        sys.stdout.write(json_text(to_json(report)))
     else:
         from nccl_doctor.report.console import render
         from nccl_doctor.report.terminal import stdout_console

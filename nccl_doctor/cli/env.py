@@ -49,6 +49,7 @@ SavedBundle = Annotated[
 
 
 def _facts(
+    context: typer.Context,
     hosts: str | None,
     host_list: str | None,
     slurm: bool,
@@ -63,9 +64,7 @@ def _facts(
     from nccl_doctor.facts.model import Plan
 
     if bundle is not None:
-        if hosts or host_list or slurm:
-            _hosts.stop("--from reads a saved bundle: it takes no hosts")
-        saved = _hosts.read_bundle(bundle)
+        saved = _hosts.read_saved(context, bundle)
         plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
         return msgspec.structs.replace(saved, plan=plan)
     from nccl_doctor.collect.check import CheckOptions
@@ -95,7 +94,7 @@ def show(
         _hosts.stop(str(error))
     if format == "json":
         pages = [report.answer_json(answer) for answer in answers]
-        typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2))
     else:
         typer.echo("\n".join(report.answer_text(answer, _hosts.columns(report.WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
@@ -123,6 +122,7 @@ def _name_in(said: str) -> str:
     ),
 )
 def lint(
+    context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="The same as --file.")] = None,
     file: Annotated[
         list[str] | None,
@@ -185,7 +185,11 @@ def lint(
     facts = None
     if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
         connect = (transport, python, env_setup, connect_timeout, fan_out)
-        facts = _facts(hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config)
+        facts = _facts(
+            context, hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config
+        )
+    else:
+        _hosts.nothing_is_measured(context, "only what is named here is read")
     try:
         result = examine.examine(file, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
@@ -198,7 +202,7 @@ def lint(
             if write or in_place:
                 _write(change, change.file if in_place else f"{change.file}.fixed")
     elif format == "json":
-        typer.echo(json.dumps(report.lint_json(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(report.lint_json(result), indent=2))
     else:
         typer.echo(report.lint_text(result, show_info, _hosts.columns(report.WIDTH)), nl=False)
     code = result.exit_code(strict)
@@ -229,6 +233,7 @@ ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json
 
 @env.command(short_help="Which variables do these hosts need?")
 def recommend(
+    context: typer.Context,
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -255,16 +260,21 @@ def recommend(
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
+    from nccl_doctor.env.hosts import not_reached
     from nccl_doctor.report import env as report
     from nccl_doctor.rules import needs
 
     _hosts.check_release(nccl_version, "--nccl-version")
     connect = (transport, python, env_setup, connect_timeout, fan_out)
-    facts = _facts(hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config)
+    facts = _facts(
+        context, hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config
+    )
     known, attempts = needs.of_bundle(facts)
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
+    absent = tuple(f"{host.name} {why}" for host in facts.hosts if (why := not_reached(host)))
+    advice = msgspec.structs.replace(advice, unknown=(*absent, *advice.unknown))
     if format == "text":
         typer.echo(report.advice_text(advice, _hosts.columns(report.WIDTH)), nl=False)
     else:
@@ -355,7 +365,7 @@ def tune(
     except Failed as reason:
         _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
     if format == "json":
-        typer.echo(json.dumps(report.tuning_json(result), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(report.tuning_json(result), indent=2))
     else:
         typer.echo(report.tuning_text(result), nl=False)
     if not result.trusted:

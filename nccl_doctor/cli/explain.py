@@ -62,17 +62,17 @@ def explain(
         why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
         found = msgspec.structs.replace(found, sentence=why, next=())
     if format == "json":
-        typer.echo(report.to_json(found))
+        from nccl_doctor.report.safe_text import json_text
+
+        typer.echo(json_text(report.to_json(found).encode()), nl=False)
     elif not why:
         from nccl_doctor.report.terminal import stdout_console
 
         _terminal().print_explanation(found, stdout_console(), time.monotonic() - started)
     if why:
-        from nccl_doctor.report.safe_text import visible
-
         for problem in found.problems:
-            typer.echo(f"nccl-doctor: {visible(problem.name)}: {visible(problem.problem)}", err=True)
-        typer.echo(f"nccl-doctor: {why}", err=True)
+            _hosts.say(f"{problem.name}: {problem.problem}")
+        _hosts.say(why)
     raise typer.Exit(code)
 
 

@@ -25,6 +25,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
     ),
 )
 def hang(
+    context: typer.Context,
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -57,9 +58,9 @@ def hang(
     if save is not None:
         _hosts.check_writable(save, "--save")
     if from_ is not None:
-        if hosts or host_list or slurm or save:
-            _hosts.stop("--from judges a saved bundle: it takes no hosts and no --save")
-        bundle = _hosts.read_bundle(from_)
+        if save:
+            _hosts.stop("--from judges a saved bundle: it takes no --save")
+        bundle = _hosts.read_saved(context, from_)
         if "job" not in bundle.plan.stages:
             _hosts.stop(f"{from_}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))
@@ -82,7 +83,9 @@ def hang(
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
     if format == "json":
-        sys.stdout.buffer.write(to_json(answer) + b"\n")
+        from nccl_doctor.report.safe_text import json_text
+
+        sys.stdout.write(json_text(to_json(answer)))
     else:
         from nccl_doctor.report.hang import render
         from nccl_doctor.report.terminal import stdout_console

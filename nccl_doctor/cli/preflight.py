@@ -38,6 +38,7 @@ PROFILES = ("quick", "standard", "full")
     context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
 )
 def preflight(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND ...]", help="Run this, only on go, and pass on its exit code."),
@@ -121,11 +122,9 @@ def preflight(
             f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
         )
     local = _hosts.is_this_machine(hosts, host_list, slurm)
-    if from_ is not None and not local:
-        _hosts.stop("--from decides from a saved bundle: it takes no hosts")
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or [], rules)
-    earlier = None if from_ is None else _saved(from_, needs)
+    earlier = None if from_ is None else _saved(context, from_, needs)
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
@@ -179,7 +178,7 @@ def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
-            typer.echo(f"nccl-doctor: {path}: cannot be written ({place} {why})", err=True)
+            _hosts.say(f"{path}: cannot be written ({place} {why})")
 
 
 def _said(name: str, option: object) -> str:
@@ -251,11 +250,11 @@ def _collect(
     return _hosts.collect_facts(inventory.entries, options, fit)
 
 
-def _saved(path: Path, needs: tuple[str, ...]) -> Bundle:
+def _saved(context: typer.Context, path: Path, needs: tuple[str, ...]) -> Bundle:
     """A saved run, to be decided by these requirements where there are any."""
     import msgspec
 
-    bundle = _hosts.read_bundle(path)
+    bundle = _hosts.read_saved(context, path)
     plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
     return msgspec.structs.replace(bundle, plan=plan)
 
@@ -283,7 +282,7 @@ def _write(path: Path, text: str) -> bool:
     try:
         files.write(path, text.encode())
     except OSError as error:
-        typer.echo(f"nccl-doctor: {path}: {error.strerror or error}", err=True)
+        _hosts.say(f"{path}: {error.strerror or error}")
         return False
     return True
 

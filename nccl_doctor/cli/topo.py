@@ -32,6 +32,7 @@ Found = tuple[str, "Matrix", list[tuple[str, str]]]
     ),
 )
 def topo(
+    context: typer.Context,
     file: Annotated[
         str | None,
         typer.Argument(
@@ -56,10 +57,11 @@ def topo(
 
     Without FILE, hosts or bundle, this machine is asked.
     """
-    named = hosts is not None or host_list is not None or slurm
-    if sum((file is not None, from_ is not None, named)) > 1:
-        _hosts.stop("give one of FILE, --from and hosts")
+    if file is not None and from_ is not None:
+        _hosts.stop("give FILE or --from, as both mean the same")
     source = str(from_) if from_ is not None else file
+    if source is not None:
+        _hosts.nothing_is_measured(context, f"{source} is read")
     if source is not None and not _is_bundle(source):
         _tell(_from_file(source), {}, format, one_file=True)
         return

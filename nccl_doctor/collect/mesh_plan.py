@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.agent.probes.mesh import RETRY_S
 from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
-from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, Pair, late_hosts, pairs, shifts
+from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, ONE_STREAM, Pair, late_hosts, pairs, shifts
 
 __all__ = ["Pair", "best_address", "by_source", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 
@@ -25,12 +25,15 @@ FEW = 12  # one after the other, more transfers than these would take too long
 
 
 def doubtful(measured: Mapping[str, Throughput], share: float) -> list[Pair]:
-    """The pairs whose transfer reached less than this share of what the best eighth of all did, in order."""
+    """The pairs whose transfer reached less than this share of what the best eighth of all did, in order.
+
+    As the rule counts it: no more than :data:`ONE_STREAM`.
+    """
     rates = {(host, flow.peer): flow.rate for host, fact in measured.items() for flow in fact.flows if flow.seconds > 0}
     if not rates:
         return []
     best = sorted(rates.values(), reverse=True)[(len(rates) - 1) // 8]
-    return sorted(pair for pair, rate in rates.items() if rate < share * best)
+    return sorted(pair for pair, rate in rates.items() if rate < share * min(best, ONE_STREAM))
 
 
 def faster(before: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

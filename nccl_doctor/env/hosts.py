@@ -48,6 +48,12 @@ def fact(host: HostFacts, kind: type[F]) -> F | None:
         return None
 
 
+def not_reached(host: HostFacts) -> str:
+    """Why nothing is known of a host on which no agent ran, or on which it was lost; empty of any other."""
+    reach = host.reach
+    return "" if reach.outcome is ReachOutcome.OK else f"was not reached: {reach.detail or reach.outcome.value}"
+
+
 def of_facts(bundle: Bundle) -> FleetReading:
     """The variables of every reached host of a bundle, which source wins on each, and where hosts disagree."""
     assignments: list[Assignment] = []
@@ -57,8 +63,8 @@ def of_facts(bundle: Bundle) -> FleetReading:
     winners: dict[str, dict[str, Assignment]] = {}
     softwares = {host.name: fact(host, Software) for host in bundle.hosts}
     for host in bundle.hosts:
-        if host.reach.outcome is not ReachOutcome.OK:
-            problems.append(Problem(host.name, f"was not reached: {host.reach.detail or host.reach.outcome.value}"))
+        if why := not_reached(host):
+            problems.append(Problem(host.name, why))
             continue
         environment = fact(host, Environment)
         if environment is None:

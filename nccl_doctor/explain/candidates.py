@@ -83,11 +83,11 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
 
 def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
-    by which a kernel of DeepEP ends when it has waited in vain, or a crash after XLA had aborted its communicators."""
+    of a kernel that has waited in vain for other ranks, or a crash after XLA had aborted its communicators."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
-        before = case.hits("deepep-timeout")
+        before = case.hits("deepep-timeout", "symmetric-signal-timeout")
     elif hit.signature in _CRASHED:
         before = case.hits("xla-communicator")
     else:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.explain.lines import later, place
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
@@ -26,6 +28,8 @@ _COLLECTIVE = re.compile(
     r"ncclComm|store_based|synchronize"
 )
 _LONG = 300.0  # seconds without a step
+_SLURMS_TIME = "CANCELLED AT "
+_ZONES, _ZONES_APART = 1800.0, 14 * 3600.0  # seconds: time zones differ by multiples of the first, up to the second
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
@@ -38,6 +42,7 @@ GAVE_UP = (  # waiting in vain
     "monitored-barrier",
     "socket-timeout",
     "deepep-timeout",
+    "symmetric-signal-timeout",
 )
 _WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
@@ -54,6 +59,8 @@ _RETRIES = frozenset(
         "serving-watchdog",
         "grpc-unavailable",
         "horovod-stall",
+        "torchft-goes-on",
+        "torchft-waits",
         "xla-rendezvous",
         "volume-not-mounted",
         "sandbox-failed",
@@ -77,6 +84,8 @@ _AT_SHUTDOWN = frozenset(
         "rdzv-timeout",
         "rdzv-connection",
         "keep-alive-failed",
+        "ras-peer-dead",
+        "ras-peer-silent",
     )
 )
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
@@ -125,14 +134,28 @@ class Course:
 
     @functools.cached_property
     def _out_of_time(self) -> bool:
-        """Whether a scheduler's time limit ended a job in which NCCL had begun to initialise and never came to an end."""
-        limits = (hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text))
-        return self.unfinished and not self._case.has("nccl-init-complete") and any(limits)
+        """Whether a scheduler's time limit ended a job that stood still, or in which NCCL never came to the end of its
+        initialisation."""
+        connecting = self.unfinished and not self._case.has("nccl-init-complete")
+        return bool(self._limits and connecting) or any(hit in self._limits for hit in self.interrupted_hang)
+
+    @functools.cached_property
+    def _limits(self) -> list[Hit]:
+        """Where a scheduler ended the job because its time was over."""
+        return [hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text)]
 
     @functools.cached_property
     def interrupted_hang(self) -> list[Hit]:
-        """Ctrl-C where nothing was done before it: no step after NCCL's start, inside of a collective, for long, or after a
-        time-out."""
+        """Ctrl-C, or a scheduler's time limit, where nothing was done before it: no step after NCCL's start, inside of a
+        collective, for long, after a time-out, or in the middle of a table of nccl-tests."""
+        return self._interrupted_by_hand or [
+            hit for hit in self._limits if self._silence(hit) or self._only_nccl_before(hit) or self.stopped_tables
+        ]
+
+    @property
+    def _interrupted_by_hand(self) -> list[Hit]:
+        if self.stopped_tables:
+            return self._interrupted
         if any(self._worked_before(hit) for hit in self._interrupted):
             return [hit for hit in self._interrupted if self._silence(hit) or self._timed_out_before(hit)]
         waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
@@ -152,10 +175,35 @@ class Course:
         steps = [step for step in (*self._case.hits("progress"), *self._case.tail) if self._is_step_before(step, hit)]
         times = sorted({step.seconds for step in steps if step.seconds is not None})
         ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
-        if ended or hit.seconds is None or len(times) < 3:
+        slurms = prefix.parse(hit.text.partition(_SLURMS_TIME)[2]).seconds
+        stopped = hit.seconds if hit.seconds is not None else slurms
+        if ended or stopped is None or len(times) < 3:
             return False
         apart = max(later - earlier for earlier, later in itertools.pairwise(times[-3:]))
-        return hit.seconds - times[-1] > max(_LONG, 10 * apart)
+        silent = stopped - times[-1]
+        if hit.seconds is None:
+            silent = silent if silent > _ZONES_APART else silent % _ZONES  # clocks of a host and a container differ so
+        return silent > max(_LONG, 10 * apart)
+
+    def _only_nccl_before(self, hit: Hit) -> bool:
+        """Whether NCCL's INFO lines are the last that was said before this line, and no work was done."""
+        before = [line for line in self._case.summary.tails.get(hit.file, ()) if line.line < hit.line]
+        return bool(before) and "NCCL INFO" in before[-1].text and not self._case.has(*_WORK)
+
+    @functools.cached_property
+    def stopped_tables(self) -> list[Hit]:
+        """Where a table of nccl-tests ends long before the largest size that was asked for: its last row, or its heading."""
+        case, stopped = self._case, []
+        for head in case.lasts("tests-range"):
+            row, closed = (case.last(name, head.file) for name in ("busbw-row", "busbw-average"))
+            if closed is not None and closed.line > head.line:
+                continue
+            size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
+            if row is None or size is None:
+                stopped.append(head)
+            elif 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
+                stopped.append(row)
+        return stopped
 
     def _is_step_before(self, step: Hit, hit: Hit) -> bool:
         is_step = step.signature == "progress" or self._case.signatures["progress"].match(step.text) is not None

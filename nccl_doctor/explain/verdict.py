@@ -45,7 +45,12 @@ def _failure_seen(case: Case) -> bool:
         return True  # whatever its end: it paid for something
     if course.recovered:
         return False
-    if course.interrupted_hang or exceptions.ordinary or any(not item.type for item in case.summary.tracebacks):
+    if (
+        course.interrupted_hang
+        or course.stopped_tables
+        or exceptions.ordinary
+        or any(not item.type for item in case.summary.tracebacks)
+    ):
         return True  # an exception, or a traceback that was cut before it
     if (
         course.slower_steps

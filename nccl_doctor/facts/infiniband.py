@@ -52,10 +52,7 @@ class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     phys_state: str | None = None
     rate: str | None = None
     link_layer: str | None = None
-    lid: str | None = None
-    sm_lid: str | None = None
     gids: tuple[Gid, ...] = ()
-    pkeys: tuple[str, ...] = ()
     counters: dict[str, Count] = {}
     counters_before: dict[str, Count] = {}
     counters_interval_s: Amount = 0.0
@@ -86,8 +83,6 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     hca_type: str | None = None
     board_id: str | None = None
     node_guid: str | None = None
-    sys_image_guid: str | None = None
-    node_type: str | None = None
     bus_id: str | None = None
     slot: str | None = None  # the platform's name of the PCIe slot
     path: tuple[str, ...] = ()

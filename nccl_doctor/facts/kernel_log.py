@@ -26,7 +26,7 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KernelLogFact(Fact, frozen=True, omit_defaults=True):
-    """The lines about GPUs, RDMA devices, PCIe and killed processes, oldest first."""
+    """The lines about GPUs, RDMA devices, PCIe and killed processes, oldest first; ``left_off``: how many more there are."""
 
     PROBE: ClassVar[str] = "kernel_log"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import ClassVar
 
@@ -133,6 +134,12 @@ class Links(Fact, frozen=True, omit_defaults=True):
             parsed(link.address)
         return self
 
+    def without(self, peers: Collection[str]) -> Links:
+        """The same without the connections to these hosts."""
+        links = tuple(link for link in self.links if link.peer not in peers)
+        swept = {peer: count for peer, count in self.swept.items() if peer not in peers}
+        return msgspec.structs.replace(self, links=links, swept=swept)
+
 
 class PathSize(msgspec.Struct, frozen=True, omit_defaults=True):
     """The largest packet (bytes, IP headers included) that reached a peer with don't-fragment set.
@@ -155,6 +162,10 @@ class PathMtu(Fact, frozen=True, omit_defaults=True):
 
     PROBE: ClassVar[str] = "path-mtu"
     paths: tuple[PathSize, ...]
+
+    def without(self, peers: Collection[str]) -> PathMtu:
+        """The same without the paths to these hosts."""
+        return PathMtu(tuple(path for path in self.paths if path.peer not in peers))
 
 
 class Flow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -179,6 +190,10 @@ class Throughput(Fact, frozen=True, omit_defaults=True):
 
     PROBE: ClassVar[str] = "throughput"
     flows: tuple[Flow, ...]
+
+    def without(self, peers: Collection[str]) -> Throughput:
+        """The same without the transfers to these hosts."""
+        return Throughput(tuple(flow for flow in self.flows if flow.peer not in peers))
 
 
 class Clock(Fact, frozen=True, omit_defaults=True):

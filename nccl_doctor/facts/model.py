@@ -8,6 +8,7 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
@@ -52,7 +53,9 @@ class ReachOutcome(enum.Enum):
 
 
 SETUP_FAILED = "--env-setup failed"  # so begins the detail where the user's own line ended the start
-NO_WAY_OUT = "this machine has no way"  # so says the detail where its own routes lead nowhere, or forbid it
+OURS = "this machine"  # so begins the detail of a failed transport that proves nothing of the host
+NO_WAY_OUT = f"{OURS} has no way"  # so says the detail where its own routes lead nowhere, or forbid it
+UNSIGNED = f"{OURS}'s ssh agent does not sign"  # so says the detail where no key was refused but by the own agent
 NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
 
 
@@ -85,6 +88,10 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
 
         ``ValueError`` where a part of it cannot be what it is told as.
         """
+        return self
+
+    def without(self: F, peers: Collection[str]) -> F:
+        """The fact without what it tells of these hosts."""
         return self
 
 

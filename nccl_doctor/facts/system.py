@@ -51,9 +51,12 @@ class Filesystem(msgspec.Struct, frozen=True):
 
 
 class Cgroup(msgspec.Struct, frozen=True):
-    """Of the limits from this process' group up to the top the ones that leave least; None is unlimited."""
+    """Of the limits from this process' group up to the top the ones that leave least; None is unlimited.
 
-    version: Count = 2
+    ``oom_kills``: processes killed for want of memory in this process' own group, as long as that has been there.
+    """
+
+    version: Count = 2  # of cgroups; 0: none is mounted, and its limits are not known
     memory_limit_bytes: Count | None = None
     memory_used_bytes: Count | None = None
     memory_cache_bytes: Count = 0  # reclaimable page cache in memory_used_bytes
@@ -76,14 +79,12 @@ IPC_LOCK = 14  # CAP_IPC_LOCK of linux/capability.h
 
 
 class Container(msgspec.Struct, frozen=True):
-    """Hints that this is a container; empty on a plain host. ``seccomp`` 2 is a filter, ``capabilities`` a hexadecimal mask.
+    """Hints that this is a container; empty on a plain host. ``capabilities``: the effective ones, a hexadecimal mask.
 
     ``user_namespace``: its users are not the kernel's own, and its capabilities hold in it alone; None: not known.
     """
 
     hints: tuple[str, ...] = ()
-    seccomp: str = ""
-    no_new_privileges: str = ""
     capabilities: str = ""
     user_namespace: bool | None = None
 
@@ -94,38 +95,11 @@ class Container(msgspec.Struct, frozen=True):
         return self.user_namespace is False and bool(mask >> IPC_LOCK & 1)
 
 
-class Node(msgspec.Struct, frozen=True):
-    """A NUMA node."""
-
-    node: int
-    cpus: str = ""
-    memory_bytes: int | None = None
-
-
 class Processors(msgspec.Struct, frozen=True):
-    """CPUs. ``allowed`` is how many this process may use."""
+    """CPUs: how many there are, and how many this process may use."""
 
-    online: str = ""
     count: Count | None = None
     allowed: Count = 0
-    model: str = ""
-    governor: str = ""
-    nodes: tuple[Node, ...] = ()
-
-
-class Machine(msgspec.Struct, frozen=True):
-    """Kind of machine, kernel options, uptime (seconds) and load."""
-
-    vendor: str = ""
-    product: str = ""
-    virtual: bool = False
-    iommu_devices: int = 0
-    kernel_options: tuple[str, ...] = ()
-    transparent_hugepage: str = ""
-    uptime_s: float | None = None
-    load: tuple[float, ...] = ()
-    tasks: int | None = None
-    oom_kills_since_boot: int | None = None
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
@@ -162,7 +136,6 @@ class System(Fact, frozen=True):
     user: int = 0
     container: Container = Container()
     processors: Processors = Processors()
-    machine: Machine = Machine()
     sysctls: dict[str, str] = msgspec.field(default_factory=dict)
     rdma_devices: tuple[str, ...] = ()
 

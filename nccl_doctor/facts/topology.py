@@ -33,7 +33,6 @@ class PciDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     link_speed_max: str | None = None
     link_width: str | None = None
     link_width_max: str | None = None
-    virtual_function: bool = False
 
 
 class AcsBridge(msgspec.Struct, frozen=True):
@@ -44,12 +43,10 @@ class AcsBridge(msgspec.Struct, frozen=True):
 
 
 class Acs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """ACS on the PCI bridges; ``outcome`` not-permitted: reading extended configuration space needs root."""
+    """ACS on the PCI bridges; ``outcome`` not-permitted: of some it is not known, as reading it needs root."""
 
     outcome: str
     redirecting: tuple[AcsBridge, ...]
-    bridges: int = 0
-    readable: int = 0
 
 
 class Iommu(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,4 +78,3 @@ class TopologyFact(Fact, frozen=True, omit_defaults=True):
     boot_options: tuple[str, ...] = ()
     hypervisor: str | None = None
     cpu: Cpu = Cpu()
-    numa_nodes: dict[str, str] = msgspec.field(default_factory=dict)

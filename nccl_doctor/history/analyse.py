@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import statistics
 from collections.abc import Sequence
@@ -88,12 +87,13 @@ class Analysis(msgspec.Struct, frozen=True):
 
 def analyse(runs: Sequence[Run], host: str = "") -> Analysis:
     """What these runs (oldest first) say, of one host if ``host`` is given."""
+    about = [run for run in runs if not host or host in run.together]
     return Analysis(
         schema=HISTORY_SCHEMA,
-        runs=len(runs),
-        passed=sum(run.passed for run in runs),
-        first=runs[0].created if runs else "",
-        last=runs[-1].created if runs else "",
+        runs=len(about),
+        passed=sum(run.passed for run in about),
+        first=about[0].created if about else "",
+        last=about[-1].created if about else "",
         components=tuple(item for item in components(runs) if not host or item.host == host),
         avoided=tuple(item for item in avoided(runs) if not host or host in item.hosts),
         trends=tuple(item for item in trends(runs) if not host or item.host == host),
@@ -182,10 +182,9 @@ def trends(runs: Sequence[Run]) -> list[Trend]:
     series: dict[tuple[str, str], list[tuple[float, Value]]] = {}
     last = next((run.together for run in reversed(runs) if any(not item.host for item in run.values)), None)
     for run in runs:
-        days = datetime.datetime.fromisoformat(run.created.replace("Z", "+00:00")).timestamp() / 86400
         for value in run.values:
             if value.host or run.together == last:
-                series.setdefault((value.host, value.name), []).append((days, value))
+                series.setdefault((value.host, value.name), []).append((run.day, value))
     found = [_trend(points) for _, points in sorted(series.items())]
     return sorted(found, key=lambda item: (not item.worse, item.answer in ("steady", "cannot-tell")))
 

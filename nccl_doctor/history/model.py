@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import msgspec
 
 
@@ -51,6 +53,11 @@ class Run(msgspec.Struct, frozen=True):
     hosts: tuple[HostState, ...]
     findings: tuple[Seen, ...] = ()
     values: tuple[Value, ...] = ()
+
+    @property
+    def day(self) -> float:
+        """When it began, in days; ``ValueError`` where ``created`` is no time."""
+        return datetime.datetime.fromisoformat(self.created.replace("Z", "+00:00")).timestamp() / 86400
 
     @property
     def passed(self) -> bool:

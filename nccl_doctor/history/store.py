@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+
+import msgspec
 
 from nccl_doctor.history.model import HostState, Run, Seen, Value
 
@@ -15,6 +18,7 @@ FILE_NAME = "history.sqlite"
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x4E444831  # "NDH1": tells our files from other SQLite files
 BUSY_S = 10.0
+_PARTS: dict[str, type[msgspec.Struct]] = {"host": HostState, "finding": Seen, "value": Value}  # table: a row of it
 _SUFFIXES = (".sqlite", ".sqlite3", ".db")
 # Write-ahead logging needs memory that all writers share: over a network file system it loses data.
 # https://www.sqlite.org/wal.html, section "Overview" (2026-11)
@@ -46,7 +50,10 @@ def file_of(path: Path) -> Path:
 
 
 def append(path: Path, run: Run) -> None:
-    """Add a run, all of it or nothing; ``HistoryError`` if that cannot be done. The file is created if need be."""
+    """Add a run, all of it or nothing; ``HistoryError`` if that cannot be done. The file is created if need be.
+
+    The same run, judged again (``--from``), takes its own place: counted twice, one failure would be two.
+    """
     file = file_of(path)
     try:
         if file != path:
@@ -59,6 +66,7 @@ def append(path: Path, run: Run) -> None:
                     base.execute("PRAGMA journal_mode = WAL")
             base.execute("BEGIN IMMEDIATE")
             _prepare(base, file)
+            _remove_same(base, run)
             _insert(base, run)
             base.execute("COMMIT")
     except (sqlite3.Error, OSError) as error:
@@ -108,26 +116,25 @@ def _check(base: sqlite3.Connection, file: Path) -> None:
         raise HistoryError(f"{file}: schema {version}; this nccl-doctor knows schema {SCHEMA_VERSION}")
 
 
+def _remove_same(base: sqlite3.Connection, run: Run) -> None:
+    """Take away what is kept of the same measurement: of that second, those hosts and stages."""
+    query = "SELECT id FROM run WHERE created = ? AND stages = ?"
+    for (number,) in base.execute(query, (run.created, json.dumps(run.stages))).fetchall():
+        if {host for (host,) in base.execute("SELECT host FROM host WHERE run = ?", (number,))} == run.together:
+            base.execute("DELETE FROM run WHERE id = ?", (number,))
+            for table in _PARTS:
+                base.execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+
+
 def _insert(base: sqlite3.Connection, run: Run) -> None:
     number = base.execute(
         "INSERT INTO run (created, tool, command, verdict, go, stages) VALUES (?, ?, ?, ?, ?, ?)",
         (run.created, run.tool, run.command, run.verdict, run.go, json.dumps(run.stages)),
     ).lastrowid
-    base.executemany(
-        "INSERT INTO host VALUES (?, ?, ?, ?, ?)",
-        [(number, item.host, item.state, item.measured, item.used) for item in run.hosts],
-    )
-    base.executemany(
-        "INSERT INTO finding VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (number, item.id, item.severity, item.host, item.gpu, item.nic, item.stage, item.sure)
-            for item in run.findings
-        ],
-    )
-    base.executemany(
-        "INSERT INTO value VALUES (?, ?, ?, ?, ?, ?)",
-        [(number, item.host, item.name, item.value, item.unit, item.higher_is_better) for item in run.values],
-    )
+    for table, items in (("host", run.hosts), ("finding", run.findings), ("value", run.values)):
+        holders = ", ".join("?" * (1 + len(_PARTS[table].__struct_fields__)))
+        rows = [(number, *msgspec.structs.astuple(item)) for item in items]
+        base.executemany(f"INSERT INTO {table} VALUES ({holders})", rows)
 
 
 def read(path: Path) -> tuple[Run, ...]:
@@ -151,25 +158,20 @@ def _reading(file: Path) -> str:
 
 
 def _runs(base: sqlite3.Connection) -> Iterator[Run]:
-    hosts: dict[int, list[HostState]] = {}
-    for number, host, state, measured, used in base.execute("SELECT * FROM host ORDER BY run, host"):
-        hosts.setdefault(number, []).append(HostState(host, state, bool(measured), bool(used)))
-    findings: dict[int, list[Seen]] = {}
-    for number, id, severity, host, gpu, nic, stage, sure in base.execute("SELECT * FROM finding"):
-        findings.setdefault(number, []).append(Seen(id, severity, host, gpu, nic, stage, bool(sure)))
-    values: dict[int, list[Value]] = {}
-    for number, host, name, value, unit, higher in base.execute("SELECT * FROM value"):
-        values.setdefault(number, []).append(Value(host, name, value, unit, bool(higher)))
+    """The runs of the file; ``ValueError`` for a value that nobody could have written: SQLite keeps any type anywhere."""
+    parts: dict[str, dict[int, list[dict[str, object]]]] = {}
+    for table, kind in _PARTS.items():
+        names = kind.__struct_fields__
+        for number, *row in base.execute(f"SELECT run, {', '.join(names)} FROM {table} ORDER BY run, host, {names[0]}"):
+            parts.setdefault(table, {}).setdefault(number, []).append(dict(zip(names, row, strict=True)))
     query = "SELECT id, created, tool, command, verdict, go, stages FROM run ORDER BY created, id"
     for number, created, tool, command, verdict, go, stages in base.execute(query):
-        yield Run(
-            created=created,
-            tool=tool,
-            command=command,
-            verdict=verdict,
-            go=None if go is None else bool(go),
-            stages=tuple(json.loads(stages)),
-            hosts=tuple(hosts.get(number, ())),
-            findings=tuple(findings.get(number, ())),
-            values=tuple(values.get(number, ())),
-        )
+        lists = {f"{table}s": parts.get(table, {}).get(number, []) for table in _PARTS}
+        row = {"created": created, "tool": tool, "command": command, "verdict": verdict, "go": go}
+        try:
+            run = msgspec.convert({**row, "stages": json.loads(stages), **lists}, Run, strict=False)
+            if not all(math.isfinite(value) for value in (run.day, *(item.value for item in run.values))):
+                raise ValueError("a number that is not finite")
+        except (ValueError, TypeError, msgspec.ValidationError) as error:
+            raise ValueError(f"run {number} cannot be read: {error}") from error
+        yield run

@@ -36,6 +36,21 @@ def looks_like(lines: list[str]) -> bool:
     return False
 
 
+def refuse_yaml(lines: list[str], source: str) -> None:
+    """Stop at an inventory in YAML or JSON: read as a hostfile, each of its lines would be wrong in its own way."""
+    told = [(number, line) for number, line in enumerate(lines, 1) if strip_comment(line)][:2]
+    if not told:
+        return
+    number, first = told[0]
+    nested = first.endswith(":") and told[-1][1].startswith((" ", "\t"))
+    if nested or first.startswith(("---", "{", "[{")):
+        expected = (
+            "YAML or JSON; of Ansible's inventories the INI form is read. The hosts of any: "
+            "ansible all -i FILE --list-hosts | tail -n +2 | nccl-doctor check --hosts -"
+        )
+        raise InventoryError(source, number, first, expected)
+
+
 def expand(pattern: str) -> list[str]:
     """The names of ``node[01:16]``, ``rack[a:d]-n[1:4]``; raises :class:`BadName`."""
     found = _RANGE.search(pattern)

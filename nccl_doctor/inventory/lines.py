@@ -49,6 +49,8 @@ def _split_spec(text: str) -> tuple[str, str, str, bool]:
     uri = text.startswith("ssh://")
     rest = text[6:].rstrip("/") if uri else text
     login, at, place = rest.rpartition("@")
+    if at and not login:
+        raise BadName("expected a login name before '@'; a group of hosts is expanded first: nodeset -f @GROUP")
     if at:
         names.user(login)
     if names.is_ipv6(place):

@@ -70,6 +70,7 @@ def parse(data: bytes, source: str) -> Inventory:
     for number, row in enumerate(rows, 1):
         if any(ord(char) < 32 and char != "\t" for char in row) or "\x7f" in row:
             raise InventoryError(source, number, row, "a control character; expected a text file of hosts")
+    ansible.refuse_yaml(rows, source)
     notices: list[str] = []
     if ansible.looks_like(rows):
         entries, format = ansible.parse(rows, source), "ansible"

@@ -68,7 +68,8 @@ def _nccl_tests_one(outcome: Outcome, name: str) -> Iterator[str]:
         yield _row(outcome, [item for item in own if item.size == size])
     wrong = sum(item.wrong or 0 for item in own)
     average = sum(item.busbw_gbs for item in own) / len(own) if own else 0.0
-    yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    checked = bool(own) and all(item.wrong is not None for item in own)
+    yield f"# Out of bounds values : {f'{wrong} FAILED' if wrong else '0 OK' if checked else 'N/A'}"
     yield f"# Avg bus bandwidth    : {average:g}" if own else "# Avg bus bandwidth    : N/A"
     yield "#"
     yield f"# Collective test concluded: {COLLECTIVES[name].nccl_tests}"

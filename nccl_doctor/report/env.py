@@ -378,7 +378,7 @@ ADVICE_FORMATS: dict[str, Callable[[Advice], str]] = {
     "sbatch": advice_sbatch,
     "docker": advice_docker,
     "k8s": advice_k8s,
-    "json": lambda advice: json.dumps(advice_json(advice), indent=2, ensure_ascii=False) + "\n",
+    "json": lambda advice: json.dumps(advice_json(advice), indent=2) + "\n",
 }
 
 

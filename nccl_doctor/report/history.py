@@ -19,7 +19,7 @@ TRENDS_SHOWN = 12
 
 def render(found: Analysis, console: Console, *, host: str = "", verbose: bool = False) -> None:
     """Print the analysis; all text from hosts goes through ``visible``."""
-    about = f" about {visible(host)}" if host else ""
+    about = f" with {visible(host)}" if host else ""
     head = Text(f"{found.runs} run{'s' * (found.runs != 1)}{about}, {found.passed} passed", "bold")
     console.print(head.append(f"   {moment(found.first)} to {moment(found.last)}", "not bold dim"))
     returning = [item for item in found.components if item.returns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 # C0 controls but tab, DEL, C1 controls, zero-width and bidirectional controls, line and paragraph separators, BOM,
@@ -34,6 +35,16 @@ def visible(text: str) -> str:
     Markup of a renderer (rich, HTML, XML) is not its business: escape that in the renderer.
     """
     return _UNSAFE.sub(_spell, text.replace("\t", " "))
+
+
+def lines(text: str) -> str:
+    """The same of a text that may have several lines of our own."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def json_text(document: bytes) -> str:
+    """A JSON document in ASCII, ending in a newline: it reads back as it was, drives no terminal, fits every locale."""
+    return re.sub("[^\n -~]", lambda char: json.dumps(char.group())[1:-1], document.decode().rstrip("\n")) + "\n"
 
 
 def moment(created: str) -> str:

@@ -56,6 +56,9 @@ LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside 
 _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
 # What the first rank that is ended does to the connections of the others.
 _ECHOES = ("net.peer-lost", "net.firewall")
+_DIALLED = "/proc/net/tcp"
+# Gloo's, of a connection that the other side's kernel or packet filter rejects.
+_REFUSED = re.compile(r"SO_ERROR: ([^,\n]{1,80}), remote=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})")
 _DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
 # Lines that give no reason: NCCL's chatter, a warning, the code in a traceback.
 _CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}")
@@ -498,17 +501,18 @@ def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Findi
 
 
 def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[str, str]) -> Iterator[Finding]:
-    """Ranks that ask for connections which nobody answers: the host they all ask is the guilty one, and not they.
+    """Ranks that ask for connections which nobody answers, or which are refused: the host they all ask is the guilty one.
 
     A host that is asked by several is to blame; one that several do not answer has its own way out blocked. Of one
-    connection between two hosts nobody can say which end it is.
+    connection between two hosts nobody can say which end it is. A rank that has failed refuses whoever comes later.
     """
-    asked: dict[tuple[str, str], list[tuple[RankOnHost, str]]] = {}
+    failed = {rank.host for rank in bad if _failed_alone(rank)}
+    asked: dict[tuple[str, str], list[tuple[RankOnHost, Evidence]]] = {}
     for rank in bad:
-        for place in (rank.end.error.dialling if rank.end.error else None) or ():
-            peer = owners.get(place.rpartition(":")[0].strip("[]"), "")
-            if peer and peer != rank.host:
-                asked.setdefault((rank.host, peer), []).append((rank, place))
+        for address, proof in _not_connected(rank):
+            peer = owners.get(address, "")
+            if peer and peer != rank.host and (peer not in failed or proof.source == _DIALLED):
+                asked.setdefault((rank.host, peer), []).append((rank, proof))
     for culprit in blame(dict.fromkeys(asked, True)):
         calls = [call for pair in culprit.pairs for call in asked[pair]]
         stage = calls[0][0].end.where.stage
@@ -520,12 +524,11 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
             title = f"no connection from {culprit.names} is answered"
         else:
             title = f"{culprit.names} answers no connection"
-        shown = [rank.evidence(f"connect {place}: no answer (SYN_SENT)", "/proc/net/tcp") for rank, place in calls]
         yield finding(
             STUCK_IDS.get(stage, "collectives.stuck.measure"),
             Severity.FAIL,
             f"{title}: the ranks are stuck in {_WHAT.get(stage, stage)}",
-            [*shown[:6], *_others(ranks, [rank for rank, _ in calls])],
+            [*[proof for _, proof in calls[:6]], *_others(ranks, [rank for rank, _ in calls])],
             hosts=culprit.hosts,
             fixes=[
                 Fix(
@@ -535,6 +538,23 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
             ],
             confidence=0.95 if culprit.known_end else 0.9,
         )
+
+
+def _failed_alone(rank: RankOnHost) -> bool:
+    """Whether its error is its own: nobody had ended it, and it was not stuck."""
+    return rank.end.error is not None and rank.end.error.event == "error" and not rank.end.killed
+
+
+def _not_connected(rank: RankOnHost) -> Iterator[tuple[str, Evidence]]:
+    """The addresses that a rank could not connect to, with what says so."""
+    for place in (rank.end.error.dialling if rank.end.error else None) or ():
+        yield (
+            place.rpartition(":")[0].strip("[]"),
+            rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED),
+        )
+    if _failed_alone(rank):
+        for why, address, port in _REFUSED.findall(rank.text):
+            yield address, rank.evidence(f"connect {address}:{port}: {why}", "exception")
 
 
 def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
@@ -617,11 +637,15 @@ def wrong_results(facts: Mapping[str, Collectives]) -> Iterator[Finding]:
 
 
 def pair_rates(facts: Mapping[str, Collectives]) -> dict[tuple[str, str], float]:
-    """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s."""
+    """What pairs of hosts exchanged through the collectives' own transport, each way at the same time, in GB/s.
+
+    Of a host that was lost afterwards it is not known which ranks it had.
+    """
     hosts = {end.rank: host for host, fact in facts.items() for end in fact.ranks}  # 1,000 hosts are 500,000 pairs
     return {
-        (hosts.get(pair.first, ""), hosts.get(pair.second, "")): pair.size / pair.seconds / 1e9
+        (hosts[pair.first], hosts[pair.second]): pair.size / pair.seconds / 1e9
         for pair in _told(facts, HostPair)
+        if pair.first in hosts and pair.second in hosts
     }
 
 

@@ -138,7 +138,7 @@ def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Compari
     found: list[FindingChange] = []
     rows: list[_Row] = []
     for other in others:
-        found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report)
+        found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report, reference)
         rows += _host_rows(other, known[reference], known[other], one_run=True)
     times = (bundle.created, bundle.created)
     return _comparison((reference, ", ".join(others)), times, others, found, rows, (), ())
@@ -167,13 +167,18 @@ def _on(placed: Mapping[_Place, Finding], host: str, called: str) -> dict[_Place
 
 
 def _finding_changes(
-    before: Mapping[_Place, Finding], after: Mapping[_Place, Finding], report_a: Report, report_b: Report
+    before: Mapping[_Place, Finding],
+    after: Mapping[_Place, Finding],
+    report_a: Report,
+    report_b: Report,
+    reference: str = "",
 ) -> list[FindingChange]:
+    """``reference``: the host that ``before`` is of, where that is another one."""
     changes: dict[tuple[str, str, Severity], list[_Place]] = {}
     titles: dict[tuple[str, str, Severity], str] = {}
     for key in sorted(set(before) | set(after)):
         old, new = before.get(key), after.get(key)
-        word = _change(key, old, new, report_a, report_b)
+        word = _change(old, new, (report_a, reference or key[1]), (report_b, key[1]))
         item = new or old
         if word and item is not None:
             changes.setdefault((word, item.id, item.severity), []).append(key)
@@ -191,24 +196,28 @@ def _finding_changes(
     ]
 
 
-def _change(key: _Place, old: Finding | None, new: Finding | None, report_a: Report, report_b: Report) -> str:
+_Side = tuple[Report, str]  # a run, and the host in it that is compared (empty: all)
+
+
+def _change(old: Finding | None, new: Finding | None, before: _Side, after: _Side) -> str:
     if old is None:
-        return "new" if new is None or _looked_for(new, key[1], report_a, report_b) else "first-looked"
+        return "new" if new is None or _looked_for(new, before, after) else "first-looked"
     if new is None:
-        return "gone" if _looked_for(old, key[1], report_b, report_a) else "not-measured"
+        return "gone" if _looked_for(old, after, before) else "not-measured"
     ranks = _SEVERITY_RANK[new.severity] - _SEVERITY_RANK[old.severity]
     return "worse" if ranks > 0 else "milder" if ranks < 0 else ""
 
 
-def _looked_for(item: Finding, host: str, report: Report, other: Report) -> bool:
-    """Whether a run looked where the other found something: the host reached, the stage run, and in that stage
-    nothing left open that the other run has measured (a gap that both have cannot hide the difference)."""
+def _looked_for(item: Finding, side: _Side, other: _Side) -> bool:
+    """Whether one side looked where the other found something: the host reached, the stage run, and in that stage
+    nothing left open that the other has measured (a gap that both have cannot hide the difference)."""
+    report, host = side
     if item.id.startswith("host."):  # how a host is reached is looked at in every run it is part of
         return not host or host in report.hosts
     stages = {stage.name for stage in report.stages}
     if (host and host not in report.reached) or (item.stage and item.stage not in stages):
         return False
-    return not _gaps(report, host, item.stage) - _gaps(other, host, item.stage)
+    return not _gaps(*side, item.stage) - _gaps(*other, item.stage)
 
 
 def _gaps(report: Report, host: str, stage: str) -> set[str]:

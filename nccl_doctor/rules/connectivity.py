@@ -11,7 +11,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import alone, untried
+from nccl_doctor.rules.mesh_pairs import ONE_STREAM, alone, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -325,7 +325,10 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
 
 @fleet_rule("connectivity", "net.slow.link")
 def slow_link(fleet: Fleet) -> Iterator[Finding]:
-    """TCP to or from a host runs at under a quarter of the rate that good pairs of hosts reach."""
+    """TCP to or from a host runs at under a quarter of the rate that good pairs of hosts reach.
+
+    Where these reach more than 10 Gb/s, under a quarter of that: beyond it one stream measures the hosts' CPUs.
+    """
     alone(fleet)
     if fleet.plan.quick:
         raise SkipRule("--quick")
@@ -344,7 +347,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)
-    bad = {pair: rate < SLOW_SHARE * usual for pair, rate in rates.items()}
+    bad = {pair: rate < SLOW_SHARE * min(usual, ONE_STREAM) for pair, rate in rates.items()}
     for culprit in plausible(bad):
         slowest = min(rates[pair] for pair in culprit.pairs)
         yield _laid_at(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -48,11 +48,16 @@ class SkipRule(Exception):
 
 
 class Host:
-    """One reached host, as rules see it."""
+    """One reached host, as rules see it.
 
-    def __init__(self, facts: HostFacts) -> None:
+    ``gone``: the hosts that were not reached, or lost, with the address of each ("" if unknown): of what passes between
+    them and this one it can tell nothing.
+    """
+
+    def __init__(self, facts: HostFacts, gone: Mapping[str, str] | None = None) -> None:
         self.facts = facts
         self.name = facts.name
+        self.gone = gone or {}
         self._decoded: dict[type[Fact], Fact] = {}
         self._derived: dict[Callable[..., Any], Any] = {}
 
@@ -70,9 +75,10 @@ class Host:
         if result.outcome is not Outcome.OK:
             raise MissingFact(kind.PROBE, result.why)
         try:
-            return result.fact(kind)
+            fact = result.fact(kind)
         except msgspec.DecodeError as error:
             raise MissingFact(kind.PROBE, f"unreadable: {error}") from error
+        return fact.without(self.gone) if self.gone else fact
 
     def want(self, kind: type[F]) -> F | None:
         """The fact of this kind, or None. For context only: a verdict must come from :meth:`need`."""
@@ -207,8 +213,13 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def reached(bundle: Bundle) -> tuple[Host, ...]:
-    """The hosts on which an agent ran."""
-    return tuple(Host(facts) for facts in bundle.hosts if facts.reach.outcome is ReachOutcome.OK)
+    """The hosts on which an agent ran to the end.
+
+    A connect to a host that goes away in the middle fails or not by the moment, and says nothing of the host that tried:
+    of a lost host its peers are not heard, as they ask nothing of one that never answered.
+    """
+    gone = {facts.name: facts.reach.address for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
+    return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
 
 
 def internal_error(rule: str, error: Exception, hosts: tuple[str, ...]) -> Finding:

@@ -34,31 +34,31 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
     machine all that is the hypervisor's business and not judged. Reading ACS needs root.
     """
     fact = _bare_metal(host)
+    if hit := redirecting(fact):
+        yield finding(
+            "gpu.p2p.acs",
+            Severity.WARN,
+            f"ACS redirects peer-to-peer traffic on {len(hit)} ports of PCIe switches above GPUs or NICs",
+            [
+                Evidence(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}", host=host.name)
+                for bridge in hit[:4]
+            ],
+            hosts=(host.name,),
+            fixes=[
+                Fix(
+                    "see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+", host.name
+                ),
+                Fix(
+                    "turn ACS off in the BIOS (bare metal only), or on these ports until the next boot",
+                    f"for port in {' '.join(shell_word(port.bus_id) for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
+                    host.name,
+                    True,
+                ),
+            ],
+        )
     if fact.acs.outcome != "ok":
         denied = "not permitted: reading extended PCI configuration needs root"
         raise MissingFact("ACS of the PCI bridges", denied if fact.acs.outcome == "not-permitted" else fact.acs.outcome)
-    hit = redirecting(fact)
-    if not hit:
-        return
-    yield finding(
-        "gpu.p2p.acs",
-        Severity.WARN,
-        f"ACS redirects peer-to-peer traffic on {len(hit)} ports of PCIe switches above GPUs or NICs",
-        [
-            Evidence(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}", host=host.name)
-            for bridge in hit[:4]
-        ],
-        hosts=(host.name,),
-        fixes=[
-            Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+", host.name),
-            Fix(
-                "turn ACS off in the BIOS (bare metal only), or on these ports until the next boot",
-                f"for port in {' '.join(shell_word(port.bus_id) for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
-                host.name,
-                True,
-            ),
-        ],
-    )
 
 
 @host_rule("topology", "gpu.p2p.iommu")

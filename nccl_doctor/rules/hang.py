@@ -144,6 +144,11 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
 def _without_cause(job: RunningJob) -> tuple[str, str]:
     interval = f"{job.interval_s:.1f} s"
     who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
+    if job.over:
+        return (
+            "not-known",
+            f"job {job.id} ended while it was looked at, with all its ranks: nothing hangs, its log says why",
+        )
     if job.moves:
         moved = f"{size(job.moved_bytes)} moved between ranks in {interval}" if job.moved_bytes else "stacks changed"
         return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"

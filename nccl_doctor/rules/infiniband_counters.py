@@ -23,6 +23,16 @@ _ERRORS = {
 }
 _DISCARDS = {"port_xmit_discards": "discarded packets"}
 _COUNTED = {**_ERRORS, **_DISCARDS}
+# Where a counter stops: the widths of PortCounters (InfiniBand Architecture, 16.1.3.5; drivers/infiniband/core/sysfs.c).
+_FULL = {
+    "symbol_error": 0xFFFF,
+    "port_rcv_errors": 0xFFFF,
+    "port_xmit_discards": 0xFFFF,
+    "link_error_recovery": 0xFF,
+    "link_downed": 0xFF,
+    "local_link_integrity_errors": 0xF,
+    "excessive_buffer_overrun_errors": 0xF,
+}
 
 
 @host_rule("infiniband", "ib.link-flapping", "ib.link-flapping.past", "ib.errors.rising", "ib.errors")
@@ -31,7 +41,8 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
 
     Packets that a port discards were sent faster than the network took them (or while it was down): a warning. Counters
     are read twice: what rises between the readings is happening now. Totals are judged per day of uptime; they are never
-    reset by themselves, so a bad day long ago is a warning, not a fault.
+    reset by themselves, so a bad day long ago is a warning, not a fault. A counter that has reached its largest value counts
+    no further: what happens now is unknown.
     """
     fact, ports = with_devices(host), rails_of(host, plan)
     if all(rail.efa for rail in ports):
@@ -47,6 +58,8 @@ def counters(host: Host, plan: Plan) -> Iterator[Finding]:
     for rail in (rail for rail in ports if not rail.efa):
         if lacking := judged - (rail.port.counters.keys() & rail.port.counters_before.keys()):
             raise MissingFact("port counters", f"{rail.label}: {', '.join(sorted(lacking))} not readable")
+        if full := [name for name, largest in _FULL.items() if rail.port.counters_before.get(name) == largest]:
+            raise MissingFact("port counters", f"{rail.label}: full until perfquery -R resets them: {', '.join(full)}")
 
 
 def _rise(port: Port, name: str) -> int:

@@ -44,10 +44,14 @@ def network(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
-    """Connections on which nothing gets through, and the host that all of them share, if one does."""
-    guilty = _common_host(links, job)
+    """Connections on which nothing gets through, and the host that all of them share, if one does.
+
+    Where each leads to a host that we do not reach either, it is that one.
+    """
     pairs = sorted({(link.rank.host, link.peer_host) for link in links})
     ends = sorted({host for pair in pairs for host in pair})
+    silent = tuple(host for host in ends if host in job.not_reached)
+    guilty = silent if all(peer in silent for _, peer in pairs) else _common_host(links, job)
     senders = list({link.rank.number: link.rank for link in links}.values())
     return finding(
         id,
@@ -55,14 +59,14 @@ def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding
         title.format(ranks_of(senders)) + f": {few([f'{source} -> {peer}' for source, peer in pairs])}",
         [*(quoted(link) for link in links[: QUOTED + 1]), *silence(job)],
         confidence=0.95 if guilty and len(pairs) > 1 else 0.85,
-        hosts=(guilty,) if guilty else tuple(host for host in ends if host in job.hosts),
+        hosts=guilty or tuple(host for host in ends if host in job.hosts),
         places=[Place(host=source, peer=peer) for source, peer in pairs],
         fixes=(
             Fix(
                 "does new traffic pass?",
                 f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick",
             ),
-            Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", guilty),
+            Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", next(iter(guilty), "")),
         ),
         explains=(WAITING, "hang.behind"),
     )
@@ -75,7 +79,7 @@ def _is_lost(link: Link) -> bool:
     return bool(connection.state == "ESTABLISHED" and connection.unsent_bytes and stays and connection.timeouts)
 
 
-def _common_host(links: Sequence[Link], job: RunningJob) -> str:
+def _common_host(links: Sequence[Link], job: RunningJob) -> tuple[str, ...]:
     """The one host at an end of every such connection; where two are at all, the one whose peers are several."""
     ends = [{link.rank.host, link.peer_host} for link in links]
     common = set.intersection(*ends)
@@ -83,7 +87,7 @@ def _common_host(links: Sequence[Link], job: RunningJob) -> str:
         fine = {host for link in job.data_links if not _is_lost(link) and link.connection.moved_bytes
                 for host in (link.rank.host, link.peer_host)}  # fmt: skip
         common -= fine
-    return next(iter(common)) if len(common) == 1 else ""
+    return tuple(common) if len(common) == 1 else ()
 
 
 @fleet_rule("job", "hang.store")

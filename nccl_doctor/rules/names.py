@@ -168,7 +168,7 @@ def _own_name_elsewhere(host: str, names: Names) -> Finding:
         f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
         [
             _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
-            Evidence(f"{host} has {', '.join(names.addresses)}", source="/proc/net", host=host),
+            Evidence(f"{host} has {', '.join(names.addresses)}", source="getifaddrs", host=host),
         ],
         places=[Place(host=host)],
         fixes=[_entry_fix(host, names.host_name, names.own, names)],
@@ -299,7 +299,7 @@ def _wrong_address(
     answer = resolver.answer(host, name)
     assert answer is not None
     evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
-    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="/proc/net", host=name))
+    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="getifaddrs", host=name))
     evidence.extend(
         Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
         for link in tried[:1]

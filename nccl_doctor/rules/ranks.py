@@ -66,7 +66,7 @@ class Link(msgspec.Struct, frozen=True):
     peer: Rank | None
     connection: Connection
     store: bool  # of the rendezvous store, where heartbeats run
-    peer_host: str  # as the inventory names it; the address where it is of none of the job's hosts
+    peer_host: str  # as the inventory names it; the address where it is of no known host
 
 
 class RunningJob(msgspec.Struct, frozen=True):
@@ -78,6 +78,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     duplicates: tuple[Rank, ...]  # older processes that bear a number which another one bears
     links: tuple[Link, ...]
     interval_s: float
+    not_reached: frozenset[str] = frozenset()  # of the hosts looked at, whether it has ranks there or not
     counts_rose: bool | None = None  # of the collectives that NCCL's RAS threads have counted; None: it told none
 
     @property
@@ -89,6 +90,11 @@ class RunningJob(msgspec.Struct, frozen=True):
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world of which no process was found."""
         return tuple(number for number in range(self.world) if number not in self.ranks)
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank of the world was found, and none was left at the last look."""
+        return not self.missing and all(rank.process.readings[-1] is None for rank in self.ranks.values())
 
     @property
     def gone(self) -> dict[str, tuple[int, ...]]:
@@ -262,7 +268,8 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
         if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
-    built = [_build(id, world, members, known, gpus) for (id, world), members in grouped.items()]
+    gone = hosts[0].gone if hosts else {}
+    built = [_build(id, world, members, known, gpus, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
@@ -345,6 +352,7 @@ def _build(
     members: list[tuple[str, Process]],
     known: Mapping[str, Job],
     gpus: Mapping[tuple[str, int], tuple[str, ...]],
+    gone: Mapping[str, str],
 ) -> RunningJob:
     by_number: dict[int, list[Rank]] = defaultdict(list)
     for host, process in members:
@@ -363,8 +371,9 @@ def _build(
         duplicates += others
     facts = [known[host] for host in sorted({host for host, _ in members})]
     interval_s = max(fact.interval_s for fact in facts)
-    ordered, links = dict(sorted(ranks.items())), _links(ranks.values())
-    return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, _counts_rose(ras_reports(facts)))
+    ordered, links = dict(sorted(ranks.items())), _links(ranks.values(), gone)
+    rose = _counts_rose(ras_reports(facts))
+    return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, frozenset(gone), rose)
 
 
 def _without_helpers(claimants: list[Rank]) -> list[Rank]:
@@ -400,10 +409,12 @@ def _counts_rose(reports: list[ras.Report]) -> bool | None:
     return counted[0] != counted[-1] if len(counted) > 1 else None
 
 
-def _links(ranks: Iterable[Rank]) -> tuple[Link, ...]:
+def _links(ranks: Iterable[Rank], gone: Mapping[str, str]) -> tuple[Link, ...]:
     """Every connection of these ranks, with the rank at its other end. One end's address is the other's peer."""
     ends: dict[tuple[str, str, str], Rank] = {}
     hosts: dict[str, set[str]] = defaultdict(set)  # of an address: several containers may have the same
+    for host, address in gone.items():
+        hosts[address].add(host)
     ranks = list(ranks)
     for rank in ranks:
         for connection in rank.process.connections:

@@ -6,7 +6,17 @@ import re
 
 import msgspec
 
-from nccl_doctor.facts.model import NO_ANSWER, NO_WAY_OUT, SETUP_FAILED, Bundle, HostFacts, Reach, ReachOutcome
+from nccl_doctor.facts.model import (
+    NO_ANSWER,
+    NO_WAY_OUT,
+    OURS,
+    SETUP_FAILED,
+    UNSIGNED,
+    Bundle,
+    HostFacts,
+    Reach,
+    ReachOutcome,
+)
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
 # outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
@@ -121,11 +131,18 @@ _SETUP = (
     "ssh {login}",
 )
 
-_NOT_INSTALLED = (
+_HERE = (
     "host.transport-failed",
-    "this machine, not the host, lacks a program that the way there needs",
-    "install it here (ssh: Debian's openssh-client), or reach hosts another way: --transport",
-    "command -v ssh",
+    "this machine, not the host, lacks or cannot do what the way there needs",
+    "mend it here (the ssh program is Debian's openssh-client), or reach hosts another way: --transport",
+    "ssh -v {login} true",
+)
+
+_UNSIGNED = (
+    "host.ssh-auth",
+    "this machine's ssh agent, not the host, refused: it does not sign with the keys that it lists",
+    "see the agent: it is locked, a key asks for a touch or a confirmation, or its card is not there",
+    "ssh-add -l; ssh {login} true",
 )
 
 _JUMP = re.compile(r"(?:jump host (\S+): )+")  # the last of them is the one that was not passed
@@ -155,8 +172,10 @@ def _way(reach: Reach) -> tuple[str, str, str, str]:
         return _NO_WAY_OUT
     if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
         return _SETUP
-    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.endswith("not installed"):
-        return _NOT_INSTALLED
+    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and _JUMP.sub("", reach.detail).startswith(OURS):
+        return _HERE
+    if reach.outcome is ReachOutcome.AUTH_FAILED and UNSIGNED in reach.detail:
+        return _UNSIGNED
     lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
     return _LOST if lost else _WAYS[reach.outcome]
 
@@ -195,20 +214,8 @@ def _login(facts: HostFacts) -> str:
 
 # What this machine itself, cut off from the network, would see of every host.
 _SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
-# A host that goes away in the middle of the run leaves its peers with these; of one that never answered they ask nothing.
-_GONE = (*_SILENCE, _LOST)
-_LEFT_BEHIND = (
-    "net.firewall",
-    "net.master-unreachable",
-    "net.wrong-interface.unreachable",
-    "net.connect-delayed",
-    "net.mtu.black-hole",
-    "net.packet-loss",
-    "net.latency",
-    "net.slow",
-)
 # What says nothing of the host.
-_NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _NOT_INSTALLED)
+_NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _HERE, _UNSIGNED)
 
 
 def _finding(hosts: list[HostFacts], silent: int) -> Finding:
@@ -243,5 +250,4 @@ def _finding(hosts: list[HostFacts], silent: int) -> Finding:
         confidence=0.6 if doubt else 1.0,
         places=[Place(host=facts.name) for facts in hosts],
         fixes=fixes,
-        explains=_LEFT_BEHIND if way in _GONE and first is hosts[0] else (),
     )

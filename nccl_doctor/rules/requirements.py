@@ -22,7 +22,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.software import drift_table, subjects
-from nccl_doctor.rules.system import usable_memory
+from nccl_doctor.rules.system import limits_of_cgroup, usable_memory
 from nccl_doctor.rules.units import BINARY
 
 COUNTS = ("gpus", "ib-ports", "cpus")
@@ -166,6 +166,7 @@ def room(host: Host, plan: Plan) -> Iterator[Finding]:
         elif need.name == "cpus":
             if system.usable_cpus < need.amount:
                 yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
+            limits_of_cgroup(system)
         elif need.name == "shm":
             if system.shm.free_bytes < need.amount:
                 yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")

@@ -251,9 +251,7 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     system = host.need(System)
     group = system.cgroup
-    if group.pids_limit is not None:
-        if group.pids_used is None:
-            raise MissingFact("pids.current", f"not readable in {group.pids_group}")
+    if group.pids_limit is not None and group.pids_used is not None:
         room = group.pids_limit - group.pids_used
         if room < value("pids.free.warn"):
             yield host.finding(
@@ -273,6 +271,8 @@ def threads(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"RLIMIT_NPROC soft {limit.soft}, hard {_show(limit.hard, 'nproc')}", "ulimit -u"),
             *_more(limit, "nproc", "u", 65536),
         )
+    if limits_of_cgroup(system).pids_limit is not None and group.pids_used is None:
+        raise MissingFact("pids.current", f"not readable in {group.pids_group}")
 
 
 _WRITTEN = ("/tmp", "TMPDIR")
@@ -403,7 +403,7 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"MemAvailable {size(available)}, MemTotal {size(total)}", "/proc/meminfo"),
             Fix("see who has it", "ps -eo pid,user,rss,comm --sort=-rss | head"),
         )
-    yield from _cgroup_memory(host, system.cgroup)
+    yield from _cgroup_memory(host, limits_of_cgroup(system))
     if kills := system.cgroup.oom_kills:
         yield host.finding(
             "sys.host-oom.killed",
@@ -414,11 +414,19 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def limits_of_cgroup(system: System) -> Cgroup:
+    """The host's cgroup, whose limits hold; ``MissingFact`` where none is mounted, and they are not known."""
+    if not system.cgroup.version:
+        raise MissingFact("cgroup limits", "no cgroup file system is mounted here")
+    return system.cgroup
+
+
 def usable_memory(system: System) -> int:
     """Bytes that a job here may still take, by the host and by the cgroup; ``MissingFact`` where either is not known."""
-    available, group = system.memory.get("MemAvailable"), system.cgroup
+    available = system.memory.get("MemAvailable")
     if available is None:
         raise MissingFact("/proc/meminfo", "has no MemAvailable")
+    group = limits_of_cgroup(system)
     if group.memory_limit_bytes is None:
         return available
     if group.memory_room_bytes is None:
@@ -466,6 +474,7 @@ def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"{allowed}, cgroup quota {system.cgroup.cpu_limit or 'none'}", "sched_getaffinity, cgroup cpu"),
             Fix("give the job more: docker run --cpus, Kubernetes resources.limits.cpu, Slurm --cpus-per-task"),
         )
+    limits_of_cgroup(system)
 
 
 @host_rule("system", "gpu.busy", "gpu.busy.stuck-process")

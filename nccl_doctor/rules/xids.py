@@ -95,6 +95,11 @@ def _age(log: KernelLogFact, events: list[XidEvent]) -> float | None:
     return log.uptime_s - max(times) if times and log.uptime_s is not None else None
 
 
+def _times(log: KernelLogFact, events: list[XidEvent]) -> str:
+    """``, 3 times``: how often, as far as the log was told."""
+    return f", {len(events)} times{' or more' if log.left_off else ''}" if len(events) > 1 else ""
+
+
 def _quoted(host: Host, log: KernelLogFact, events: list[XidEvent]) -> list[Evidence]:
     quoted = []
     for event in events[-SHOWN:]:
@@ -117,7 +122,7 @@ def _gpu(
     entry = xids().get(number)
     age = _age(log, events)
     label = _label(fact, bus_id)
-    count = f", {len(events)} times" if len(events) > 1 else ""
+    count = _times(log, events)
     if entry is None:
         yield finding(
             "gpu.driver.unknown-xid",
@@ -251,7 +256,7 @@ def _switch(
     if severity is Severity.FAIL and not recent:
         severity = Severity.WARN
     name = entry.name if entry else "not in the catalogue"
-    count = f", {len(events)} times" if len(events) > 1 else ""
+    count = _times(log, events)
     whole = entry is not None and entry.severity == "always-fatal"
     yield finding(
         "gpu.nvlink.nvswitch",

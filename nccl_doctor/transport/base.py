@@ -51,7 +51,7 @@ class Stream(Protocol):
     may_block: bool
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        """Write all of it. ``TimeoutError`` when none of it went for so long, ``OSError`` when the other side is gone."""
 
     def read(self, limit_s: float) -> bytes:
         """What has come, at least one byte; empty at the end. ``TimeoutError`` when nothing came in time."""

@@ -7,6 +7,7 @@ shell, and as ``sh -c COMMAND`` for programs that execute words.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import OURS, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
@@ -156,6 +157,7 @@ class CommandStream(ProcessStream):
         self.port = entry.port or 0
         self.address = ""
         self.note = ""
+        self.turn = contextlib.ExitStack()  # what it occupies until it is settled
 
 
 def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadline) -> CommandStream:
@@ -165,7 +167,7 @@ def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadl
         return CommandStream(argv, entry, gate)
     except OSError as error:
         gate.leave(entry.user, entry.name, ReachOutcome.TRANSPORT_FAILED)
-        detail = f"{argv[0]} could not be started: {error.strerror or error}"
+        detail = f"{OURS} cannot start {argv[0]}: {error.strerror or error}"
         raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, shlex.join(argv[:-1])) from error
 
 
@@ -173,6 +175,7 @@ def settle(stream: Stream, outcome: ReachOutcome) -> None:
     """Leave the gate, once. Any answer of a remote side that ran a command proves that the login was accepted."""
     if isinstance(stream, CommandStream) and stream.gate is not None:
         gate, stream.gate = stream.gate, None
+        stream.turn.close()
         accepted = (ReachOutcome.NO_PYTHON, ReachOutcome.PYTHON_TOO_OLD)
         gate.leave(stream.entry.user, stream.entry.name, ReachOutcome.OK if outcome in accepted else outcome)
 

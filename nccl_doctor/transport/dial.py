@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from nccl_doctor.facts.model import NO_WAY_OUT, ReachOutcome
+from nccl_doctor.facts.model import NO_WAY_OUT, OURS, Reach, ReachOutcome
 from nccl_doctor.transport.base import Unreachable
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -54,17 +54,23 @@ def resolve(host: str, port: int, family: str, limit_s: float) -> list[Any]:
 
 
 def connect(host: str, port: int, family: str, limit_s: float) -> socket.socket:
-    """A connected socket, trying the addresses in order; raises :class:`Unreachable` with the last one's error."""
+    """A connected socket, trying the addresses in order; raises :class:`Unreachable` with what each of them gave.
+
+    That this machine has no way to one address (no IPv6 here) says nothing of the host, where it has one to another.
+    """
     end = time.monotonic() + limit_s
     addresses = resolve(host, port, family, limit_s)
-    trouble = Unreachable(ReachOutcome.NAME_UNRESOLVED, f"{host} has no address of the family asked for", host)
+    troubles: list[Reach] = []
     for place, (kind, _, protocol, _, target) in enumerate(addresses):
         left = max(0.1, (end - time.monotonic()) / (len(addresses) - place))
         try:
             return _connected(socket.socket(kind, socket.SOCK_STREAM, protocol), target, left)
         except OSError as error:
-            trouble = _sorted(error, kind, target, left)
-    raise trouble
+            troubles.append(_sorted(error, kind, target, left).reach)
+    told = [reach for reach in troubles if NO_WAY_OUT not in reach.detail] or troubles
+    seen = [text for reach in troubles for text in reach.evidence]
+    last = told[-1]
+    raise Unreachable(last.outcome, last.detail, *seen, address=last.address, port=port)
 
 
 def _connected(made: socket.socket, target: Any, limit_s: float) -> socket.socket:
@@ -103,4 +109,5 @@ def _sorted(error: OSError, family: int, target: Any, limit_s: float) -> Unreach
     if error.errno in _NO_ROUTE:
         detail = f"{'no route' if _has_way(family, target) else NO_WAY_OUT} to {address}"
         return Unreachable(ReachOutcome.NO_ROUTE, detail, text, address=address, port=port)
-    return Unreachable(ReachOutcome.TRANSPORT_FAILED, "the connection failed", text, address=address, port=port)
+    detail = "the connection failed" if isinstance(error, ConnectionError) else f"{OURS} cannot connect"
+    return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, text, address=address, port=port)

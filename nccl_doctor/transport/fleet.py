@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.facts.model import OURS, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Transport
+from nccl_doctor.transport.descriptors import make_room
 from nccl_doctor.transport.launch import launch
 from nccl_doctor.transport.session import Session, connect, cut_short
 
@@ -78,11 +79,17 @@ class _Attempt:
         self._results: dict[str, Session | Reach] = {}
 
     def run(self, on_progress: OnProgress) -> dict[str, Session | Reach]:
+        make_room(len(self._entries))
         launch()  # packs the agent before 64 threads would all begin to
         for entry in self._entries:
             self._todo.put(entry)
-        for _ in range(min(self._options.fan_out, len(self._entries))):
-            threading.Thread(target=self._work, daemon=True, name="connect").start()
+        for number in range(min(self._options.fan_out, len(self._entries))):
+            try:
+                threading.Thread(target=self._work, daemon=True, name="connect").start()
+            except RuntimeError:  # a limit on threads: those that there are do all the work
+                if number == 0:
+                    raise
+                break
         while len(self._results) < len(self._entries):
             try:
                 name, result = self._done.get(timeout=self._deadline.left(LOOK_AT_DEADLINE_S))
@@ -160,7 +167,7 @@ class _Attempt:
             try:
                 result = connect(self._transport, entry, self._options, self._deadline)
             except Exception as error:  # noqa: BLE001 - a defect of ours on one host must not lose the others
-                result = Reach(ReachOutcome.TRANSPORT_FAILED, f"internal error: {type(error).__name__}: {error}")
+                result = Reach(ReachOutcome.TRANSPORT_FAILED, f"{OURS} failed: {type(error).__name__}: {error}")
             with self._lock:
                 late = self._abandoned
                 if not late:
@@ -174,11 +181,14 @@ def close_all(items: Iterable[Session | Reach], limit_s: float = 5.0) -> None:
 
     The limit (seconds) grows by 20 ms for each session: closing costs CPU, and 500 of them share it.
     """
-    threads = [
-        threading.Thread(target=item.close, daemon=True, name="close") for item in items if isinstance(item, Session)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for session in [item for item in items if isinstance(item, Session)]:
+        thread = threading.Thread(target=session.close, daemon=True, name="close")
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # a limit on threads
+            session.close()
     end = time.monotonic() + limit_s + 0.02 * len(threads)
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))

@@ -43,6 +43,7 @@ class KnownHosts:
     """The entries of some known_hosts files, indexed: plain names by name, hashed ones tried with one HMAC each."""
 
     def __init__(self, files: Iterable[str]) -> None:
+        self._found: dict[str, list[KnownKey]] = {}  # 3,000 hashed entries cost 4 ms, and a host is looked up twice
         self._plain: dict[str, list[KnownKey]] = {}
         self._hashed: list[tuple[bytes, bytes, KnownKey]] = []
         self._patterns: list[tuple[tuple[str, ...], KnownKey]] = []
@@ -85,6 +86,11 @@ class KnownHosts:
     def find(self, host: str, port: int) -> list[KnownKey]:
         """All entries for a host (name or HostKeyAlias) at a port, markers included."""
         name = written_name(host, port)
+        if name not in self._found:
+            self._found[name] = self._search(name)
+        return self._found[name]
+
+    def _search(self, name: str) -> list[KnownKey]:
         found = list(self._plain.get(name, ()))
         data = name.encode("utf-8")
         found += [key for salt, digest, key in self._hashed if hmac.digest(salt, data, "sha1") == digest]
@@ -93,10 +99,10 @@ class KnownHosts:
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether a name (in lower case) matches ssh's patterns: one at least, and none of those that begin with ``!``."""
+    """Whether a name matches ssh's patterns, letter by letter: one at least, and none that begins with ``!``."""
     hit = False
     for pattern in patterns:
-        wanted = pattern.lstrip("!").lower().replace("[", "[[]")  # ssh knows * and ? only
+        wanted = pattern.lstrip("!").replace("[", "[[]")  # ssh knows * and ? only
         if fnmatch.fnmatchcase(name, wanted):
             if pattern.startswith("!"):
                 return False
@@ -125,8 +131,8 @@ def judge(known: KnownHosts, host: str, port: int, blob: bytes) -> Verdict:
         return Verdict("ok")
     if plain:
         return Verdict("changed", plain)
-    if port != 22 and any(key.blob == blob for key in known.find(host, 22) if not key.marker):
-        return Verdict("ok")  # as ssh does: the same key is known for the host without a port
+    if port != 22 and judge(known, host, 22, blob).result == "ok":  # as ssh does: known for the host without a port
+        return Verdict("ok")
     return Verdict("unknown")
 
 

@@ -58,7 +58,8 @@ def shell_command(python: str = "", env_setup: str = "") -> str:
         return f"exec sh -c {shlex.quote(start)}"
     # csh takes no newline within quotes: a comment at the line's end, or a semicolon, is ended by eval instead.
     setup = (
-        's=$1; shift; { eval "$s"; } </dev/null || { echo nccl-doctor-boot: env-setup-failed $?; exit 126; }; ' + start
+        's=$1; shift; trap "echo nccl-doctor-boot: env-setup-failed" 0; '
+        '{ eval "$s"; } </dev/null || exit 126; trap - 0; ' + start
     )
     choose = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0" bash "$1"; exec sh -c "$0" sh "$1"'
     return f"exec sh -c {shlex.quote(choose)} {shlex.quote(setup)} {shlex.quote(env_setup)}"

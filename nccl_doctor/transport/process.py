@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from typing import Any
 
 import psutil
 
+from nccl_doctor.agent import children
 from nccl_doctor.agent.children import die_with_parent
+from nccl_doctor.transport.descriptors import as_started
 
 STDERR_TAIL = 8 << 10  # bytes kept of a command's stderr
 
@@ -35,7 +38,12 @@ class ProcessStream:
         self._tail = bytearray()
         self._ended = threading.Event()
         started = threading.Event()
-        trouble: list[OSError] = []
+        trouble: list[Exception] = []
+        end_with_us = die_with_parent(os.getpid())
+
+        def between_fork_and_exec() -> None:
+            end_with_us()
+            as_started()
 
         def own() -> None:
             try:
@@ -47,9 +55,9 @@ class ProcessStream:
                     bufsize=0,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=die_with_parent(os.getpid()),
+                    preexec_fn=between_fork_and_exec,
                 )
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
                 trouble.append(error)
                 started.set()
                 return
@@ -78,7 +86,7 @@ class ProcessStream:
                 del self._tail[:-STDERR_TAIL]
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        """Write all of it. ``TimeoutError`` when none of it went for so long, ``OSError`` when the other side is gone."""
         end = time.monotonic() + limit_s
         view = memoryview(data)
         while view:
@@ -87,6 +95,7 @@ class ProcessStream:
                     raise BrokenPipeError("the stream is closed")
                 with contextlib.suppress(BlockingIOError):
                     view = view[os.write(self._in, view) :]
+                    end = time.monotonic() + limit_s
                     continue
             if not _ready(self._in, select.POLLOUT, end - time.monotonic()):
                 raise TimeoutError(f"the command did not read its input within {limit_s:.0f} s")
@@ -135,40 +144,35 @@ class ProxyProcess:
     def __init__(self, command: str) -> None:
         """Start the user's own command line with the user's shell, as ssh does."""
         self._ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for the command's life; it has no name
         shell = os.environ.get("SHELL") or "/bin/sh"
-        started = threading.Event()
-        trouble: list[OSError] = []
-
-        def own() -> None:
-            try:
-                self._child = subprocess.Popen(
-                    [shell, "-c", f"exec {command}"],
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(os.getpid()),
-                )
-            except OSError as error:
-                trouble.append(error)
-            finally:
-                theirs.close()
-                started.set()
-            if not trouble:
-                self._child.wait()
-
-        threading.Thread(target=own, daemon=True, name="proxy").start()
-        started.wait()
-        if trouble:
+        try:
+            self._child = children.start(
+                [shell, "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors
+            )
+        except OSError:
             self._ours.close()
-            raise trouble[0]
+            self._errors.close()
+            raise
+        finally:
+            theirs.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ours, name)
 
+    def ending(self) -> tuple[str, ...]:
+        """How the command ended, if it has, and the last of what it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(0.5)
+        size = os.fstat(self._errors.fileno()).st_size
+        said = os.pread(self._errors.fileno(), STDERR_TAIL, max(0, size - STDERR_TAIL)).decode("utf-8", "replace")
+        status = self._child.returncode
+        return ("it still runs" if status is None else f"exit status {status}", *said.splitlines()[-3:])
+
     def close(self) -> None:
         """Close our end; a command that does not end by itself is killed with its descendants."""
         self._ours.close()
+        self._errors.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(0.5)
             return

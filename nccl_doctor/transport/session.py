@@ -356,7 +356,9 @@ class Session:
         try:
             with self._send_lock:
                 self._stream.write(line, max(1.0, self._deadline.left(WRITE_S)))
-        except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: closed meanwhile
+        except TimeoutError:
+            self._lose(f"the agent took nothing of a request for {WRITE_S:.0f} s", ReachOutcome.TIMED_OUT)
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
             self._lose(f"cannot write: {error}" if str(error) else "cannot write")
 
     # Listening
@@ -402,7 +404,7 @@ class Session:
             return  # a background job of the login shell that prints into the stream
         try:
             message = msgspec.json.decode(line[start:], type=_Reply)  # it may have left half a line before ours
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             if start == 0:
                 raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
             return
@@ -443,7 +445,9 @@ class _Greeting:
         self._stream = stream
         self._marker = marker.encode("ascii")
         self._options = options
-        self._end = time.monotonic() + deadline.left(options.start_s)
+        self._deadline = deadline
+        self._limit_s = deadline.left(options.start_s)
+        self._end = time.monotonic() + self._limit_s
         self._seen = bytearray()
         self.rest = b""
 
@@ -491,7 +495,7 @@ class _Greeting:
         if word == b"hello":
             try:
                 return msgspec.json.decode(rest, type=Hello)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise Unreachable(
                     ReachOutcome.GARBAGE, f"the agent's first line is broken: {error}", quote(rest)
                 ) from error
@@ -511,12 +515,14 @@ class _Greeting:
         begun = bytes(self._seen[self._seen.rfind(b"\n") + 1 :])
         if begun and begun.startswith(self._marker[: len(begun)]):
             detail = f"connected, but the agent's first line came too slowly: {len(begun)} bytes of it"
-            return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._options.start_s:.0f} s", quote(begun))
+            return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._limit_s:.0f} s", quote(begun))
+        if self._deadline.passed:  # then a login shell's chatter proves nothing
+            return Unreachable(ReachOutcome.TIMED_OUT, NO_ANSWER, self._noise(), last_line(self._stream.error_text()))
         if self._seen.strip():
-            return self._garbage(f"bytes came, but not the agent's first line within {self._options.start_s:.0f} s")
+            return self._garbage(f"bytes came, but not the agent's first line within {self._limit_s:.0f} s")
         if (waits := self._transport.explain(self._stream, None)) is not None:
             return waits
-        detail = f"{NO_ANSWER} within {self._options.start_s:.0f} s"
+        detail = f"{NO_ANSWER} within {self._limit_s:.0f} s"
         return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
 
     def _ended(self) -> Unreachable:

@@ -13,12 +13,13 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, OURS, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import command as programs
 from nccl_doctor.transport import dial
@@ -42,6 +43,14 @@ _ONLY_PROGRAM = (
 )
 
 
+_ONLY_FOR_PEOPLE = {
+    "remotecommand": "none",
+    "sessiontype": "default",
+    "stdinnull": "no",
+    "forkafterauthentication": "no",
+}
+
+
 class ChannelStream:
     """The remote command's streams over one paramiko channel."""
 
@@ -56,7 +65,7 @@ class ChannelStream:
         self.note = note
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """Write all of it. ``TimeoutError`` after the limit, ``OSError`` when the other side is gone."""
+        """Write all of it. ``TimeoutError`` when none of it went for so long, ``OSError`` when the other side is gone."""
         self._channel.settimeout(max(limit_s, 0.01))
         try:
             self._channel.sendall(data)
@@ -118,6 +127,7 @@ class SshTransport(Transport):
         self._log_in = LogIn(self._gate)
         self._lock = threading.Lock()
         self._jumps: dict[tuple[str, ...], _Jump] = {}
+        self._proxies = threading.BoundedSemaphore(options.jump_fan_out)
 
     # The transport's contract
 
@@ -129,14 +139,20 @@ class SshTransport(Transport):
             client, note = self._connect(config, config.one("proxyjump"), deadline)
         except NeedsProgram as reason:
             return self._open_with_program(entry, config, command, deadline, str(reason))
+        limit_s = deadline.left(self._options.start_s)
+        end = time.monotonic() + limit_s
+        address = address_of(client) or config.hostname
         try:
-            channel = _start(client, command, deadline.left(self._options.start_s))
+            channel = _start(client, command, limit_s)
         except (paramiko.SSHException, OSError, EOFError) as error:
-            address = address_of(client)
             client.close()
-            detail = "logged in, but no command could be started (MaxSessions, ForceCommand or a dying sshd)"
-            raise Unreachable(ReachOutcome.CUT_OFF, detail, text_of(error), address=address) from error
-        return ChannelStream(client, channel, address_of(client) or config.hostname, config.port, note)
+            if time.monotonic() >= end:
+                outcome, detail = ReachOutcome.TIMED_OUT, f"{NO_ANSWER} within {limit_s:.0f} s: sshd started no command"
+            else:
+                outcome = ReachOutcome.CUT_OFF
+                detail = "logged in, but no command could be started (MaxSessions, ForceCommand or a dying sshd)"
+            raise Unreachable(outcome, detail, text_of(error), address=address, port=config.port) from error
+        return ChannelStream(client, channel, address, config.port, note)
 
     def explain(self, stream: Stream, status: int | None) -> Unreachable | None:
         """Only the ssh program can end a stream by itself."""
@@ -161,13 +177,8 @@ class SshTransport(Transport):
         if not route:
             return self._connect_directly(config, deadline)
         jump = self._jump(tuple(route.split(",")), deadline, ())
-        if not jump.slots.acquire(timeout=deadline.left(600.0)):
-            detail = f"the run's deadline passed before its turn at jump host {route}"
-            raise Unreachable(ReachOutcome.NOT_TRIED, detail)
-        try:
+        with _turn(jump.slots, deadline, f"jump host {route}"):
             client, note = self._connect_through(jump, config, route, deadline)
-        finally:
-            jump.slots.release()
         return client, ", ".join(filter(None, (f"through {route}", note)))
 
     def _connect_through(
@@ -221,18 +232,26 @@ class SshTransport(Transport):
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, hops[-1]) from None
 
     def _connect_directly(self, config: HostConfig, deadline: Deadline) -> tuple[Connection, str]:
-        """Connect and log in; a connection that is closed at once is tried again after a pause."""
+        """Connect and log in. Most ProxyCommands lead through one host, so they are run no more at a time than jumps."""
+        if not config.one("proxycommand"):
+            return self._connect_patiently(config, deadline)
+        with _turn(self._proxies, deadline, "the ProxyCommand"):
+            return self._connect_patiently(config, deadline)
+
+    def _connect_patiently(self, config: HostConfig, deadline: Deadline) -> tuple[Connection, str]:
+        """A connection that is closed at once is tried again after a pause."""
         end = time.monotonic() + deadline.left(self._limit_s(config))
         for attempt in range(1, _RETRIES + 1):
             line = _dial(config, max(0.1, end - time.monotonic()))
             try:
-                expect_banner(line, max(0.1, end - time.monotonic()))
+                expect_banner(line, config, max(0.1, end - time.monotonic()))
                 return self._log_in.connect(line, config, max(0.1, end - time.monotonic()), deadline)
-            except ConnectionError as error:
+            except OSError as error:
+                ending = line.ending() if isinstance(line, ProxyProcess) else ()
                 line.close()
                 pause = 0.1 * 2**attempt * (1 + random.random())
                 if attempt == _RETRIES or time.monotonic() + pause > end:
-                    raise _closed_at_once(config, attempt, error) from error
+                    raise _closed_at_once(config, attempt, error, ending) from error
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -242,16 +261,24 @@ class SshTransport(Transport):
         """Let the system's ssh do what paramiko cannot."""
         program = shutil.which("ssh")
         if program is None:
-            detail = f"{reason}: that needs the ssh program, which is not installed"
+            detail = f"{OURS} lacks the ssh program, which is needed: {reason}"
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, "ssh: not found in PATH")
         argv = [program, *(["-F", self._options.ssh_config] if self._options.ssh_config else []), "-T"]
-        more = []
+        more = [
+            f"{keyword}={harmless}"  # else no command would run, or none would read our input
+            for keyword, harmless in _ONLY_FOR_PEOPLE.items()
+            if config.one(keyword, harmless) != harmless
+        ]
         if config.strict_host_keys in ("no", "accept-new"):
             # ssh writes new keys into the first file only: that is no file, and nothing is written
             files = " ".join(f'"{name}"' for name in ("/dev/null", *config.known_hosts_files))
-            more = [f"UserKnownHostsFile={files}"]
+            more.append(f"UserKnownHostsFile={files}")
         argv += programs.ssh_words(entry, self._limit_s(config), more=more)
-        stream = programs.start([*argv, "--", config.destination, command], entry, self._gate, deadline)
+        with contextlib.ExitStack() as turn:
+            if config.one("proxyjump") or config.one("proxycommand"):  # a connection of its own to the host between
+                turn.enter_context(_turn(self._proxies, deadline, "the host between"))
+            stream = programs.start([*argv, "--", config.destination, command], entry, self._gate, deadline)
+            stream.turn = turn.pop_all()
         stream.note = f"by the ssh program: {reason}"
         stream.address, stream.port = config.hostname, config.port
         return stream
@@ -270,7 +297,23 @@ def _start(client: Connection, command: str, limit_s: float) -> paramiko.Channel
     return channel
 
 
-def _closed_at_once(config: HostConfig, attempts: int, error: Exception) -> Unreachable:
+@contextlib.contextmanager
+def _turn(slots: threading.BoundedSemaphore, deadline: Deadline, where: str) -> Iterator[None]:
+    if not slots.acquire(timeout=deadline.left(600.0)):
+        raise Unreachable(ReachOutcome.NOT_TRIED, f"the run's deadline passed before its turn at {where}")
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+def _closed_at_once(config: HostConfig, attempts: int, error: Exception, ending: tuple[str, ...]) -> Unreachable:
+    """``ending``: how a ProxyCommand ended. Whose trouble that is, only its own words can tell."""
+    if ending:
+        missing = ending[0] in ("exit status 126", "exit status 127")
+        what = f"{OURS} cannot run the ProxyCommand" if missing else "the ProxyCommand gave no connection"
+        detail = f"{what}, {attempts} times: {config.one('proxycommand')}"
+        return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, *ending, address=config.hostname, port=config.port)
     why = "MaxStartups, PerSourcePenalties, fail2ban, hosts.deny"
     detail = f"sshd closed the connection before its first line, {attempts} times ({why})"
     return Unreachable(ReachOutcome.CUT_OFF, detail, text_of(error), address=config.hostname, port=config.port)
@@ -309,9 +352,8 @@ def _dial(config: HostConfig, limit_s: float) -> Any:
         try:
             return ProxyProcess(config.expand(proxy))
         except OSError as error:
-            raise Unreachable(
-                ReachOutcome.TRANSPORT_FAILED, "the ProxyCommand did not start", text_of(error)
-            ) from error
+            detail = f"{OURS} cannot start the ProxyCommand"
+            raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, text_of(error)) from error
     return dial.connect(config.hostname, config.port, config.one("addressfamily", "any"), limit_s)
 
 
@@ -323,10 +365,11 @@ def _channel_to(jump: _Jump, config: HostConfig, route: str, limit_s: float) -> 
     try:
         return jump.client.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=max(limit_s, 0.1))
     except (paramiko.SSHException, OSError, EOFError) as error:
-        if jump.client.refusal:
-            raise channel_refused(jump.client.refusal, target, config) from error
+        if said := jump.client.refusal:
+            raise channel_refused(said, target, config) from error
         slow = "Timeout" in str(error)
         outcome = ReachOutcome.TIMED_OUT if slow else ReachOutcome.CUT_OFF
-        detail = "no answer through the jump host in time" if slow else "the connection to the jump host broke"
+        broke = f"jump host {route.rpartition(',')[2]}: the connection to it broke"
+        detail = "no answer through the jump host in time" if slow else broke
         evidence = f"{target}: {text_of(error)}"
         raise Unreachable(outcome, detail, evidence, address=place[0], port=place[1]) from error

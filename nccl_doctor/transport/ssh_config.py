@@ -7,7 +7,6 @@ is asked once for each such class; as soon as the answer could depend on the nam
 from __future__ import annotations
 
 import functools
-import getpass
 import glob
 import os
 import pwd
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import OURS, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import Unreachable
 from nccl_doctor.transport.known_hosts import matches
@@ -38,6 +37,15 @@ def home() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         return Path.home()
+
+
+def login_name() -> str:
+    """The user's name, as ssh has it: by the user id; $USER may name another (su without a dash)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        uid = f"user id {os.getuid()} is in no password file"
+        raise Unreachable(ReachOutcome.TRANSPORT_FAILED, f"{OURS} has no name for its own user", uid) from None
 
 
 class HostConfig(msgspec.Struct, frozen=True):
@@ -58,6 +66,12 @@ class HostConfig(msgspec.Struct, frozen=True):
     def names(self, keyword: str) -> tuple[str, ...]:
         """A comma-separated list of algorithms; empty where the config leaves it open."""
         return tuple(name for name in self.one(keyword).split(",") if name)
+
+    @property
+    def vouched(self) -> tuple[str, int]:
+        """The name and the port under which known_hosts vouches for the host: an alias stands there without a port."""
+        alias = self.one("hostkeyalias")
+        return (alias, 22) if alias else (self.hostname, self.port)
 
     @property
     def identity_files(self) -> tuple[str, ...]:
@@ -101,7 +115,7 @@ class HostConfig(msgspec.Struct, frozen=True):
             "n": self.destination,
             "p": str(self.port),
             "r": self.user,
-            "u": getpass.getuser(),
+            "u": login_name(),
         }
 
 
@@ -117,11 +131,12 @@ def _words(text: str) -> tuple[str, ...]:
 class _Patterns:
     """The ``Host`` patterns of all config files; ``each`` when the answer may depend on the name in other ways."""
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], system: str) -> None:
         self.lists: list[tuple[str, ...]] = []
         self.each = False
         self._seen = 0
         for path in files:
+            self._base = Path(system).parent if str(path) == system else home() / ".ssh"
             self._read(path, 0)
 
     def _read(self, path: Path, depth: int) -> None:
@@ -135,30 +150,32 @@ class _Patterns:
             return  # ssh passes over what it may not read, too, or says why itself
         for keyword, value in _directives(text):
             if keyword == "host":
-                self.lists.append(_words(value))
+                words = _words(value)
+                comment = (at for at, word in enumerate(words) if word.startswith("#"))
+                self.lists.append(words[: next(comment, len(words))])
             elif keyword == "match" and value.lower().split() not in (["all"], ["final", "all"]):
                 self.each = True
             elif keyword == "include":
-                self._include(value, path, depth)
+                self._include(value, depth)
             elif keyword in ("canonicalizehostname", "knownhostscommand") and value.lower() != "no":
                 self.each = True
 
-    def _include(self, value: str, path: Path, depth: int) -> None:
-        base = Path("/etc/ssh") if path.is_relative_to("/etc/ssh") else home() / ".ssh"
+    def _include(self, value: str, depth: int) -> None:
         for word in _words(value):
             if "%" in word or "$" in word:
                 self.each = True
                 continue
-            word = str(home()) + word[1:] if word.startswith("~/") else word
-            for name in sorted(glob.glob(str(base / word))):  # noqa: PTH207 - the pattern may be absolute
+            word = f"{home()}{word[1:]}" if word.startswith("~/") else os.path.expanduser(word)  # noqa: PTH111 - ~user
+            for name in sorted(glob.glob(str(self._base / word))):  # noqa: PTH207 - the pattern may be absolute
                 self._read(Path(name), depth + 1)
 
     def matched(self, destination: str) -> tuple[bool, ...]:
         """Which of the lists the destination matches: equal answers mean equal configs."""
-        return tuple(matches(patterns, destination.lower()) for patterns in self.lists)
+        return tuple(matches(patterns, destination) for patterns in self.lists)
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
+    """Keywords, in lower case, and what stands behind them."""
     for line in text.splitlines():
         found = re.match(r"\s*([A-Za-z0-9]+)(?:\s*=\s*|\s+)(.*?)\s*$", line)
         if found:
@@ -173,7 +190,7 @@ class ConfigReader:
         self._program = shutil.which("ssh")
         files = [Path(file)] if file else [home() / ".ssh" / "config", Path(SYSTEM_CONFIG)]
         self._files = [path for path in files if path.exists()]
-        self._patterns = _Patterns(self._files)
+        self._patterns = _Patterns(self._files, "" if file else SYSTEM_CONFIG)
         self._lock = threading.Lock()
         self._class_locks: dict[tuple[object, ...], threading.Lock] = {}
         self._answers: dict[tuple[object, ...], HostConfig | None] = {}
@@ -182,7 +199,7 @@ class ConfigReader:
         """The config of a host; raises :class:`Unreachable` where ssh cannot read it."""
         destination = entry.address or entry.name
         if not self._files and not self._file:
-            return HostConfig(destination, destination, entry.user or getpass.getuser(), entry.port or 22)
+            return HostConfig(destination, destination, entry.user or login_name(), entry.port or 22)
         if self._patterns.each:
             return self._ask(destination, entry)
         key = (self._patterns.matched(destination), entry.user, entry.port)
@@ -201,7 +218,7 @@ class ConfigReader:
     def _ask(self, destination: str, entry: HostEntry) -> HostConfig:
         if self._program is None:
             where = str(self._files[0]) if self._files else self._file
-            detail = f"{where} can only be obeyed with the ssh program, which is not installed"
+            detail = f"{OURS} lacks the ssh program, without which {where} cannot be obeyed"
             raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, "ssh: not found in PATH")
         argv = [self._program, *(["-F", self._file] if self._file else []), "-G"]
         argv += ["-l", entry.user] if entry.user else []
@@ -218,11 +235,13 @@ class ConfigReader:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            detail = f"ssh -G did not answer within {_ASK_LIMIT_S:.0f} s: a Match exec in the ssh config hangs"
-            raise Unreachable(ReachOutcome.TIMED_OUT, detail, f"ssh -G {destination}") from error
+            detail = f"{OURS}'s ssh -G did not answer within {_ASK_LIMIT_S:.0f} s: a Match exec in the ssh config hangs"
+            raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, f"ssh -G {destination}") from error
+        except OSError as error:
+            raise Unreachable(ReachOutcome.TRANSPORT_FAILED, f"{OURS} cannot start ssh -G", str(error)) from error
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if line.strip()), f"exit status {done.returncode}")
-            raise Unreachable(ReachOutcome.TRANSPORT_FAILED, "ssh cannot read its config", first)
+            raise Unreachable(ReachOutcome.TRANSPORT_FAILED, f"{OURS}'s ssh cannot read its config", first)
         return _understand(destination, done.stdout)
 
 
@@ -231,15 +250,14 @@ def _understand(destination: str, answer: str) -> HostConfig:
     for line in answer.splitlines():
         keyword, _, value = line.partition(" ")
         values.setdefault(keyword.lower(), []).append(value)
-    hostname = values.get("hostname", [destination])[0]
-    user = values.get("user", [getpass.getuser()])[0]
-    return HostConfig(destination, hostname, user, int(values.get("port", ["22"])[0]), values, known=True)
+    hostname = values["hostname"][0]
+    return HostConfig(destination, hostname, values["user"][0], int(values["port"][0]), values, known=True)
 
 
 def _depends_only_on_name(config: HostConfig) -> bool:
     """Whether another host of the same class gets this answer with its own name put in for this one's."""
     name = config.destination.lower()
-    if config.hostname.lower() != name:
+    if config.hostname.lower() != name or config.one("controlpath"):  # %C is a hash of the name
         return False
     others = (
         value for keyword, found in config.values.items() if keyword not in ("host", "hostname") for value in found

@@ -72,8 +72,8 @@ class Connection(paramiko.Transport):
 
     @property
     def refusal(self) -> str:
-        """What the server said to this thread's last channel; empty where it said nothing."""
-        return self._words.get(getattr(self._own, "channel", -1), "")
+        """What the server said to this thread's last channel, told once; empty where it said nothing."""
+        return self._words.pop(getattr(self._own, "channel", -1), "")
 
 
 def text_of(error: BaseException | None) -> str:
@@ -123,7 +123,8 @@ _CHANNEL_TABLE = (
     ("unreachable", ReachOutcome.NO_ROUTE, "the jump host has no route"),
     ("timed out", ReachOutcome.TIMED_OUT, "no answer"),
     ("not known", ReachOutcome.NAME_UNRESOLVED, "the jump host cannot resolve the name"),
-    ("resolve", ReachOutcome.NAME_UNRESOLVED, "the jump host cannot resolve the name"),
+    ("resol", ReachOutcome.NAME_UNRESOLVED, "the jump host cannot resolve the name"),
+    ("No address", ReachOutcome.NAME_UNRESOLVED, "the jump host cannot resolve the name"),
     ("prohibited", ReachOutcome.TRANSPORT_FAILED, "the jump host forbids forwarding (AllowTcpForwarding, PermitOpen)"),
 )
 
@@ -135,7 +136,7 @@ def channel_refused(said: str, target: str, config: HostConfig) -> Unreachable:
         if phrase in said:
             return Unreachable(outcome, detail, evidence, address=config.hostname, port=config.port)
     detail = "the jump host could not connect"
-    return Unreachable(ReachOutcome.REFUSED, detail, evidence, address=config.hostname, port=config.port)
+    return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, evidence, address=config.hostname, port=config.port)
 
 
 def at_jump(found: Unreachable, hop: str) -> Unreachable:

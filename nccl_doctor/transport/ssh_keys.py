@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import copy
 import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import paramiko
@@ -31,6 +33,32 @@ class Candidate(msgspec.Struct, frozen=True):
         return f"{self.key.get_name()} {fingerprint(self.key.asbytes())} {self.name}"
 
 
+NOT_SIGNED = "not signed by the agent"
+
+
+class Signer:
+    """A key as it is offered to one host; ``trouble`` says why it did not sign.
+
+    paramiko would end the connection then, where ssh goes on to the next key: a signature that no server takes has it
+    go on, too.
+    """
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        self._key = key
+        self.trouble = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._key, name)
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Any:
+        """The signature, or an empty one."""
+        try:
+            return self._key.sign_ssh_data(data, algorithm)
+        except (OSError, paramiko.SSHException) as error:
+            self.trouble = f"{NOT_SIGNED} ({error})"
+            return b""
+
+
 class _Agent(paramiko.agent.AgentSSH):
     """The agent behind one socket; its single connection is shared by all threads, one request at a time."""
 
@@ -44,7 +72,11 @@ class _Agent(paramiko.agent.AgentSSH):
 
     def _send_message(self, message: object) -> object:
         with self._turn:
-            return super()._send_message(message)  # type: ignore[misc]
+            try:
+                return super()._send_message(message)  # type: ignore[misc]
+            except OSError:  # what it says later must not be taken for the next answer
+                self._conn.close()  # type: ignore[attr-defined]
+                raise
 
 
 class KeyRing:
@@ -67,7 +99,9 @@ class KeyRing:
         ordered = [one for one in held if one.key.asbytes() in named]
         ordered += [] if only else [one for one in held if one.key.asbytes() not in named]
         blobs = {one.key.asbytes() for one in ordered}
-        ordered += [found for _, found in read if isinstance(found, Candidate) and found.key.asbytes() not in blobs]
+        for _, found in read:
+            if isinstance(found, Candidate) and found.key.asbytes() not in blobs:
+                ordered += _with_and_without_certificate(found)
         worked = self._worked.get(config.user)
         ordered.sort(key=lambda one: one.key.asbytes() != worked)
         return ordered[:MOST_TRIES], notes
@@ -114,6 +148,15 @@ def _load(name: str) -> Candidate | str | None:
         )
     except (OSError, paramiko.SSHException, UnsupportedAlgorithm) as error:
         return f"{name} cannot be used: {error}"
+
+
+def _with_and_without_certificate(found: Candidate) -> list[Candidate]:
+    """paramiko gives a key the certificate beside it (NAME-cert.pub); ssh offers that first, and then the key alone."""
+    if found.key.public_blob is None:
+        return [found]
+    alone = copy.copy(found.key)
+    alone.public_blob = None
+    return [Candidate(found.key, f"{found.name}, with its certificate"), Candidate(alone, found.name)]
 
 
 def _locked(name: str) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import paramiko
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import UNSIGNED, ReachOutcome
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import Deadline, Unreachable
 from nccl_doctor.transport.known_hosts import KnownHostsCache, fingerprint, judge
+from nccl_doctor.transport.process import ProxyProcess
 from nccl_doctor.transport.ssh_config import HostConfig
 from nccl_doctor.transport.ssh_errors import (
     Connection,
@@ -24,7 +25,7 @@ from nccl_doctor.transport.ssh_errors import (
     text_of,
     trouble,
 )
-from nccl_doctor.transport.ssh_keys import Candidate, KeyRing
+from nccl_doctor.transport.ssh_keys import NOT_SIGNED, Candidate, KeyRing, Signer
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 _KEY_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
@@ -53,11 +54,13 @@ class LogIn:
             self._choose_algorithms(client, config)
             _exchange_keys(client, config, limit_s)
             note = self._check_host_key(client, config)
-            client.auth_timeout = max(1.0, end - time.monotonic())
-            self._pass_gate(client, config, deadline)
-        except BaseException:
+            self._pass_gate(client, config, max(1.0, end - time.monotonic()), deadline)
+        except BaseException as error:
             client.close()
             line.close()
+            if isinstance(error, OSError | EOFError | paramiko.SSHException):
+                detail = "the connection broke during the login"
+                raise trouble(client, config, ReachOutcome.CUT_OFF, detail, text_of(error)) from error
             raise
         return client, note
 
@@ -68,9 +71,9 @@ class LogIn:
         options.ciphers = tuple(sorted(_allowed("ciphers", config, options.ciphers), key=_cipher_cost))
         options.digests = _allowed("macs", config, options.digests)
         types = _allowed("hostkeyalgorithms", config, options.key_types)
-        known = self._known.get(config.known_hosts_files).find(_vouched_name(config), config.port)
+        known = self._known.get(config.known_hosts_files).find(*config.vouched)
         plain = [key.kind for key in known if not key.marker]
-        if not plain and any(key.marker == "@cert-authority" for key in known):
+        if any(key.marker == "@cert-authority" for key in known):
             raise NeedsProgram("known_hosts vouches for this host by a certificate authority")
         wanted = [name for kind in plain for name in _KEY_ALGORITHMS.get(kind, (kind,)) if name in types]
         if plain and not wanted:
@@ -80,8 +83,8 @@ class LogIn:
     def _check_host_key(self, client: Connection, config: HostConfig) -> str:
         """Refuse a changed key always and an unknown one unless the config accepts it; returns a note."""
         key = client.get_remote_server_key()
-        name = _vouched_name(config)
-        verdict = judge(self._known.get(config.known_hosts_files), name, config.port, key.asbytes())
+        name = config.vouched[0]
+        verdict = judge(self._known.get(config.known_hosts_files), *config.vouched, key.asbytes())
         if verdict.result == "ok":
             return ""
         shown = f"shown: {key.get_name()} {fingerprint(key.asbytes())}"
@@ -89,17 +92,20 @@ class LogIn:
             raise changed_key(client, config, name, shown, verdict)
         if config.strict_host_keys in ("no", "accept-new"):
             return f"unknown host key accepted, not recorded (StrictHostKeyChecking {config.strict_host_keys})"
+        if config.one("verifyhostkeydns", "no") in ("yes", "true"):
+            raise NeedsProgram("the ssh config looks for host keys in DNS (VerifyHostKeyDNS)")
         files = ", ".join(config.known_hosts_files)
         detail = (
             f"the host key of {name} is in no known_hosts file; compare it and log in once: {login_command(config)}"
         )
         raise trouble(client, config, ReachOutcome.HOST_KEY_UNKNOWN, detail, shown, f"looked in: {files}")
 
-    def _pass_gate(self, client: Connection, config: HostConfig, deadline: Deadline) -> None:
+    def _pass_gate(self, client: Connection, config: HostConfig, limit_s: float, deadline: Deadline) -> None:
         self._gate.enter(config.user, deadline)
+        end = time.monotonic() + limit_s
         outcome = ReachOutcome.TRANSPORT_FAILED
         try:
-            self._offer_keys(client, config)
+            self._offer_keys(client, config, end)
             outcome = ReachOutcome.OK
         except Unreachable as found:
             outcome = found.reach.outcome
@@ -107,19 +113,21 @@ class LogIn:
         finally:
             self._gate.leave(config.user, config.destination, outcome)
 
-    def _offer_keys(self, client: Connection, config: HostConfig) -> None:
+    def _offer_keys(self, client: Connection, config: HostConfig, end: float) -> None:
         candidates, notes = self._keys.candidates(config)
         refused: list[str] = []
         further: list[str] = []
         for candidate in candidates:
+            signer = Signer(candidate.key)
+            client.auth_timeout = max(0.1, end - time.monotonic())
             try:
-                further = _offer(client, config.user, candidate)
+                further = _offer(client, config.user, signer)
             except paramiko.BadAuthenticationType as error:
                 further = list(error.allowed_types)
                 break
             except (paramiko.SSHException, OSError, EOFError) as error:
                 _weigh(client, config, error, refused)
-                refused.append(f"refused: {candidate.described}")
+                refused.append(f"{signer.trouble or 'refused'}: {candidate.described}")
                 if not client.is_active():
                     break
                 continue
@@ -128,13 +136,15 @@ class LogIn:
                 return
             refused.append(f"accepted, but not enough: {candidate.described}")
             break
-        raise _refusal(client, config, candidates, refused, further, notes)
+        methods = further or _methods(client, config.user)
+        if not client.is_authenticated():  # some servers ask for no proof at all
+            raise _refusal(client, config, candidates, refused, methods, notes)
 
 
-def _offer(client: Connection, user: str, candidate: Candidate) -> list[str]:
+def _offer(client: Connection, user: str, key: Any) -> list[str]:
     """Offer one key; what the server asks for besides. Raises what paramiko does, without its polling."""
     decided = threading.Event()
-    client.auth_publickey(user, candidate.key, event=decided)
+    client.auth_publickey(user, key, event=decided)
     if not decided.wait(client.auth_timeout):
         raise paramiko.AuthenticationException("Authentication timeout.")
     if client.is_authenticated():
@@ -160,17 +170,20 @@ def _refusal(
     config: HostConfig,
     candidates: list[Candidate],
     refused: list[str],
-    further: list[str],
+    methods: list[str],
     notes: list[str],
 ) -> Unreachable:
     """Why nobody was let in, with every key that was tried."""
-    methods = further or _methods(client, config.user)
     if _kerberos(config, methods):
         raise NeedsProgram("the server offers Kerberos (GSSAPI) and there is a ticket")
+    if "hostbased" in methods and config.one("hostbasedauthentication") == "yes":
+        raise NeedsProgram("the server and the ssh config offer host-based authentication")
     if not candidates:
         why = "there is no usable key, neither in an agent nor in a file"
     elif any(text.startswith("accepted") for text in refused):
-        why = f"the key was accepted, but the server also asks for {', '.join(further)}"
+        why = f"the key was accepted, but the server also asks for {', '.join(methods)}"
+    elif refused and all(text.startswith(NOT_SIGNED) for text in refused):
+        why = UNSIGNED
     elif not refused:
         why = f"the server takes no keys, only {', '.join(methods)}"
     else:
@@ -199,11 +212,6 @@ def _kerberos(config: HostConfig, methods: list[str]) -> bool:
     return ticket and "gssapi-with-mic" in methods and config.one("gssapiauthentication") == "yes"
 
 
-def _vouched_name(config: HostConfig) -> str:
-    """The name under which known_hosts vouches for the host."""
-    return config.one("hostkeyalias") or config.hostname
-
-
 def _cipher_cost(name: str) -> int:
     return _FAST_CIPHERS.index(name) if name in _FAST_CIPHERS else len(_FAST_CIPHERS)
 
@@ -219,22 +227,21 @@ def _allowed(keyword: str, config: HostConfig, able: tuple[str, ...]) -> tuple[s
     return chosen
 
 
-def expect_banner(line: Any, limit_s: float) -> None:
+def expect_banner(line: Any, config: HostConfig, limit_s: float) -> None:
     """Look at the server's first bytes without taking them: is this an sshd at all?
 
-    Raises :class:`Unreachable`, or ``ConnectionError`` where it closed at once, which is worth another try.
+    ``line`` is a socket, or a ProxyCommand's. Raises :class:`Unreachable`, or ``OSError`` where it was closed at once,
+    which is worth another try.
     """
-    if not isinstance(line, socket.socket) or line.family == socket.AF_UNIX:
-        return
-    address, port = line.getpeername()[:2]
+    proxy = isinstance(line, ProxyProcess)
+    address, port = (config.hostname, config.port) if proxy else line.getpeername()[:2]
     line.settimeout(limit_s)
     try:
         first = line.recv(256, socket.MSG_PEEK)
     except TimeoutError:
         line.close()
-        detail = (
-            f"the port accepts connections, but no SSH banner came within {limit_s:.1f} s (sshd hung or overloaded)"
-        )
+        open_way = "the ProxyCommand runs" if proxy else "the port accepts connections"
+        detail = f"{open_way}, but no SSH banner came within {limit_s:.1f} s (sshd hung or overloaded)"
         silent = f"connect {address} port {port}: open, silent"
         raise Unreachable(ReachOutcome.TIMED_OUT, detail, silent, address=address, port=port) from None
     if not first:

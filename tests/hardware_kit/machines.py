@@ -318,7 +318,6 @@ class Machine:
         port = base / "ports/1"
         for name in ("state", "phys_state", "rate", "link_layer"):
             _put(port / name, getattr(hca, name) + "\n")
-        _put(port / "sm_lid", "0x1\n" if hca.link_layer == "InfiniBand" else "0x0\n")
         counters = dict.fromkeys(("symbol_error", "link_downed", "port_rcv_errors", "port_xmit_discards"), 0)
         counters.update({"port_rcv_packets": 9_000_000, **hca.counters})
         for name, count in counters.items():

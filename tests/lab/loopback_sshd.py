@@ -71,7 +71,7 @@ class Sshd:
         config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         command = [SSHD, "-D", "-E", str(self.log), "-f", str(config)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while time.monotonic() < end:
             try:
                 socket.create_connection((self.address, self.port), 1).close()

@@ -59,11 +59,11 @@ class Training:
         self.wait_until_it_stands()
 
     def wait_until_it_stands(self) -> None:
-        """Until no rank has taken a step for 0.6 s."""
+        """Until no rank has taken a step for two seconds, a hundred times as long as one takes."""
 
         def stands() -> bool:
             before = [self.steps(rank) for rank in PLACES]
-            time.sleep(0.6)
+            time.sleep(2.0)
             return before == [self.steps(rank) for rank in PLACES]
 
         machine.wait_for(stands, "the job to stand", 60)

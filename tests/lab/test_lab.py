@@ -32,7 +32,10 @@ except OSError as error:
 """
 
 
-def connect(lab: Lab, source: str, target: str, port: int, seconds: float = 0.7) -> str:
+DROPPED_S = 0.7  # what is dropped never comes; what is answered may come late on a busy machine
+
+
+def connect(lab: Lab, source: str, target: str, port: int, seconds: float = 10.0) -> str:
     """How a TCP connection from one host to another goes: open, timeout, unresolved or the name of an errno."""
     done = lab.on(source, [sys.executable, "-I", "-S", "-c", CONNECT, target, str(port), str(seconds)], check=True)
     return done.stdout.split()[0]
@@ -40,12 +43,13 @@ def connect(lab: Lab, source: str, target: str, port: int, seconds: float = 0.7)
 
 def ssh(lab: Lab, host: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A command over ssh, as the controller, without questions."""
-    return lab.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", *options, host, command], timeout=20)
+    words = ["ssh", "-o", "BatchMode=yes", *options, "-o", "ConnectTimeout=30", host, command]  # the first one holds
+    return lab.run(words, timeout=60)
 
 
-def ping(lab: Lab, source: str, target: str, size: int = 56, count: int = 1) -> int:
-    """How many of ``count`` pings with the don't-fragment bit came back."""
-    words = ["ping", "-n", "-q", "-M", "do", "-s", str(size), "-c", str(count), "-i", "0.005", "-W", "1", target]
+def ping(lab: Lab, source: str, target: str, size: int = 56, count: int = 1, seconds: float = 10.0) -> int:
+    """How many of ``count`` pings with the don't-fragment bit came back, the last one within ``seconds``."""
+    words = f"ping -n -q -M do -s {size} -c {count} -i 0.005 -W {seconds} {target}".split()
     printed = lab.on(source, words).stdout
     return int(printed.split(" received")[0].split()[-1])
 
@@ -136,7 +140,7 @@ def test_a_killed_owner_leaves_nothing(lab: Lab) -> None:
     owner.kill()
     owner.communicate()
     machine.wait_for(
-        lambda: prefix not in standing() and not list(NETNS.glob(f"{prefix}-*")), "the reaper to remove the lab", 20
+        lambda: prefix not in standing() and not list(NETNS.glob(f"{prefix}-*")), "the reaper to remove the lab", 60
     )
 
 
@@ -156,7 +160,7 @@ def test_a_standing_lab_by_hand(lab: Lab) -> None:
         standing_lab = Lab.attach(prefix)
         assert str(standing_lab.hostfile) in built.stdout and f"down --prefix {prefix}" in built.stdout
         runner = str(standing_lab.directory / "lab-run")
-        done = subprocess.run([runner, "ssh", "gpu02", "hostname"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([runner, "ssh", "gpu02", "hostname"], capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == "gpu02", done.stderr
         assert by_hand("fault", "port-taken", "gpu01", "port=4242", "--prefix", prefix).returncode == 0
         assert connect(standing_lab, "gpu02", "gpu01", 4242) == "open"
@@ -180,7 +184,7 @@ def test_a_reaper_removes_what_its_own_owner_left(owner: list[int]) -> None:
         words = [sys.executable, "-m", "tests.lab", "reap", "--prefix", prefix]
         with subprocess.Popen(words, cwd=PROJECT, stdin=subprocess.PIPE) as reaper:
             waits = Path(f"/proc/{reaper.pid}/wchan")
-            machine.wait_for(lambda: "pipe_read" in waits.read_text(), "the reaper to wait", 20)
+            machine.wait_for(lambda: "pipe_read" in waits.read_text(), "the reaper to wait", 60)
             (directory / "lab.json").write_text(json.dumps({"owner": owner}))
             reaper.communicate()
         assert directory.exists() == (owner != [1, 1])
@@ -211,7 +215,7 @@ def test_sshd_down(lab: Lab) -> None:
 def test_sshd_hung(lab: Lab) -> None:
     with lab.fault("sshd-hung"):
         assert connect(lab, "controller", "gpu02", 22) == "open"
-        done = ssh(lab, "gpu02", "true")
+        done = ssh(lab, "gpu02", "true", "-o", "ConnectTimeout=2")
         assert done.returncode == 255 and "timed out during banner exchange" in done.stderr
     assert ssh(lab, "gpu02", "true").returncode == 0
 
@@ -237,7 +241,7 @@ def test_authentication_fails(lab: Lab) -> None:
 
 def test_ssh_filtered(lab: Lab) -> None:
     with lab.fault("ssh-filtered"):
-        assert connect(lab, "controller", "gpu02", 22) == "timeout"
+        assert connect(lab, "controller", "gpu02", 22, DROPPED_S) == "timeout"
     assert connect(lab, "controller", "gpu02", 22) == "open"
 
 
@@ -253,7 +257,7 @@ def test_host_vanishes_in_the_middle(lab: Lab) -> None:
     with lab.fault("host-vanishes", after_s=0.8):
         machine.wait_for(lambda: lab.on("gpu02", carrier).stdout == "0\n", "the cable to be pulled")
         assert time.monotonic() - begun > 0.8
-        assert ping(lab, "gpu01", "gpu02") == 0
+        assert ping(lab, "gpu01", "gpu02", seconds=1) == 0
     assert ping(lab, "gpu01", "gpu02") == 1
 
 
@@ -329,7 +333,7 @@ def listening(lab: Lab) -> Lab:
 
 def test_port_dropped(listening: Lab) -> None:
     with listening.fault("port-dropped"):
-        assert connect(listening, "gpu01", "gpu02", 4000) == "timeout"
+        assert connect(listening, "gpu01", "gpu02", 4000, DROPPED_S) == "timeout"
         assert connect(listening, "gpu01", "gpu02", 22) == "open"
         assert connect(listening, "gpu02", "gpu03", 4000) == "open"
         assert connect(listening, "gpu02", "gpu02", 4000) == "open"
@@ -339,14 +343,14 @@ def test_port_dropped(listening: Lab) -> None:
 
 def test_port_dropped_outward_too(listening: Lab) -> None:
     with listening.fault("port-dropped", outward=True):
-        assert connect(listening, "gpu02", "gpu03", 4000) == "timeout"
+        assert connect(listening, "gpu02", "gpu03", 4000, DROPPED_S) == "timeout"
         assert connect(listening, "gpu01", "gpu03", 4000) == "open"
         assert ssh(listening, "gpu02", "true").returncode == 0
 
 
 def test_outbound_dropped(listening: Lab) -> None:
     with listening.fault("outbound-dropped"):
-        assert connect(listening, "gpu02", "gpu03", 4000) == "timeout"
+        assert connect(listening, "gpu02", "gpu03", 4000, DROPPED_S) == "timeout"
         assert connect(listening, "gpu01", "gpu02", 4000) == "open"
     assert connect(listening, "gpu02", "gpu03", 4000) == "open"
 
@@ -361,7 +365,7 @@ def test_port_rejected(listening: Lab, reply: str, seen: str) -> None:
 
 def test_master_port_dropped(listening: Lab) -> None:
     with listening.fault("master-port-dropped"):
-        assert connect(listening, "gpu01", "gpu02", 29500) == "timeout"
+        assert connect(listening, "gpu01", "gpu02", 29500, DROPPED_S) == "timeout"
         assert connect(listening, "gpu01", "gpu02", 4000) == "open"
     assert connect(listening, "gpu01", "gpu02", 29500) == "ECONNREFUSED"
 
@@ -375,7 +379,7 @@ def test_port_taken(lab: Lab) -> None:
 
 def test_ping_dropped(lab: Lab) -> None:
     with lab.fault("ping-dropped"):
-        assert ping(lab, "gpu01", "gpu02") == 0
+        assert ping(lab, "gpu01", "gpu02", seconds=1) == 0
         assert connect(lab, "gpu01", "gpu02", 22) == "open"
     assert ping(lab, "gpu01", "gpu02") == 1
 
@@ -383,8 +387,8 @@ def test_ping_dropped(lab: Lab) -> None:
 def test_mtu_black_hole(lab: Lab) -> None:
     with lab.fault("mtu-black-hole", largest=1400):
         assert ping(lab, "gpu01", "gpu02", size=1372) == 1  # 1,400 bytes with the 28 bytes of IP and ICMP headers
-        assert ping(lab, "gpu01", "gpu02", size=1373) == 0
-        assert ping(lab, "gpu02", "gpu01", size=1373) == 0
+        assert ping(lab, "gpu01", "gpu02", size=1373, seconds=1) == 0
+        assert ping(lab, "gpu02", "gpu01", size=1373, seconds=1) == 0
         assert ping(lab, "gpu01", "gpu03", size=1472) == 1
         assert ping(lab, "controller", "gpu02", size=1472) == 1
         assert len(ssh(lab, "gpu02", "head -c 200000 /dev/zero | tr '\\0' x").stdout) == 200_000
@@ -395,7 +399,7 @@ def test_mtu_mismatch(lab: Lab) -> None:
     with lab.fault("mtu-mismatch"):
         assert lab.on("gpu02", ["cat", "/sys/class/net/eth0/mtu"]).stdout.strip() == "9000"
         assert lab.on("gpu01", ["cat", "/sys/class/net/eth0/mtu"]).stdout.strip() == "1500"
-        assert ping(lab, "gpu02", "gpu01", size=2000) == 0
+        assert ping(lab, "gpu02", "gpu01", size=2000, seconds=1) == 0
     assert lab.on("gpu02", ["cat", "/sys/class/net/eth0/mtu"]).stdout.strip() == "1500"
 
 
@@ -413,15 +417,17 @@ def test_slow_link(lab: Lab) -> None:
 
 
 def test_connect_limit(lab: Lab) -> None:
+    again = f"for _ in range(12):{CONNECT}".replace("\n", "\n    ")  # a Python for each could take as long as the limit
     with lab.fault("connect-limit", per_second=1):
-        answers = [connect(lab, "gpu01", "gpu02", 9, 0.1) for _ in range(12)]
-    assert {"timeout", "ECONNREFUSED"} == set(answers)
+        done = lab.on("gpu01", [sys.executable, "-I", "-S", "-c", again, "gpu02", "9", "0.1"], check=True)
+    assert {"timeout", "ECONNREFUSED"} == set(done.stdout.split())
 
 
 def test_wrong_neighbour_and_route(lab: Lab) -> None:
     for name, parameters in (("wrong-neighbour", {}), ("wrong-route", {}), ("wrong-route", {"kind": "gateway"})):
         with lab.fault(name, **parameters):
-            assert connect(lab, "gpu02", "gpu03", 22) != "open" and connect(lab, "gpu02", "gpu01", 22) == "open"
+            assert connect(lab, "gpu02", "gpu03", 22, DROPPED_S) != "open"
+            assert connect(lab, "gpu02", "gpu01", 22) == "open"
         assert connect(lab, "gpu02", "gpu03", 22) == "open"
 
 
@@ -430,7 +436,8 @@ def test_ipv6_only(lab: Lab) -> None:
         assert connect(lab, "gpu01", "gpu02", 22) == "open" != connect(lab, "gpu01", lab.address("gpu02"), 22)
         for name in ("wrong-neighbour", "wrong-route"):
             with lab.fault(name, ipv6=True):
-                assert connect(lab, "gpu02", "gpu03", 22) != "open" and connect(lab, "gpu02", "gpu01", 22) == "open"
+                assert connect(lab, "gpu02", "gpu03", 22, DROPPED_S) != "open"
+                assert connect(lab, "gpu02", "gpu01", 22) == "open"
             assert connect(lab, "gpu02", "gpu03", 22) == "open"
     assert connect(lab, "gpu01", "gpu02", 22) == connect(lab, "gpu01", lab.address("gpu02"), 22) == "open"
 
@@ -448,9 +455,9 @@ def test_link_flaps(lab: Lab) -> None:
 def test_lossy_link(lab: Lab) -> None:
     with lab.fault("lossy-link", percent=50):
         assert 0 < ping(lab, "gpu01", "gpu02", count=60) < 45  # both ways: a quarter comes back
-        assert ping(lab, "gpu01", "gpu03", count=60) == 60
-        assert ping(lab, "controller", "gpu02", count=60) == 60
-    assert ping(lab, "gpu01", "gpu02", count=60) == 60
+        assert ping(lab, "gpu01", "gpu03", count=60) > 55
+        assert ping(lab, "controller", "gpu02", count=60) > 55
+    assert ping(lab, "gpu01", "gpu02", count=60) > 55
 
 
 IFNAMES = "import socket; print([name for _, name in socket.if_nameindex()])"

@@ -47,7 +47,7 @@ def in_the_middle(lab: Lab, *program: str) -> Iterator[subprocess.Popen[bytes]]:
     with lab.fault("port-dropped", "gpu04"):
         process = lab.popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            wait_for(lambda: all_have_agents(lab), "agents on all hosts", 20)
+            wait_for(lambda: all_have_agents(lab), "agents on all hosts", 60)
             yield process
         finally:
             process.kill()
@@ -179,7 +179,7 @@ OUTCOMES = {
 
 @pytest.mark.lab
 def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
-    code, report = check(ten_hosts, "--quick", "--connect-timeout", "5")
+    code, report = check(ten_hosts, "--quick")
     assert code == FAULTY
     assert report["reached"] == ["gpu01", "gpu09"]
     told = {host: item["id"] for item in report["findings"] for host in item["hosts"] if item["id"].startswith("host.")}
@@ -260,7 +260,7 @@ def test_no_agent_and_no_display_reach_the_hosts(lab: Lab) -> None:
     socket_path = lab.home / "agent.sock"
     agent = lab.popen(["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL)
     try:
-        wait_for(socket_path.exists, "ssh-agent", 20)
+        wait_for(socket_path.exists, "ssh-agent", 60)
         lab.ssh_config.write_text(f"ForwardAgent yes\nForwardX11 yes\nForwardX11Trusted yes\n{config}")
         with lab.fault("port-dropped", "gpu04"):
             process = lab.popen(
@@ -269,10 +269,11 @@ def test_no_agent_and_no_display_reach_the_hosts(lab: Lab) -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            wait_for(lambda: all_have_agents(lab), "agents on all hosts", 20)
-            seen = [
-                Path(f"/proc/{found.pid}/environ").read_bytes() for name in lab.hostnames for found in agents(lab, name)
-            ]
+            wait_for(lambda: all_have_agents(lab), "agents on all hosts", 60)
+            seen = []
+            for found in [found for name in lab.hostnames for found in agents(lab, name)]:
+                with contextlib.suppress(OSError):  # what an agent has started ends while we look
+                    seen.append(Path(f"/proc/{found.pid}/environ").read_bytes())
             process.wait(60)
     finally:
         agent.kill()
@@ -340,7 +341,7 @@ def test_planted_secrets_are_in_no_output(lab: Lab, tmp_path: Path) -> None:
     holder = ["python3", "-c", "import socket, time\ns = socket.create_server(('', 29500))\ntime.sleep(600)"]
     pid = lab.spawn("gpu01", [*holder, "--api-key", f"{canary}argv", f"--password={canary}argv"])
     try:
-        wait_for(lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, "the port to be taken", 20)
+        wait_for(lambda: ":733C " in lab.on("gpu01", ["cat", "/proc/net/tcp"]).stdout, "the port to be taken", 60)
         done = lab.run([*CHECK, "--hosts", str(lab.hostfile), "--save", str(bundle), "--verbose"])
         console = lab.run(["nccl-doctor", "check", "--from", str(bundle), "--verbose"])
     finally:

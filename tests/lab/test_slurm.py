@@ -227,7 +227,7 @@ def submit(lab: Lab, slurm: dict[str, str]) -> Iterator[Callable[[], tuple[int, 
         environment = lab.host("gpu01").environment()
         environment["PATH"] = f"{directory}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
         words = ["sbatch", "--parsable", "--output=out", "train.sbatch"]
-        done = lab.run(words, env=environment | slurm, cwd=directory, timeout=30)
+        done = lab.run(words, env=environment | slurm, cwd=directory, timeout=60)
         assert done.returncode == 0, done.stderr
         number = done.stdout.strip()
         ended = []
@@ -347,7 +347,7 @@ def test_hang_finds_the_ranks_of_srun(lab: Lab, slurm: dict[str, str], what: str
         return [item["id"] for item in told[-1]["findings"][:1]] == [id]
 
     try:
-        machine.wait_for(held, id, 60)
+        machine.wait_for(held, id, 120)
     finally:
         machine.end([step])
     (found, *rest), (job,) = told[-1]["findings"], told[-1]["jobs"]

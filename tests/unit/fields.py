@@ -17,7 +17,7 @@ from nccl_doctor.rules import engine
 
 Path = tuple[str | int, ...]
 Pattern = tuple[str, ...]  # a path with ``*`` for what is one of many
-BY_NAME = {"resolved", "swept", "types", "losses", "distributions", "numa_nodes", "libraries"}  # whose keys are names
+BY_NAME = {"resolved", "swept", "types", "losses", "distributions", "libraries"}  # whose keys are names
 
 FEW = 8  # places of one pattern on two hosts
 

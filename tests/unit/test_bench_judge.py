@@ -137,7 +137,12 @@ def spread(median: float, cv: float = 0.01) -> Spread:
 
 
 def measured(
-    busbw: float, size: int = 1 << 33, collective: str = "allreduce", mode: str = "in", cv: float = 0.01, wrong: int = 0
+    busbw: float,
+    size: int = 1 << 33,
+    collective: str = "allreduce",
+    mode: str = "in",
+    cv: float = 0.01,
+    wrong: int | None = 0,
 ) -> Measurement:
     time_us = size / busbw / 1e3
     return Measurement(
@@ -215,6 +220,22 @@ def test_the_baseline_beats_the_table_and_knows_its_noise() -> None:
     assert noisy.kind == "cannot-judge" and "cannot tell: cv 60 %" in noisy.text
     other = judge(measured(410.0), baseline=(measured(470.0, size=1 << 20),))
     assert other.kind == "cannot-judge" and "none of these sizes" in other.text
+
+
+@pytest.mark.parametrize(
+    ("slower", "kind"),
+    [
+        ({3: 0.92}, "good"),  # beyond its own margin of 6 %, as one of twenty is by chance
+        ({3: 0.8}, "slow"),
+        ({20: 0.92}, "slow"),  # the largest, which is the one that is judged
+        (dict.fromkeys(range(3, 9), 0.92), "slow"),
+    ],
+)
+def test_one_of_many_sizes_is_slower_by_chance(slower: dict[int, float], kind: str) -> None:
+    sizes = {number: 1 << (10 + number) for number in range(21)}
+    now = [measured(100.0 * slower.get(number, 1.0), size, cv=0.15) for number, size in sizes.items()]
+    found = judge(*now, baseline=tuple(measured(100.0, size, cv=0.15) for size in sizes.values()))
+    assert found.kind == kind, found.text
 
 
 def test_gloo_one_rank_and_unknown_machines_cannot_be_judged() -> None:
@@ -321,6 +342,12 @@ def test_the_nccl_tests_table_is_what_scripts_parse() -> None:
     assert averages == pytest.approx([(40 + 460 + 470) / 3, 300.0], rel=1e-4)
     assert "# Out of bounds values : 0 OK" in text and "# Out of bounds values : 2 FAILED" in text
     assert "# Collective test starting: all_reduce_perf" in text
+
+
+@pytest.mark.parametrize("measurements", [(), (measured(40.0, 1 << 20), measured(41.0, 1 << 21, wrong=None))])
+def test_what_was_not_checked_is_not_ok_for_scripts(measurements: tuple[Measurement, ...]) -> None:
+    text = nccl_tests(outcome(results=results(*measurements)))
+    assert "# Out of bounds values : N/A" in text and " OK" not in text
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,13 @@ def test_the_slow_host_is_named_and_a_clean_fleet_is_not() -> None:
     assert not list(slow_hosts(links(set())))
 
 
+def test_a_slow_host_that_is_lost_afterwards_makes_no_nameless_one() -> None:
+    """A finding of no host is held against all of them."""
+    facts = links({2})
+    del facts["h2"]
+    assert not list(slow_hosts(facts))
+
+
 def test_rates_of_a_busy_machine_blame_nobody() -> None:
     """They scatter: the lowest is held against the middle of the others, as the title tells, and not the fastest."""
     rates = {(0, 1): 0.7, (0, 2): 0.42, (0, 3): 0.45, (1, 2): 0.49, (1, 3): 0.26, (2, 3): 0.75}

@@ -105,7 +105,7 @@ def test_a_new_failure_comes_first_with_the_fact_behind_it() -> None:
 def test_the_same_finding_may_weigh_more_or_less(before: str, after: str, word: str) -> None:
     old, new = (finding("net.mtu", Severity[name], "t", Evidence("e"), hosts=("a",)) for name in (before, after))
     report = judge(rich_fleet().bundle())
-    assert compare._change(("net.mtu", "a", ""), old, new, report, report) == word
+    assert compare._change(old, new, (report, "a"), (report, "a")) == word
 
 
 def test_a_finding_that_is_gone_is_no_failure() -> None:
@@ -214,6 +214,16 @@ def test_hosts_of_one_run_are_compared_with_the_first() -> None:
         builder.probes[name]["software"]["driver"]["version"] = "535.1"
     found = compare.hosts(builder.bundle(), ["gpu01", "gpu02", "gpu03", "gpu04"])
     assert told(found) == [("software.driver", ("gpu03", "gpu04"), "570.86.15", "535.1")]
+
+
+def test_between_hosts_too_what_was_not_measured_is_not_gone() -> None:
+    builder = rich_fleet()
+    builder.probes["gpu01"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu01", "line": 2}
+    del builder.probes["gpu02"]["names"]
+    one, other = (compare.hosts(builder.bundle(), pair) for pair in (["gpu01", "gpu02"], ["gpu02", "gpu01"]))
+    assert ("not-measured", "net.hostname-resolution.loopback") in [(item.change, item.id) for item in one.findings]
+    assert one.exit_code is ExitCode.INCOMPLETE
+    assert ("first-looked", "net.hostname-resolution.loopback") in [(item.change, item.id) for item in other.findings]
 
 
 def test_a_host_not_in_the_bundle_is_named() -> None:

@@ -173,8 +173,6 @@ def _tell_more(name: str, probes: dict[str, Any]) -> None:
     probes["links"]["swept"] = {link["peer"]: 13 for link in probes["links"]["links"]}
     probes["software"]["environment"] = {"LD_LIBRARY_PATH": "/opt/ofi/lib"}
     probes["system"]["container"] = {"capabilities": "0", "user_namespace": False}
-    probes["system"]["processors"]["nodes"] = [{"node": 0, "cpus": "0-63", "memory_bytes": 512 << 30}]
-    probes["system"]["machine"] = {"uptime_s": 9e5, "tasks": 900, "oom_kills_since_boot": 0}
     _tell_more_of_hardware(probes)
     for link in probes["links"]["links"]:
         link |= {"connect_ms": 0.2, "rtt_min_ms": 0.1, "rtt_p99_ms": 0.3, "attempts": 1, "source": address(name)}
@@ -193,9 +191,8 @@ def _tell_more_of_hardware(probes: dict[str, Any]) -> None:
     for nic in probes["infiniband"]["pci_rdma"]:
         nic["driver"] = "mlx5_core"
     for device in probes["infiniband"]["devices"]:
-        device |= {"node_type": "1: CA", "slot": "3", "sys_image_guid": "0c42:a103:0065:2ba6"}
+        device["slot"] = "3"
         for port in device["ports"]:
-            port["lid"] = "0x1"
             for gid in port["gids"]:
                 gid["netdev"] = "ib0"
 

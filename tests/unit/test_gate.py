@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
+from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, Unknown, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
@@ -325,11 +326,11 @@ def test_junit_parses_back_with_one_case_per_host_and_stage() -> None:
     report = judge(bundle)
     tree = ElementTree.fromstring(formats.render("junit", report, decide(report), bundle))
     cases = [(case.get("classname"), case.get("name")) for case in tree.iter("testcase")]
-    assert len(cases) == len(set(cases)) == len(NAMES) * len(report.stages)
+    assert len(cases) == len(set(cases)) == len(NAMES) * len(report.stages) + 1
     failed = [
         (case.get("classname"), case.get("name")) for case in tree.iter("testcase") if case.find("failure") is not None
     ]
-    assert failed == [("nccl-doctor.connectivity", "gpu02")]
+    assert failed == [("nccl-doctor.connectivity", "gpu02"), ("nccl-doctor.decision", "go")]
 
 
 def test_junit_fails_the_cause_and_not_who_suffers_from_it() -> None:
@@ -345,7 +346,7 @@ def test_junit_fails_the_cause_and_not_who_suffers_from_it() -> None:
         for case in tree.iter("testcase")
         if case.find("failure") is not None
     }
-    assert failed == {"gpu02": "net.wrong-route"}
+    assert failed == {"gpu02": "net.wrong-route", "go": "no-go"}
     assert [
         case.get("name")
         for case in tree.iter("testcase")
@@ -360,6 +361,72 @@ def test_junit_shows_what_was_not_measured_as_an_error_and_never_as_passed() -> 
     report = judge(bundle)
     tree = ElementTree.fromstring(formats.render("junit", report, decide(report), bundle))
     assert [case.get("name") for case in tree.iter("testcase") if case.find("error") is not None] == ["gpu03"]
+
+
+@pytest.mark.parametrize("change", [{"stages": ("collectives",)}, {"stages": ()}, {"hosts": ()}])
+def test_junit_shows_a_gap_of_a_stage_that_did_not_run_and_one_of_nobody(change: dict[str, Any]) -> None:
+    bundle = Builder().bundle()
+    bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=("min-busbw=40",)))
+    report = judge(bundle)
+    (gap,) = report.unknown
+    assert gap.stages == ("collectives",) and "collectives" not in bundle.plan.stages
+    report = msgspec.structs.replace(report, unknown=(msgspec.structs.replace(gap, **change),))
+    tree = ElementTree.fromstring(formats.render("junit", report, decide(report), bundle))
+    open_cases = [case.get("name") for case in tree.iter("testcase") if case.find("error") is not None]
+    assert open_cases == list(NAMES)
+    assert sum(int(suite.get("errors", "")) for suite in tree) == len(NAMES)
+
+
+def test_junit_shows_a_finding_of_no_stage_and_what_was_not_measured_beside_a_failure() -> None:
+    builder = loopback("gpu02")
+    del builder.probes["gpu02"]["clock"]
+    bundle = builder.bundle()
+    report = judge(bundle)
+    stray = finding("internal-error", Severity.WARN, "a rule failed", Evidence("x"), hosts=("gpu03",))
+    report = msgspec.structs.replace(report, findings=(*report.findings, stray))
+    text = formats.render("junit", report, decide(report), bundle)
+    tree = ElementTree.fromstring(text)
+    assert [
+        case.get("name") for case in tree.iter("testcase") if "a rule failed" in (case.findtext("system-out") or "")
+    ]
+    (failure,) = (case.find("failure") for case in tree.iter("testcase") if case.get("name") == "gpu02" and len(case))
+    assert failure is not None and "not measured: " in (failure.text or "")
+
+
+def test_junit_tells_a_no_go_that_only_warnings_made() -> None:
+    report = judge(Builder().bundle())
+    warning = finding("net.mtu", Severity.WARN, "odd", Evidence("x"), hosts=("gpu02",))
+    report = msgspec.structs.replace(
+        report, findings=(msgspec.structs.replace(warning, stage="connectivity"),), unknown=()
+    )
+    for strict, failures in ((True, ["decision"]), (False, [])):
+        tree = ElementTree.fromstring(
+            formats.render("junit", report, decide(report, strict=strict), Builder().bundle())
+        )
+        assert [suite.get("name") for suite in tree if suite.get("failures") != "0"] == failures
+
+
+def test_no_two_entries_have_the_same_fingerprint_as_services_keep_one_of_them() -> None:
+    bundle = Builder().bundle()
+    report = judge(bundle)
+
+    def on(*nics: str) -> list[Finding]:
+        return [
+            finding("ib.port-down", Severity.FAIL, nic, Evidence("x"), places=(Place(host="gpu01", nic=nic),))
+            for nic in nics
+        ]
+
+    def marks(name: str, *items: Finding) -> list[str]:
+        told = msgspec.structs.replace(report, findings=items)
+        entries = json.loads(formats.render(name, told, decide(told), bundle))
+        if name == "gitlab":
+            return [entry["fingerprint"] for entry in entries]
+        return [result["partialFingerprints"]["primaryLocationLineHash"] for result in entries["runs"][0]["results"]]
+
+    for name in ("gitlab", "sarif"):
+        both = marks(name, *on("mlx5_0", "mlx5_1", "", ""))
+        assert len(set(both)) == 4
+        assert marks(name, *on("mlx5_1")) == both[1:2], "the same when the other is mended"
 
 
 def test_json_formats_parse_and_name_the_bad_host() -> None:
@@ -392,6 +459,43 @@ def test_prometheus_and_nhc_lines() -> None:
     assert formats.render("nhc", report, gate, bundle).startswith(
         "ERROR: nhc: Health check failed: nccl-doctor: gpu02: bad:"
     )
+
+
+def test_nhc_tells_of_no_host_that_the_job_may_run_on() -> None:
+    bundle = Builder().bundle()
+    warning = finding("net.mtu", Severity.WARN, "odd", Evidence("x"), hosts=("gpu02",))
+    report = msgspec.structs.replace(judge(bundle), findings=(warning,), unknown=())
+    assert formats.render("nhc", report, decide(report), bundle) == ""
+    assert "gpu02: suspect: net.mtu" in formats.render("nhc", report, decide(report, strict=True), bundle)
+
+
+def test_github_gets_no_more_than_it_shows_and_the_rest_is_named() -> None:
+    bundle = Builder().bundle()
+    severities = [severity for severity in Severity for _ in range(12)]
+    found = tuple(
+        finding(f"net.{severity.value}-{number}", severity, "t" * 9000, Evidence("x"), hosts=("gpu01",))
+        for number, severity in enumerate(severities)
+    )
+    report = msgspec.structs.replace(judge(bundle), findings=found, unknown=())
+    lines = formats.render("github", report, decide(report), bundle).splitlines()
+    for kind, rest in (("error", 3), ("warning", 3), ("notice", 4)):
+        mine = [line for line in lines if line.startswith(f"::{kind} ")]
+        assert len(mine) == 10 and f"title=and {rest} more" in mine[-1]
+        assert all(len(line) < 4500 and ("(cut)" in line or "net." in line or "no-go" in line) for line in mine)
+    assert lines[20].startswith("::notice title=nccl-doctor%3A no-go"), "the decision is never crowded out"
+    assert all(item.id in "".join(lines) for item in found)
+
+
+def test_github_summary_is_no_longer_than_github_takes() -> None:
+    bundle = Builder().bundle()
+    found = tuple(
+        finding(f"net.{number}", Severity.FAIL, "t" * 900, Evidence("é" * 900), hosts=("gpu01",))
+        for number in range(99)
+    )
+    report = msgspec.structs.replace(judge(bundle), findings=found)
+    text = summary(report, decide(report), 20_000)
+    assert len(text.encode()) <= 20_000 and text.rstrip().endswith("too long for GitHub")
+    assert "too long" not in summary(report, decide(report))
 
 
 def test_github_summary_escapes_markdown() -> None:

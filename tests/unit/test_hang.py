@@ -542,6 +542,29 @@ def test_ranks_on_a_host_that_was_not_reached_are_unknown_and_not_gone() -> None
     assert "ranks 2-3 of job gpu01:29500" in {gap.what for gap in answer.report.unknown}
 
 
+def test_what_is_sent_to_a_host_that_was_lost_accuses_that_host_and_not_who_sent_it() -> None:
+    """It went away between the looks: of the connections to it only the other ends were read."""
+    lost = HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, "not a word for 20 s", address="10.0.0.2"))
+    unheard = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 4}
+    ranks = four(
+        **{
+            f"r{rank}": process(
+                rank,
+                connections=[
+                    _connection(rank, peer, **(unheard if peer > 1 else {})) for peer in range(4) if peer != rank
+                ],
+            )
+            for rank in (0, 1)
+        }
+    )
+    whole = bundle(*ranks)
+    found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost))))
+    assert (found.id, found.hosts) == ("hang.network", ("gpu02",)) and "gpu01 -> gpu02" in found.title
+    elsewhere = msgspec.structs.replace(lost, reach=Reach(ReachOutcome.TIMED_OUT, address="10.0.0.9"))
+    found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], elsewhere))))
+    assert (found.id, found.hosts) == ("hang.network", ("gpu01",)) and "gpu01 -> 10.0.0.2" in found.title
+
+
 @pytest.mark.parametrize(
     ("ranks", "outcome", "held"),
     [
@@ -570,6 +593,16 @@ def test_a_host_without_an_agent_holds_a_job_only_where_it_may_be_gone_with_rank
 def test_a_rank_that_ended_between_the_looks() -> None:
     found = first(examine(bundle(*four(r0=process(0, readings=[reading("Z"), reading("Z")])))))
     assert found.id == "hang.rank-gone.ended" and blamed(found) == [("gpu01", 0)]
+
+
+def test_a_job_that_ended_between_the_looks_is_held_by_nobody() -> None:
+    gone = [process(rank, readings=[reading(), None]) for rank in range(4)]
+    answer = examine(bundle(*gone))
+    assert answer.verdict == "not-known" and "ended while it was looked at" in answer.sentence
+    assert not answer.report.causes and int(answer.exit_code) == 4
+    assert any("between the two looks" in gap.why for gap in answer.report.unknown)
+    held = [process(rank, readings=[reading(), None]) for rank in range(3)]
+    assert first(examine(bundle(*held, process(3)))).id == "hang.rank-gone.ended"
 
 
 def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
@@ -258,6 +259,18 @@ def test_counters(before: dict[str, int], after: dict[str, int], wanted: dict[st
     assert all({place.nic for place in item.places} == {"mlx5_3:1"} for item in seen.values())
 
 
+@pytest.mark.parametrize(("name", "largest"), [("symbol_error", 65535), ("link_downed", 255)])
+def test_a_counter_that_is_full_says_nothing_of_now(name: str, largest: int, healthy: Facts) -> None:
+    """The counters of a port do not wrap: at their largest value they stay."""
+    counts = {**healthy["infiniband"]["data"]["devices"][3]["ports"][0]["counters"], name: largest}
+    seen = report_on(
+        of_host(port(healthy, 3, counters_before=counts, counters=counts), "infiniband", uptime_s=900 * DAY)
+    )
+    assert [(gap.what, "mlx5_3:1" in gap.why, name in gap.why) for gap in seen.unknown] == [
+        ("port counters", True, True)
+    ]
+
+
 def test_an_uptime_of_less_than_a_day_counts_as_one(healthy: Facts) -> None:
     facts = port(healthy, 3, counters_before={"link_downed": 4}, counters={"link_downed": 4})
     assert found(of_host(facts, "infiniband", uptime_s=60.0)) == {}
@@ -469,6 +482,17 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     assert f"for port in {Machine.bridge(0)} {Machine.bridge(1)}; do" in item.fixes[1].command
     closed = report_on(of_host(healthy, "topology", acs={"outcome": "not-permitted", "redirecting": []}))
     assert any("ACS" in gap.what for gap in closed.unknown)
+
+
+def test_one_bridge_that_is_not_readable_leaves_acs_unknown_and_hides_no_other(healthy: Facts, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.acs = {Machine.bridge(1): 0x1D}
+    root = machine.write()
+    config = root / "sys/bus/pci/devices" / Machine.bridge(2) / "config"
+    config.write_bytes(config.read_bytes()[:64])  # what a user other than root reads
+    seen = report_on(of_host(healthy, "topology", acs=probe("topology", root)["acs"]))
+    assert [(item.id, Machine.bridge(1) in item.fixes[1].command) for item in seen.causes] == [("gpu.p2p.acs", True)]
+    assert [gap.what for gap in seen.unknown] == ["ACS of the PCI bridges"]
 
 
 @pytest.mark.parametrize(
@@ -751,8 +775,11 @@ def test_titles_count_links_and_events(healthy: Facts) -> None:
     (two,) = found(logged(healthy, *(XID.format(74, hit.format(link)) for link in (14, 3)))).values()
     assert ", link 3:" in one.title and ", links 3, 14, 2 times:" in two.title
     (single,) = found(logged(healthy, SXID.format(20034, "Fatal,"))).values()
-    (double,) = found(logged(healthy, *[SXID.format(20034, "Fatal,")] * 2)).values()
+    several = logged(healthy, *[SXID.format(20034, "Fatal,")] * 2)
+    (double,) = found(several).values()
     assert "times" not in single.title and ", 2 times:" in double.title
+    several["kernel_log"]["data"]["left_off"] = 3  # lines that were too many to be told
+    assert ", 2 times or more:" in next(iter(found(several).values())).title
 
 
 def test_what_is_unknown_of_one_hides_no_fault_of_another(healthy: Facts) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,6 +55,21 @@ def test_isolated_silence_is_a_hang_before_the_limit() -> None:
     answer = isolated.call(slow_then_silent, 60.0, 1.5)
     assert (answer.outcome, len(answer.reports)) == ("timed-out", 6)
     assert answer.seconds < 30
+
+
+def test_isolated_calls_of_a_process_with_many_descriptors() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no more descriptors can be had here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.dup(null) for _ in range(1100)]
+    try:
+        assert isolated.call(lambda report: report(1), 10.0).reports == [1]
+    finally:
+        for descriptor in (*held, null):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_isolated_start_may_take_longer() -> None:
@@ -143,23 +161,48 @@ def test_a_flood_of_other_lines_pushes_no_xid_out(monkeypatch: pytest.MonkeyPatc
     texts = [line["text"] for line in told["lines"]]
     assert len(texts) == kernel_log.KEPT and texts[0] == texts[-1] == xid[1] and texts[1].endswith(" 52")
     assert told["left_off"] == 51 and told["first_s"] == 0.0
-    only_xids = [(float(n), xid[1]) for n in range(kernel_log.KEPT + 1)]
-    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: [*flood, *only_xids])
-    assert {line["text"] for line in kernel_log.kernel_log({})["lines"]} == {xid[1]}
+    warps = [(n + 1.0, f"NVRM: Xid (PCI:0000:3b:00): 13, Graphics SM {n}") for n in range(kernel_log.KEPT)]
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: [xid, *warps, *flood])
+    texts = [line["text"] for line in kernel_log.kernel_log({})["lines"]]
+    assert texts[:2] == [xid[1], warps[-kernel_log.KEPT_OF_EACH][1]] and len(texts) == kernel_log.KEPT
 
 
-JOURNAL = """[    0.000000] gpu01 kernel: Linux version 6.8
-[  100.250000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
+def test_who_was_killed_for_want_of_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:9kB, anon-rss:8kB"
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: [(0.0, "Linux version 4.18"), (9.0, killed)])
+    assert [line["text"] for line in kernel_log.kernel_log({})["lines"]] == [killed]
+
+
+def test_a_log_that_is_overwritten_while_it_is_read_has_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [
+        b"6,1,1000000,-;lost neighbours",
+        OSError(errno.EPIPE, ""),
+        b"6,9,9000000,-;first",
+        b"6,10,9100000,-;last",
+    ]
+
+    def read(descriptor: int, size: int) -> bytes:
+        record = records.pop(0) if records else OSError(errno.EAGAIN, "")
+        if isinstance(record, OSError):
+            raise record
+        return record
+
+    monkeypatch.setattr(kernel_log, "os", types.SimpleNamespace(**{**vars(os), "read": read}))
+    assert kernel_log._kmsg(str(tmp_path)) == [(9.0, "first"), (9.1, "last")]
+
+
+JOURNAL = """[ 5000.000000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, told twice
 -- no time --
-[ 5000.000000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, told twice
-"""
+[  100.250000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
+[    1.000000] gpu01 kernel: NVRM: Xid (PCI:0000:3b:00): 7"""
 
 
 @pytest.mark.parametrize(
     ("first_s", "outcome", "times"),
     [
-        (5000.0, "ok", [100.25, 5000.0]),
-        (5000.0, "truncated", [100.25, 5000.0]),
+        (5000.0, "ok", [1.0, 100.25, 5000.0]),
+        (5000.0, "truncated", [100.25, 5000.0]),  # the newest are asked for first: the oldest are missing
+        (5000.0, "timed-out", [100.25, 5000.0]),
         (5000.0, "failed", [5000.0]),
         (60.0, "ok", [60.0]),
         (None, "ok", [None]),
@@ -174,6 +217,19 @@ def test_what_the_ring_buffer_lost_is_read_from_the_journal(
     told = kernel_log.kernel_log({})
     assert [line["at_s"] for line in told["lines"]] == times
     assert told["source"] == ("/dev/kmsg, journalctl -k" if len(times) > 1 else "/dev/kmsg")
+
+
+def test_a_part_of_the_log_begins_where_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dmesg the newest lines would be missing: the journal is asked, newest first."""
+
+    def answer(argv: list[str], **_: Any) -> probing.CommandResult:
+        text = JOURNAL if "--reverse" in argv else "[    0.000000] Linux version 6.8\n"
+        return probing.CommandResult("truncated", 0, text, "", 0.1)
+
+    monkeypatch.setattr(kernel_log, "run_command", answer)
+    monkeypatch.setattr(kernel_log, "_kmsg", lambda _: os.open("/nowhere", os.O_RDONLY))
+    told = kernel_log.kernel_log({})
+    assert (told["source"], told["first_s"], told["total"]) == ("journalctl -k", 100.25, 3)
 
 
 def test_missing_pynvml_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

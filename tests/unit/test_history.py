@@ -85,6 +85,43 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     assert len(store.read(tmp_path)) == 24
 
 
+def test_the_same_run_judged_again_counts_once(tmp_path: Path) -> None:
+    first = run(1, bad=(failing("b"),))
+    others = [run(2, bad=(failing("b"),)), run(1, "a b d"), run(1, stages=("ports",))]
+    for one in (first, *others, msgspec.structs.replace(first, tool="newer")):
+        store.append(tmp_path, one)
+    kept = store.read(tmp_path)
+    assert len(kept) == 4 and first not in kept and set(others) < set(kept)
+    (told,) = analyse(kept).components
+    assert told.marks.count("F") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE run SET created = 'yesterday'", "run 1 cannot be read: Invalid isoformat"),
+        ("UPDATE run SET created = X'00ff'", "run 1 cannot be read: Expected `str`"),
+        ("UPDATE run SET stages = '5'", "run 1 cannot be read: Expected `array`"),
+        ("UPDATE run SET stages = X'00'", "run 1 cannot be read"),
+        ("UPDATE value SET value = 'fast'", "run 1 cannot be read: Expected `float`"),
+        ("UPDATE value SET value = 9e999", "run 1 cannot be read: a number that is not finite"),
+        ("UPDATE host SET measured = 'perhaps'", "run 1 cannot be read: Expected `bool`"),
+        ("DROP TABLE value", "no such table"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, change: str, message: str) -> None:
+    store.append(tmp_path, run(0, values=(Value("a", "tcp", 1.0, "GB/s"),)))
+    with sqlite3.connect(tmp_path / store.FILE_NAME) as base:
+        base.execute(change)
+    done = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    assert done.exit_code == 2 and message in done.output
+
+
+def test_of_one_host_only_its_runs_are_counted(tmp_path: Path) -> None:
+    found = analyse([run(0, "a b"), run(1, "a c", bad=(failing("c"),)), run(2, "a b")], "c")
+    assert (found.runs, found.passed, found.first, found.last) == (1, 0, run(1).created, run(1).created)
+
+
 def test_a_directory_that_another_run_makes_at_the_same_moment_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,17 +8,19 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
-from nccl_doctor.agent.job import connections, processes, stacks
+from nccl_doctor.agent.job import connections, processes, stacks, variables
 from nccl_doctor.agent.probes import job as probe
 from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.facts.job import Job, Process
@@ -329,6 +331,30 @@ def test_the_ras_service_of_a_rank_is_asked_twice_and_its_dump_is_read(start: St
     assert [answer.text.splitlines()[-1] for answer in answers] == ['{"nccl_version": "2.29.2"}'] * 2
     dumps = [dump for dump in fact.dumps if dump.path.startswith(prefix)]
     assert [(dump.rank, dump.path) for dump in dumps] == [(0, prefix + "0")]
+
+
+def test_a_dump_that_lies_where_the_rank_runs_is_read(start: Start, tmp_path: Path) -> None:
+    start(4, f"import os, time; os.chdir({str(tmp_path)!r}); time.sleep(60)", TORCH_FR_DUMP_TEMP_FILE="trace_")
+    (tmp_path / "trace_4").write_bytes(b"a dump")
+    fact, ranks = look_until(lambda found: all(map(sleeps, found)))
+    assert [(dump.rank, dump.path) for dump in fact.dumps if dump.pid == ranks[0].pid] == [(4, "trace_4")]
+
+
+def test_a_broken_library_of_anybodys_process_hides_no_other(tmp_path: Path) -> None:
+    """Its section says that its names lie in one that is not there, or that it is larger than all memory."""
+    head = bytearray(64)
+    head[:6], head[40:48], head[58:62] = b"\x7fELF\x02\x01", (64).to_bytes(8, "little"), b"\x40\0\x01\0"
+    section = bytearray(64)
+    section[4], section[40] = variables._DYNSYM, 9
+    (tmp_path / "libc.so.6").write_bytes(head + section)
+    with pytest.raises(IndexError):
+        variables._symbol(str(tmp_path / "libc.so.6"))
+    with mock.patch.object(variables, "_list_at", lambda pid: variables._symbol(str(tmp_path / "libc.so.6"))):
+        assert variables.now(os.getpid()) is None
+    section[32:40], section[40] = (1 << 50).to_bytes(8, "little"), 0
+    (tmp_path / "libc.so.6").write_bytes(head + section)
+    with pytest.raises((ValueError, struct.error)):
+        variables._symbol(str(tmp_path / "libc.so.6"))
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "old"])

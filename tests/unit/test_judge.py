@@ -17,7 +17,17 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, NO_ANSWER, NO_WAY_OUT, Bundle, HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import (
+    BUNDLE_SCHEMA,
+    NO_ANSWER,
+    NO_WAY_OUT,
+    UNSIGNED,
+    Bundle,
+    HostFacts,
+    Plan,
+    Reach,
+    ReachOutcome,
+)
 from nccl_doctor.facts.software import Plugin
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
@@ -238,9 +248,14 @@ def test_a_connection_lost_in_the_run_is_told_apart_from_an_agent_that_never_beg
     begun, never = sorted(reach.reach_findings(builder.bundle()), key=lambda item: item.hosts)
     assert begun.id == never.id == "host.cut-off"
     builder.reach["gpu02"] = Reach(ReachOutcome.TRANSPORT_FAILED, "--env-setup failed: source /no/activate")
-    builder.reach["gpu01"] = Reach(ReachOutcome.TRANSPORT_FAILED, "that needs the ssh program, which is not installed")
-    assert "this machine, not the host" in [item.title for item in reach.reach_findings(builder.bundle())][-2]
+    builder.reach["gpu01"] = Reach(
+        ReachOutcome.TRANSPORT_FAILED, "jump host g: this machine lacks the ssh program, which is needed"
+    )
+    assert "this machine, not the jump host g" in [item.title for item in reach.reach_findings(builder.bundle())][-2]
     assert "--env-setup line failed" in [item.title for item in reach.reach_findings(builder.bundle())][-1]
+    builder.reach["gpu01"] = Reach(ReachOutcome.AUTH_FAILED, f"login as ada refused: {UNSIGNED}; try: ssh gpu01 true")
+    assert "this machine's ssh agent, not the host" in reach.reach_findings(builder.bundle())[0].title
+    assert reach.reach_findings(builder.bundle())[0].severity is Severity.WARN
     assert "in the middle of the run" in begun.title and len(begun.evidence) == 1 and "reboot" in begun.fixes[0].text
     assert "before it had answered" in never.title and "restricted shell" in never.fixes[0].text
 

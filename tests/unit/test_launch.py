@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.cli import _launch
+from nccl_doctor.findings.model import EnvAdvice
+from nccl_doctor.inventory import HostEntry, Inventory
+from nccl_doctor.rules.gate import Gate
 
 
 @pytest.fixture
@@ -61,6 +64,15 @@ def test_an_explanation_ends_at_once_when_told_to(
     _launch._explain(kept)
     assert "told to end: the job's output is not explained" in capfd.readouterr().err
     assert gone(endless) and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_is_exported_drives_no_terminal_and_reaches_the_job_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth\x1b[2J", "\x1b]0;x\x07")
+    gate = Gate(True, (), ("a",), (), "", ("a",))
+    command = ["sh", "-c", 'printf %s "$NCCL_SOCKET_IFNAME"']
+    assert _launch.launch(command, {advice.name: advice}, Inventory((HostEntry("a"),)), gate) == 0
+    told = capfd.readouterr()
+    assert told.out == advice.value and "\x1b" not in told.err and "export NCCL_SOCKET_IFNAME='eth\\e[2J'" in told.err
 
 
 def test_what_lies_in_the_working_directory_is_not_what_explains(

@@ -29,6 +29,8 @@ def test_what_looks_slow_is_timed_again() -> None:
     assert doubtful(measured, 0.5) == [("a", "c"), ("c", "b")]
     assert doubtful(measured, 0.3) == [("c", "b")]
     assert doubtful({}, 0.5) == []
+    fast = {"a": fact(b=4000, c=700), "b": fact(a=4000, c=600)}  # MB/s: half of 10 Gb/s is 625
+    assert doubtful(fast, 0.5) == [("b", "c")]
 
 
 def test_the_faster_of_two_transfers_counts_and_a_failed_one_never_does() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.agent.probes import listening, mesh, path_mtu
+from nccl_doctor.agent.probes import bench, listening, mesh, path_mtu
 
 HEADERS = 28
 Loses = Callable[[int], bool]
@@ -23,6 +23,28 @@ Loses = Callable[[int], bool]
 
 def test_a_blackhole_route_is_told_as_unreachable() -> None:
     assert mesh._outcome(OSError(22, "Invalid argument")) == "unreachable"
+
+
+def test_a_kernel_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Booted with ipv6.disable=1; a port where a connection waits out its time is as free as to torch's store."""
+    real = socket.socket
+
+    def without_ipv6(family: int, *rest: int, **more: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *rest, **more)
+
+    monkeypatch.setattr(listening.socket, "socket", without_ipv6)
+    with listening.bound(socket.SOCK_STREAM, 0) as taken:
+        port = taken.getsockname()[1]
+        assert taken.family == socket.AF_INET
+        taken.listen(1)
+        assert not bench._is_free(port)
+        with real(socket.AF_INET, socket.SOCK_STREAM) as client:
+            client.connect(("127.0.0.1", port))
+            taken.accept()[0].close()  # this end closes first, and its port waits
+            assert client.recv(1) == b""
+    assert bench._is_free(port)
 
 
 @pytest.fixture
@@ -208,7 +230,7 @@ def test_a_host_with_two_addresses_answers_from_the_one_that_was_asked(
         opened.bind(("", port))
         return opened
 
-    monkeypatch.setattr(listening, "_bound", bound)
+    monkeypatch.setattr(listening, "bound", bound)
     listener = listening.Listener("token", "h")
     port = listener.open_udp()
     try:

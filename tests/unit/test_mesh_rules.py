@@ -523,33 +523,65 @@ def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: i
     assert [item.hosts for item in found] == [("gpu02",)]
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        Reach(ReachOutcome.TIMED_OUT, "no answer", address="10.0.0.2"),
-        Reach(ReachOutcome.NO_ROUTE, "no route", address="10.0.0.2"),
-        Reach(ReachOutcome.CUT_OFF, "connection lost", address="10.0.0.2"),
-    ],
-)
-def test_what_a_host_that_goes_away_leaves_behind_is_held_against_no_peer(gone: Reach) -> None:
-    """gpu01 lost the last packets that it sent there, and gpu03 had not connected to all ports yet."""
-    builder = Builder()
+def between(builder: Builder, *pairs: tuple[str, str]) -> Builder:
+    """None of these connects is answered."""
+    for pair in pairs:
+        for link in builder.links(*pair):
+            link.update(outcome="timed-out", detail="timed out", messages=0)
+    return builder
+
+
+GONE = [
+    Reach(ReachOutcome.TIMED_OUT, "no answer", address="10.0.0.2"),
+    Reach(ReachOutcome.NO_ROUTE, "no route", address="10.0.0.2"),
+    Reach(ReachOutcome.CUT_OFF, "connection lost", address="10.0.0.2"),
+]
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Reach) -> None:
+    """gpu01 lost the last packets that it sent there, gpu03 had not connected to all ports yet, gpu04 was to transfer."""
+    builder = between(Builder(), ("gpu03", "gpu02"))
     for link in builder.links("gpu01", "gpu02"):
         link["lost_forward"] = 5
-    for link in builder.links("gpu03", "gpu02"):
-        link.update(outcome="timed-out", detail="timed out", messages=0)
-    before = {item.id for item in judge(builder.bundle()).causes}
-    assert before == {"net.packet-loss", "net.firewall.dropped"}
+    for flow in builder.probes["gpu04"]["throughput"]["flows"]:
+        if flow["peer"] == "gpu02":
+            flow.update(outcome="timed-out", detail="no answer", bytes=0, seconds=0.0)
+    before = judge(builder.bundle())
+    assert {item.id for item in before.causes} == {"net.packet-loss", "net.firewall.dropped"}
+    assert [gap.hosts for gap in before.unknown] == [("gpu04",)]
     builder.reach["gpu02"] = gone
     report = judge(builder.bundle())
-    found = only(report)
-    assert found.hosts == ("gpu02",) and found.id.startswith("host.")
-    assert {(item.id, item.folded_under) for item in report.findings[1:]} == {(id, found.id) for id in before}
-    assert {item.host: item.state for item in gate.decide_hosts(report)}["gpu02"] == gate.BAD
-    for link in builder.links("gpu04", "gpu03"):  # which is still there
-        link.update(outcome="timed-out", detail="timed out", messages=0)
-    causes = {item.id: item.hosts for item in judge(builder.bundle()).causes}
-    assert causes == {found.id: ("gpu02",), "net.firewall.dropped": ("gpu03", "gpu04")}
+    assert only(report).hosts == ("gpu02",) and only(report).id.startswith("host.")
+    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.BAD, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
+
+
+CUT_OFF = [("gpu01", "gpu03"), ("gpu01", "gpu04"), ("gpu03", "gpu01"), ("gpu04", "gpu01")]
+LIVING = [*CUT_OFF, ("gpu03", "gpu04"), ("gpu04", "gpu03")]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blamed", "state"),
+    [
+        ([("gpu04", "gpu03")], ("gpu03", "gpu04"), gate.SUSPECT),
+        (CUT_OFF, ("gpu01",), gate.BAD),
+        (LIVING, ("gpu01", "gpu03", "gpu04"), gate.SUSPECT),
+    ],
+)
+def test_a_host_that_goes_away_takes_no_fault_of_the_others_along(
+    pairs: list[tuple[str, str]], blamed: tuple[str, ...], state: str
+) -> None:
+    """With what they saw of it among the links, the others' fault was its consequence, and some of them called healthy."""
+    builder = between(Builder(), *pairs, *((name, "gpu02") for name in NAMES if name != "gpu02"))
+    builder.reach["gpu02"] = GONE[0]
+    report = judge(builder.bundle())
+    assert {item.id: item.hosts for item in report.causes} == {
+        "host.ssh-timeout": ("gpu02",),
+        "net.firewall.dropped": blamed,
+    }
+    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    assert states == {**dict.fromkeys(NAMES, gate.HEALTHY), **dict.fromkeys(blamed, state), "gpu02": gate.BAD}
 
 
 def test_one_lost_packet_is_no_finding() -> None:
@@ -579,6 +611,18 @@ def test_one_slow_host_of_three_is_found() -> None:
                 flow["seconds"] = 80.0
     found = only(judge(builder.bundle()))
     assert found.id == "net.slow.link" and found.hosts == ("gpu02",)
+
+
+@pytest.mark.parametrize(("gbit", "slow"), [(7.5, False), (2.4, True)])
+def test_beyond_ten_gigabits_one_stream_measures_cpus_and_no_link(gbit: float, slow: bool) -> None:
+    """Two busy sound hosts came out at 7.5 Gb/s where others had reached 16 to 33 (and 4.6 of 22)."""
+    builder = Builder()
+    for name in NAMES:
+        for flow in builder.probes[name]["throughput"]["flows"]:
+            rate = gbit if (name, flow["peer"]) == ("gpu01", "gpu02") else 33.0
+            flow.update(bytes=int(rate * 1e9 / 8), seconds=1.0)
+    found = judge(builder.bundle()).causes
+    assert [(item.id, item.hosts) for item in found] == [("net.slow.link", ("gpu01", "gpu02"))] * slow
 
 
 def test_slow_sender() -> None:

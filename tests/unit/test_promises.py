@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,16 +19,20 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 from rich.console import Console
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, Severity, Unknown, finding, shell_word
 from nccl_doctor.report.console import headline, render
+from nccl_doctor.report.safe_text import json_text
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.judge import Report, judge
 
 Path_ = tuple[Any, ...]
+cli._load_commands()
 
 
 # ------------------------------------------------------------------ 10: what was not measured never passes
@@ -309,24 +314,38 @@ def unreached() -> Builder:
     ],
 )
 def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     bundles.write(builder.bundle(), tmp_path / "b.ndb")
     result = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), *options])
     assert result.exit_code == code, result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        ("check --from x.ndb --mesh full --quick", "--quick, --mesh"),
+        ("check --from x.ndb -H a", "-H"),
+        ("preflight --from x.ndb --budget 9s --profile full", "--budget, --profile"),
+        ("preflight --from x.ndb --hosts a", "--hosts"),
+        ("hang --from x.ndb --no-stacks --interval 1", "--interval, --stacks"),
+        ("topo x.ndb --transport local", "--transport"),
+        ("topo --from x.ndb --slurm", "--slurm"),
+        ("env recommend --from x.ndb --python p", "--python"),
+        ("env lint x.sh --deadline 9", "--deadline"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -> None:
+    done = CliRunner().invoke(cli.app, words.split())
+    assert done.exit_code == ExitCode.USAGE and f"nothing is measured: {idle} would change nothing" in done.output
+
+
+@pytest.mark.parametrize("command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend"])
+@pytest.mark.parametrize("way", [["--transport", "command=sh {host}"], ["--ssh-config", os.devnull]])
+def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str, way: list[str]) -> None:
+    done = CliRunner().invoke(cli.app, [*command.split(), *way])
+    assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output
+
+
 def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
     bundles.write(Builder().bundle(), Path(before))
     for more in ([], ["--stage", "ports"]):
@@ -339,12 +358,6 @@ def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.M
     """The disk fills up while the run lasts: the result is told, and the exit code is not that of success."""
     import errno
 
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-    from nccl_doctor.facts import bundle as bundles
-
-    cli._load_commands()
     bundles.write(Builder().bundle(), tmp_path / "b.ndb")
 
     def full(*_: object) -> None:
@@ -653,6 +666,45 @@ def test_remote_text_cannot_drive_the_console(text: str, verbose: bool) -> None:
     assert not [line for line in told.splitlines() if line.startswith(("HEALTHY", "all is well"))]
 
 
+def hostile_run(tmp_path: Path) -> str:
+    """A saved run whose hosts, stages and variables have hostile names; one host is not in it, and a peer of all."""
+    builder = Builder()
+    bundle = builder.bundle()
+    odd = "gpu\x1b]0;owned\x07\x9b2J\u202e\x7fé"
+    facts = tuple(msgspec.structs.replace(facts, name=f"{odd}{number}") for number, facts in enumerate(bundle.hosts))
+    plan = msgspec.structs.replace(bundle.plan, stages=(*bundle.plan.stages, odd))
+    path = tmp_path / "hostile.ndb"
+    bundles.write(msgspec.structs.replace(bundle, hosts=facts, plan=plan), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "diff FILE -H gpu01,gpu02", "diff FILE FILE --format json", "check --from FILE --stage gpu",
+        "check --from FILE --format json", "check --from FILE --history HISTORY", "history HISTORY --format json",
+        "preflight --from FILE --format json", "hang --from FILE", "topo FILE", "topo FILE --format json",
+        "env recommend --from FILE", "env recommend --from FILE --format json", "env lint --from FILE --format json",
+        "report FILE", "report FILE --format junit", "explain FILE", "explain FILE --format json",
+    ],
+)  # fmt: skip
+def test_a_hostile_run_drives_no_terminal_whatever_it_is_asked(tmp_path: Path, words: str) -> None:
+    names = {"FILE": hostile_run(tmp_path), "HISTORY": str(tmp_path / "history")}
+    if words.startswith("history"):
+        CliRunner().invoke(cli.app, ["check", "--from", names["FILE"], "--history", names["HISTORY"]])
+    done = CliRunner().invoke(cli.app, [names.get(word, word) for word in words.split()])
+    assert done.exit_code != ExitCode.INTERNAL_ERROR, done.exception
+    assert done.output and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.output)
+    if words.endswith("json"):
+        assert done.stdout.isascii() and json.loads(done.stdout), "it fits every locale"
+
+
+def test_a_json_document_in_ascii_reads_back_as_it_was() -> None:
+    data = {"é\x9b": ["\u202e", "\U0001f600", 'a\n\t\x1b\\"', "\x7f"], "plain": 1.5}
+    told = json_text(msgspec.json.format(msgspec.json.encode(data), indent=2))
+    assert json.loads(told) == data and told.isascii() and told.endswith("}\n") and "\x7f" not in told
+
+
 @pytest.mark.parametrize("value", ["=eth0", "^docker0", "a b", "it's", "$(id)", "", "eth0,eth1", "~x", "a;b"])
 def test_a_setting_can_be_pasted_into_a_shell(value: str) -> None:
     line = EnvAdvice("NAME", value, "why").shell
@@ -739,11 +791,7 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
 def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
     """``console`` and ``table`` are its older names."""
     import typer
-    from typer.testing import CliRunner
 
-    from nccl_doctor import cli
-
-    cli._load_commands()
     group: Any = typer.main.get_command(cli.app)
     for word in command.split():
         group = group.commands[word]
@@ -755,11 +803,6 @@ def test_text_is_what_people_read_in_every_command_whatever_it_was_called(comman
 
 
 def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from nccl_doctor import cli
-
-    cli._load_commands()
     bundles.write(faulty().bundle(), tmp_path / "b.ndb")
     saved = str(tmp_path / "b.ndb")
     runner = CliRunner(env={"COLUMNS": None})

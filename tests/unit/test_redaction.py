@@ -90,7 +90,12 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_names_of_variables() -> None:
-    assert all(map(is_secret_name, ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "my-password", "SLURM_JWT", "WANDB_API_KEY")))
+    assert all(
+        map(
+            is_secret_name,
+            ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "my-password", "hubAuthToken", "SLURM_JWT", "WANDB_API_KEY"),
+        )
+    )
     assert not any(map(is_secret_name, ("NCCL_IB_PKEY", "PWD", "PATH", "NCCL_DEBUG", "KEYBOARD", "MASTER_PORT")))
     assert redact_variable("HF_TOKEN", "x") == HIDDEN and redact_variable("HF_TOKEN", "") == ""
     assert redact_environment({"B": "1", "A_SECRET": "x"}) == {"A_SECRET": HIDDEN, "B": "1"}

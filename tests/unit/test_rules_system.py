@@ -150,6 +150,7 @@ def test_more_threads_are_asked_for_up_to_the_hard_limit(hard: int, command: str
         (Cgroup(memory_limit_bytes=40 * GIB, memory_used_bytes=20 * GIB, memory_cache_bytes=4 * GIB), "memory"),
         (Cgroup(memory_limit_bytes=40 * GIB, memory_used_bytes=4 * GIB), "passed"),
         (Cgroup(memory_limit_bytes=40 * GIB), "unknown"),
+        (Cgroup(version=0), "unknown"),
     ],
 )
 def test_what_is_required_is_held_against_what_the_cgroup_leaves(group: Cgroup, said: str) -> None:
@@ -270,6 +271,15 @@ def test_memory() -> None:
     assert ids(run("system.memory", without)) == []  # no GPU: 10 GiB will do
     assert ids(run("system.memory", host(cgroup=Cgroup(oom_kills=2)))) == [("sys.host-oom.killed", ("a",))]
     assert run("system.memory", host(memory={})).unknown
+
+
+def test_limits_of_cgroups_that_are_not_mounted_are_unknown() -> None:
+    nowhere = Cgroup(version=0)
+    for rule in ("system.memory", "system.threads", "system.cpus"):
+        result = run(rule, host(cgroup=nowhere))
+        assert not result.passed and result.unknown[0].what == "cgroup limits"
+    few = run("system.cpus", host(cgroup=nowhere, processors=Processors(count=64, allowed=8)))
+    assert ids(few) == [("sys.cpu-limit", ("a",))]  # affinity alone is too tight
 
 
 def test_cpus() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from nccl_doctor.agent import runtime
 from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import launch as launching
@@ -28,7 +31,6 @@ PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8
 @pytest.fixture(autouse=True)
 def test_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ship one more probe module, made for these tests."""
-    import json
     import zlib
 
     sources = json.loads(zlib.decompress(launching.pack()))
@@ -219,7 +221,6 @@ def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tm
 @pytest.mark.alone
 def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
-    import json
     import zlib
 
     sources = json.loads(zlib.decompress(launching.pack()))
@@ -236,7 +237,6 @@ def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
     import zlib
 
     from nccl_doctor.transport import session as module
@@ -315,8 +315,35 @@ def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
     session = open_session(env_setup=f"source {tmp_path}/activate; cat  # takes our input, if it could")
     assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
     session.close()
+    assert "--env-setup failed" in reach_of(env_setup="exit 3").detail
     reach = reach_of(env_setup="source /no/such/activate")
     assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
+
+
+class NoThread(threading.Thread):
+    """What a limit on processes, or on memory, makes of a thread."""
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_host_with_no_room_for_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = runtime.Agent(0, 1)
+    request = {"id": 7, "op": "probe", "name": "environment"}
+    for ask in (lambda: agent._handle(json.dumps(request).encode()), lambda: agent._answer(agent._probe, request)):
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime.threading, "Thread", NoThread)
+            ask()
+        told = json.loads(agent._lines.get_nowait() or b"")
+        assert told["id"] == 7 and told["result"]["outcome"] == "failed" and "new thread" in told["result"]["detail"]
+    code = (
+        "from nccl_doctor.agent import runtime\n"
+        'def serve(self): raise RuntimeError("can\'t start new thread")\n'
+        "runtime.Agent.serve = serve\n"
+        "runtime.serve(open(0, 'rb', buffering=0), 'M')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input="", capture_output=True, text=True, check=True)
+    assert "M hello" in done.stdout and "agent ends: RuntimeError: can't start new thread" in done.stderr
 
 
 def test_nothing_is_written_on_the_host(session: Session, tmp_path: Path) -> None:
@@ -348,6 +375,46 @@ def test_a_fleet_connects_answers_and_closes() -> None:
     assert gone([session.hello.pid for session in sessions.values()]) == []
 
 
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.transport.base import ConnectOptions, Deadline
+from nccl_doctor.transport.fleet import close_all, connect_all
+options = ConnectOptions(transport="command=sh -c {command} {host}")
+found = connect_all([HostEntry(f"h{number}") for number in range(12)], options, Deadline(60))
+print(*(session.reach.outcome.value for session in found.values()))
+print(found["h11"].probe("system", limit_s=30.0).data["limits"]["nofile"])
+close_all(found.values())
+"""
+
+
+def test_many_hosts_need_more_descriptors_than_the_soft_limit_gives_and_the_hosts_do_not_see_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], capture_output=True, text=True, timeout=120)
+    outcomes, limits = done.stdout.splitlines()
+    assert outcomes.split() == ["ok"] * 12, done
+    assert limits.startswith("{'soft': 40,")
+
+
+def test_a_machine_with_few_threads_connects_and_closes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a limit on processes or a container's has it: one worker connects, and none is left to close."""
+
+    class Few(threading.Thread):
+        def start(self) -> None:
+            if self.name == "close" or (self.name == "connect" and sum(item.name == "connect" for item in alive())):
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    alive = threading.enumerate
+    entries = [HostEntry(f"h{number}") for number in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Few)
+        found = connect_all(entries, ConnectOptions(transport="local"), Deadline(60))
+        sessions = [item for item in found.values() if isinstance(item, Session)]
+        close_all(sessions)
+    assert len(sessions) == 3 and gone([session.hello.pid for session in sessions]) == []
+
+
 @pytest.mark.alone
 def test_the_run_ends_by_its_deadline(tmp_path: Path) -> None:
     slow = write_python(tmp_path / "slow", "exec sleep 600")
@@ -367,6 +434,13 @@ def test_a_short_deadline_is_not_laid_at_the_hosts_door(tmp_path: Path) -> None:
     (reach,) = connect_all([HostEntry("h")], options, Deadline(0.5)).values()
     assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED
     assert "the run's deadline passed" in reach.detail
+
+
+def test_a_login_banner_and_a_short_deadline_are_no_garbage(tmp_path: Path) -> None:
+    chatty = write_python(tmp_path / "chatty", "echo Welcome; exec sleep 600")
+    options = ConnectOptions(python=chatty, connect_s=20.0)
+    reach = connect(LocalTransport(), HostEntry("h"), options, Deadline(1.5))
+    assert isinstance(reach, Reach) and reach.outcome is ReachOutcome.NOT_TRIED and "Welcome" in reach.evidence
 
 
 def test_who_answered_at_the_last_moment_has_answered() -> None:
@@ -447,6 +521,20 @@ def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(se
     session._take(b'a job prints {"id": and goes on')
     with pytest.raises(OSError, match=r'not of the protocol: \{"id": "one"'):
         session._take(b'{"id": "one"}')
+    with pytest.raises(OSError, match="not of the protocol"):
+        session._take(b'{"id":1,"event":{"a":' + b"[" * 100_000)
+
+
+def test_a_request_that_is_not_taken_is_silence_and_no_lost_connection(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(data: bytes, limit_s: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(session._stream, "write", write)
+    result = session.probe("t.echo")
+    assert result.outcome is not Outcome.OK and "took nothing of a request" in result.detail
+    assert session.reach.outcome is ReachOutcome.TIMED_OUT and "connection lost" not in session.reach.detail
 
 
 @pytest.mark.alone

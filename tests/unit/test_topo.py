@@ -88,7 +88,7 @@ def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
         (["/nonexistent"], 2, "No such file"),
         (["-"], 3, "no topology matrix"),
         (["-", "--format", "yaml"], 2, "is not one of text, json"),
-        (["-", "--from", "x"], 2, "give one of"),
+        (["-", "--from", "x"], 2, "give FILE or --from"),
     ],
 )
 def test_bad_input(arguments: list[str], status: int, text: str) -> None:

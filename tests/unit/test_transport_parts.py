@@ -6,32 +6,40 @@ import base64
 import errno
 import hashlib
 import hmac
+import itertools
 import json
+import os
+import pwd
 import shutil
 import socket
 import subprocess
 import threading
+import time
+import types
 import zlib
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import paramiko
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.facts.model import ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, UNSIGNED, ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import dial, ssh, ssh_config
+from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
 from nccl_doctor.transport.fleet import make_transport
 from nccl_doctor.transport.known_hosts import KnownHosts, fingerprint, judge
 from nccl_doctor.transport.launch import launch, pack, shell_command
+from nccl_doctor.transport.process import ProcessStream
 from nccl_doctor.transport.session import last_line
-from nccl_doctor.transport.ssh_config import ConfigReader
-from nccl_doctor.transport.ssh_errors import Connection
+from nccl_doctor.transport.ssh_config import ConfigReader, HostConfig
+from nccl_doctor.transport.ssh_errors import Connection, NeedsProgram, channel_refused
+from nccl_doctor.transport.ssh_login import LogIn
 
 
 def argv(template: str, entry: HostEntry, command: str = "exec sh -c 'x y'") -> list[str]:
@@ -187,6 +195,23 @@ def test_classes_give_the_answers_of_ssh_and_ask_it_once(tmp_path: Path, monkeyp
 
 
 @needs_ssh
+def test_what_makes_hosts_differ_is_seen(tmp_path: Path) -> None:
+    """Letters count, a comment is no pattern, and %C of a shared connection's path hides the name in a hash."""
+    file = tmp_path / "config"
+    file.write_text(
+        "Host GPU*\n Port 2222\nHost gpu01 # and all of *\n Port 3333\nHost cm*\n ControlPath /tmp/%C\n"
+        f"Include ~{ssh_config.login_name()}/{os.path.relpath(tmp_path / 'more', Path.home())}\n"
+    )
+    (tmp_path / "more").write_text("Host x1\n Port 4444\n")
+    reader = ConfigReader(str(file))
+    for name in ("GPU1", "gpu1", "gpu01", "gpu02", "cm1", "cm2", "x2", "x1"):
+        found = reader.resolve(HostEntry(name))
+        answer = subprocess.run(["ssh", "-F", file, "-G", name], capture_output=True, text=True, check=True).stdout
+        assert f"port {found.port}\n" in answer, name
+        assert f"controlpath {found.one('controlpath')}\n" in answer or not found.one("controlpath"), name
+
+
+@needs_ssh
 def test_an_include_and_a_match_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "more").write_text("Host x\n Port 4\nMatch host y\n Port 5\n")
     file = tmp_path / "config"
@@ -206,6 +231,11 @@ def test_without_a_config_ssh_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(ConfigReader, "_ask", lambda *_: pytest.fail("asked"))
     found = ConfigReader().resolve(HostEntry("h", "u", 5))
     assert (found.hostname, found.user, found.port, found.strict_host_keys) == ("h", "u", 5, "ask")
+    monkeypatch.setenv("LOGNAME", "somebody-else")  # as su leaves it
+    assert ConfigReader().resolve(HostEntry("h")).user == pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(Unreachable, match="this machine has no name for its own user"):
+        ConfigReader().resolve(HostEntry("h"))
     assert str(tmp_path / ".ssh/id_ed25519") in found.identity_files
     assert str(tmp_path / ".ssh/known_hosts") in found.known_hosts_files
 
@@ -214,7 +244,7 @@ def test_a_config_without_ssh_is_refused_not_ignored(monkeypatch: pytest.MonkeyP
     file = tmp_path / "config"
     file.write_text("Host x\n ProxyJump y\n")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(Unreachable, match="only be obeyed with the ssh program"):
+    with pytest.raises(Unreachable, match=r"lacks the ssh program, without which .* cannot be obeyed"):
         ConfigReader(str(file)).resolve(HostEntry("x"))
 
 
@@ -266,7 +296,18 @@ def test_known_hosts_in_all_their_forms(tmp_path: Path) -> None:
     assert judge(hosts, "plain", 2222, one).result == "ok"  # ssh's own fallback: known without the port
     assert judge(hosts, "plain", 2222, b"another").result == "unknown"
     assert judge(hosts, "revoked", 22, two).result == "revoked"
+    both = known(tmp_path, line("h", one) + line("*", one, marker="@revoked"))
+    assert judge(both, "h", 22, one).result == "revoked" and judge(both, "h", 2222, one).result != "ok"
     assert fingerprint(one).startswith("SHA256:") and "=" not in fingerprint(one)
+
+
+def test_an_alias_stands_in_known_hosts_without_a_port(tmp_path: Path) -> None:
+    """Else its changed key would pass for one that nobody knows, which StrictHostKeyChecking=accept-new accepts."""
+    config = HostConfig("h", "10.0.0.9", "u", 2222, {"hostkeyalias": ["pod"]}, known=True)
+    hosts = known(tmp_path, line("pod", b"key one"))
+    assert judge(hosts, *config.vouched, b"key one").result == "ok"
+    assert judge(hosts, *config.vouched, b"another").result == "changed"
+    assert msgspec.structs.replace(config, values={}).vouched == ("10.0.0.9", 2222)
 
 
 @given(st.text(max_size=80))
@@ -344,7 +385,179 @@ def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_def
     assert "Too many open files" in found.value.reach.evidence[0]
 
 
-def test_an_sshd_that_never_says_whether_it_started_the_command_is_not_waited_for() -> None:
+def test_no_way_to_one_of_two_addresses_is_not_what_ails_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with an IPv6 address too, seen from a machine that has none."""
+    both = [(family, 1, 6, "", (address, 22)) for family, address in ((2, "192.0.2.1"), (10, "2001:db8::1"))]
+    monkeypatch.setattr(dial, "resolve", lambda *_: both)
+    monkeypatch.setattr(dial, "_has_way", lambda family, _: family == 2)
+
+    def connected(made: socket.socket, target: tuple[str, int], _: float) -> None:
+        made.close()
+        raise TimeoutError if target[0] == "192.0.2.1" else OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(dial, "_connected", connected)
+    with pytest.raises(Unreachable) as found:
+        dial.connect("h", 22, "any", 5.0)
+    assert (found.value.reach.outcome, found.value.reach.address) == (ReachOutcome.TIMED_OUT, "192.0.2.1")
+    assert len(found.value.reach.evidence) == 2
+
+
+def test_what_a_jump_host_said_of_one_host_is_not_told_of_the_next() -> None:
+    connection = Connection(socket.socketpair()[0])
+    connection._own.channel, connection._words = 5, {5: "Connection refused"}
+    assert connection.refusal == "Connection refused"
+    assert connection.refusal == ""  # the jump host is gone since: no further channel was asked for
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("Temporary failure in name resolution", ReachOutcome.NAME_UNRESOLVED),
+        ("Connection refused", ReachOutcome.REFUSED),
+        ("Permission denied", ReachOutcome.TRANSPORT_FAILED),  # by its own firewall: nothing is known of the host
+    ],
+)
+def test_what_a_jump_host_says(said: str, outcome: ReachOutcome) -> None:
+    assert channel_refused(said, "h port 22", HostConfig("h", "h", "u", 22)).reach.outcome is outcome
+
+
+def test_a_program_that_cannot_even_be_named_is_no_endless_wait() -> None:
+    ended: list[Exception] = []
+
+    def begin() -> None:
+        try:
+            ProcessStream(["a\0b"])
+        except ValueError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert ended
+
+
+def test_a_slow_line_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes for a pod behind a slow VPN: as long as they go, they are not given up."""
+    stream = ProcessStream(["sh", "-c", "cat >/dev/null"])
+    clock = itertools.count(0.0, 31.0)
+    monkeypatch.setattr(process, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    try:
+        stream.write(bytes(4 << 20), 60.0)
+    finally:
+        stream.close()
+
+
+# Logging in
+
+
+class Server(paramiko.ServerInterface):
+    """An sshd that accepts nobody, unless told."""
+
+    def __init__(self, methods: str = "publickey", none: int = paramiko.AUTH_FAILED, pause_s: float = 0.0) -> None:
+        self.methods, self.none, self.pause_s = methods, none, pause_s
+        self.asked = 0
+
+    def get_allowed_auths(self, username: str) -> str:
+        return self.methods
+
+    def check_auth_none(self, username: str) -> int:
+        return self.none
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.asked += 1
+        time.sleep(self.pause_s)
+        return paramiko.AUTH_FAILED
+
+
+def config_of(place: Path, keys: int = 1, **values: str) -> HostConfig:
+    files = [str(place / f"key{number}") for number in range(keys)]
+    for name in files:
+        paramiko.ECDSAKey.generate().write_private_key_file(name)
+    said = {"stricthostkeychecking": "no", "identityagent": "none", "userknownhostsfile": "none", **values}
+    answers = {name: [value] for name, value in (*said.items(), ("globalknownhostsfile", "none"))}
+    return HostConfig("h", "h", "u", 22, {**answers, "identityfile": files}, known=True)
+
+
+def log_in(server: Server, config: HostConfig, limit_s: float = 30.0) -> bool:
+    ours, theirs = socket.socketpair()
+    transport = paramiko.Transport(theirs)
+    try:
+        transport.add_server_key(paramiko.ECDSAKey.generate())
+        transport.start_server(event=threading.Event(), server=server)
+        client, _ = LogIn(AuthGate(3)).connect(ours, config, limit_s, Deadline(60))
+        client.close()
+        return True
+    finally:
+        transport.close()
+
+
+def test_a_server_that_asks_for_no_proof_is_reached(tmp_path: Path) -> None:
+    assert log_in(Server(none=paramiko.AUTH_SUCCESSFUL), config_of(tmp_path))
+
+
+def test_host_based_logins_are_left_to_the_ssh_program(tmp_path: Path) -> None:
+    """As clusters have them: no key anywhere, and the compute nodes trust the login node."""
+    with pytest.raises(NeedsProgram, match="host-based"):
+        log_in(Server("publickey,hostbased"), config_of(tmp_path, 0, hostbasedauthentication="yes"))
+    with pytest.raises(Unreachable, match="no usable key"):
+        log_in(Server("publickey,hostbased"), config_of(tmp_path, 0))
+
+
+def test_all_keys_of_a_host_have_one_limit(tmp_path: Path) -> None:
+    server, started = Server(pause_s=1.5), time.monotonic()
+    with pytest.raises(Unreachable, match="not answered in time"):
+        log_in(server, config_of(tmp_path, 6), 4.0)
+    assert server.asked < 6 and time.monotonic() - started < 8
+
+
+def test_an_agent_that_does_not_sign_is_not_the_hosts_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists a key whose card is gone, or waits for a touch: ssh goes on to the next key, and so do we."""
+    card = paramiko.ECDSAKey.generate()
+    trouble = paramiko.SSHException("key cannot be used for signing")
+    monkeypatch.setattr(card, "sign_ssh_data", mock.Mock(side_effect=trouble))
+    held = ssh_keys.Candidate(card, "from the agent (card)")
+    monkeypatch.setattr(ssh_keys.KeyRing, "_from_agent", lambda *_: [held])
+    with pytest.raises(Unreachable, match=UNSIGNED) as found:
+        log_in(Server(), config_of(tmp_path, 0))
+    assert found.value.reach.outcome is ReachOutcome.AUTH_FAILED
+    assert "key cannot be used for signing" in found.value.reach.evidence[0]
+    with pytest.raises(Unreachable, match="none of 2 keys is accepted"):
+        log_in(Server(), config_of(tmp_path, 1))
+
+
+def test_after_an_agents_silence_its_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "a"))
+    listener.listen()
+    blob = paramiko.ECDSAKey.generate().asbytes()
+
+    def answer() -> None:
+        line, _ = listener.accept()
+        line.recv(100)
+        told = paramiko.Message()
+        told.add_byte(b"\x0c")
+        told.add_int(1)
+        told.add_string(blob)
+        told.add_string("a comment")
+        line.sendall(len(told.asbytes()).to_bytes(4, "big") + told.asbytes())
+        silent.append(line)
+
+    silent: list[socket.socket] = []
+    threading.Thread(target=answer, daemon=True).start()
+    agent = ssh_keys._Agent(str(tmp_path / "a"))
+    agent._conn.settimeout(0.2)  # type: ignore[attr-defined]
+    (key,) = agent.get_keys()
+    for _ in range(2):
+        signer = ssh_keys.Signer(key)
+        assert signer.sign_ssh_data(b"x") == b"" and ssh_keys.NOT_SIGNED in signer.trouble
+    assert "ad file descriptor" in signer.trouble
+    listener.close()
+    silent[0].close()
+
+
+def test_an_sshd_that_never_says_whether_it_started_the_command_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     silence, ours, theirs = threading.Event(), *socket.socketpair()
 
     class Silent(paramiko.ServerInterface):
@@ -363,8 +576,11 @@ def test_an_sshd_that_never_says_whether_it_started_the_command_is_not_waited_fo
         server.start_server(event=threading.Event(), server=Silent())
         client.start_client(timeout=30)
         client.auth_none("somebody")
-        with pytest.raises((paramiko.SSHException, EOFError)):
-            ssh._start(client, "true", 0.5)
+        transport = ssh.SshTransport(ConnectOptions(start_s=0.5))
+        monkeypatch.setattr(transport, "_connect", lambda *_: (client, ""))
+        with pytest.raises(Unreachable, match="sshd started no command") as found:
+            transport.open(HostEntry("h"), "true", Deadline())
+        assert found.value.reach.outcome is ReachOutcome.TIMED_OUT and found.value.reach.detail.startswith(NO_ANSWER)
     finally:
         silence.set()
         client.close()

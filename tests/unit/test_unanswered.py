@@ -77,6 +77,39 @@ def test_the_silent_host_is_guilty_and_not_those_who_wait_for_it(
     assert any("SYN_SENT" in proof.text for proof in found.evidence)
 
 
+GLOO = (
+    "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out connecting: "
+    "SO_ERROR: No route to host, remote=[10.0.0.{}]:53127$2"
+)
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:62685."
+
+
+@pytest.mark.parametrize(
+    ("refused", "guilty", "told"),
+    [
+        ({2: 2, 3: 2}, ("gpu02",), "gpu02 answers no connection"),
+        ({2: 2}, ("gpu02", "gpu03"), "gpu03 gets no answer to connections to gpu02"),
+        ({2: 2, 3: 3}, ("gpu02", "gpu03"), "gpu03 gets no answer to connections to gpu02"),  # gpu03's rank had ended
+    ],
+)
+def test_a_host_that_rejects_connections_is_guilty_and_not_those_whose_ranks_fail(
+    refused: dict[int, int], guilty: tuple[str, ...], told: str
+) -> None:
+    """As a packet filter did that came between check's connects and its collectives; the other ranks were ended."""
+    facts = stuck({})
+    for rank in range(4):
+        error, killed = None, "a rank on gpu03 had failed"
+        if rank in refused:
+            error, killed = RankError("error", "process-group", "RuntimeError", GLOO.format(refused[rank])), ""
+        elif rank == 0:
+            error = RankError("error", "first-collective", "RuntimeError", CLOSED)
+        end = RankEnd(rank, where=Where("process-group", "gloo", 0.1), exit=1, error=error, killed=killed)
+        facts[f"gpu{rank + 1:02d}"] = Collectives(f"gpu{rank + 1:02d}", ranks=(end,), world=4)
+    (found,) = failures(facts, None, ADDRESSES)
+    assert found.id == "collectives.stuck.process-group" and found.hosts == guilty and told in found.title
+    assert any("connect 10.0.0.2:53127: No route to host" in proof.text for proof in found.evidence)
+
+
 def test_an_address_of_nobody_or_of_several_accuses_nobody() -> None:
     (found,) = failures(stuck({2: [1], 3: [1]}), None, {})
     assert found.hosts == tuple(ADDRESSES) and "stuck in forming the process group" in found.title

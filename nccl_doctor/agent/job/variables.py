@@ -16,6 +16,7 @@ START_LIMIT = 1 << 20
 COUNT = 8192  # variables of one process
 TEXT = 4096  # bytes of one
 _MAPS_LIMIT = 16 << 20
+_PART_LIMIT = 64 << 20  # bytes of one part of an ELF file, which may be anybody's
 _SYMBOLS = (b"environ", b"__environ")
 _DYNSYM = 11
 _FIXED = 2  # ET_EXEC: its addresses are those in the file
@@ -32,7 +33,7 @@ def now(pid: int) -> Optional[Dict[str, str]]:
     try:
         with open(path("/proc/%d/mem" % pid), "rb", 0) as memory:
             return _pairs(_texts(memory.fileno(), _list_at(pid)))
-    except (OSError, ValueError, OverflowError, struct.error):
+    except (OSError, ValueError, IndexError, OverflowError, struct.error):
         return None
 
 
@@ -87,7 +88,7 @@ def _symbol_of(name: str, _version: Tuple[int, int, int]) -> Tuple[int, int]:
 
         def part(at: int, length: int) -> bytes:
             stream.seek(at)
-            return stream.read(length)
+            return stream.read(min(length, _PART_LIMIT))
 
         table = part(start, size * count)
         sections: List[Tuple[int, ...]] = [struct.unpack_from("<IIQQQQII", table, size * at) for at in range(count)]

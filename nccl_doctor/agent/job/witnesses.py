@@ -71,12 +71,12 @@ def dumps_of(found: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], List[st
     room = DUMPS_LIMIT
     for process in found:
         rank = process["environment"].get("RANK")
-        if process["role"] != "rank" or not rank:
+        if process["role"] != "rank" or not (rank or "").isdigit():
             continue
         name = _newest_dump(process, rank)
         if not name:
             continue
-        shown = re.sub(r"^/proc/\d+/root", "", name)
+        shown = re.sub(r"^/proc/\d+/(root|cwd/)", "", name)
         try:
             # Anybody may write to /tmp: no link is followed, and no FIFO waited for.
             with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
@@ -98,7 +98,8 @@ def _newest_dump(process: Dict[str, Any], rank: str) -> str:
     started = time.time() - age_s(process["start_ticks"]) - 1.0
     newest = (started, "")
     for prefix in process["dump_prefixes"]:
-        for name in glob.glob(glob.escape(path("/proc/%d/root%s%s" % (process["pid"], prefix, rank))) + "*"):
+        place = "root" if prefix.startswith("/") else "cwd/"
+        for name in glob.glob(glob.escape(path("/proc/%d/%s%s%s" % (process["pid"], place, prefix, rank))) + "*"):
             behind = os.path.basename(name)[len(os.path.basename(prefix)) :]
             if not re.fullmatch(re.escape(rank) + r"(\.\w{1,10})?", behind):
                 continue

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory, sockets
 from nccl_doctor.agent.probes.gpu import DISPLAYS, pci_devices
+from nccl_doctor.agent.probes.listening import bound
 from nccl_doctor.agent.probing import probe, run_command
 
 # Runs in the Python that the ranks will use. It does not import torch: that takes seconds, and may fail or hang.
@@ -164,12 +165,11 @@ def _route_source() -> str:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET, socket.SOCK_STREAM) as listener:
-        try:
-            listener.bind(("", port))
-            listener.listen(1)
-        except OSError:
-            return False
+    """Whether the store could listen there; connections that are over and wait out their time are not in its way."""
+    try:
+        bound(socket.SOCK_STREAM, port).close()
+    except OSError:
+        return False
     return True
 
 

@@ -7,24 +7,16 @@ import time
 from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent.probes.gpu import slot_of
+from nccl_doctor.agent.probes.interfaces import routes
 from nccl_doctor.agent.probes.topology import pci_path
-from nccl_doctor.agent.probing import first_line, listed, path, probe, read_text, run_command, whole_number
+from nccl_doctor.agent.probing import first_line, in_parallel, listed, path, probe, run_command, uptime, whole_number
 
 GID_LIMIT = 256
 INTERVAL_S = 1.0
-_PORT_FILES = (
-    "state",
-    "phys_state",
-    "rate",
-    "link_layer",
-    "lid",
-    "sm_lid",
-    "sm_sl",
-    "lid_mask_count",
-    "cap_mask",
-)
-_DEVICE_FILES = ("fw_ver", "hw_rev", "hca_type", "board_id", "node_guid", "sys_image_guid", "node_type", "node_desc")
-_WITNESSES = {"ibstat": ["ibstat"], "ibv_devinfo": ["ibv_devinfo"], "show_gids": ["show_gids"]}
+_PORT_FILES = ("state", "phys_state", "rate", "link_layer")
+_DEVICE_FILES = ("fw_ver", "hca_type", "board_id", "node_guid")
+_WITNESSES = ("ibstat", "ibv_devinfo", "show_gids")
+WITNESS_LIMIT_S = 20.0  # show_gids starts a program for each entry of each table: 256 for a RoCE port
 
 
 @probe("infiniband", "infiniband", limit_s=35.0)
@@ -39,16 +31,14 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "uverbs": [name for name in listed("/dev/infiniband") if name.startswith("uverbs")],
         "uverbs_expected": [name for name in listed("/sys/class/infiniband_verbs") if name.startswith("uverbs")],
         "memlock_bytes": _memlock(),
-        "uptime_s": _uptime(),
+        "uptime_s": uptime(),
         "default_route_devices": _default_routes(),
         "pci_rdma": _pci_without_driver(),
         "witnesses": {},
     }
     if not (names or data["uverbs"] or data["pci_rdma"]):
         return data
-    for tool, argv in _WITNESSES.items():
-        result = run_command(argv, limit_s=8.0, limit_bytes=1 << 20)
-        data["witnesses"][tool] = {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
+    data["witnesses"] = dict(zip(_WITNESSES, in_parallel(list(_WITNESSES), _witness, len(_WITNESSES))))
     left = started + interval_s - time.monotonic()
     if left > 0 and names:
         time.sleep(left)
@@ -61,6 +51,11 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
             port["counters_before"] = first[device["name"]].get(number, {})
             port["counters_interval_s"] = round(elapsed, 3)
     return data
+
+
+def _witness(tool: str) -> Dict[str, str]:
+    result = run_command([tool], WITNESS_LIMIT_S, limit_bytes=1 << 20)
+    return {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
 
 
 def _ports(name: str) -> List[str]:
@@ -79,8 +74,7 @@ def _device(name: str) -> Dict[str, Any]:
     device["path"] = pci_path(base + "/device")
     device["pci_device"] = first_line(base + "/device/device")
     device["pci_vendor"] = first_line(base + "/device/vendor")
-    numa = first_line(base + "/device/numa_node")
-    device["numa_node"] = whole_number(numa)
+    device["numa_node"] = whole_number(first_line(base + "/device/numa_node"))
     device["netdevs"] = [_netdev(interface) for interface in listed(base + "/device/net")]
     device["ports"] = [_port(name, number) for number in _ports(name)]
     return device
@@ -106,9 +100,6 @@ def _port(name: str, number: str) -> Dict[str, Any]:
     for field in _PORT_FILES:
         port[field] = first_line("%s/%s" % (base, field))
     port["gids"] = _gids(base)
-    port["pkeys"] = sorted(
-        {key for key in (first_line("%s/pkeys/%s" % (base, i)) for i in range(8)) if key not in (None, "0x0000")}
-    )
     return port
 
 
@@ -155,22 +146,19 @@ def _memlock() -> Dict[str, Optional[int]]:
     }
 
 
-def _uptime() -> Optional[float]:
-    text = first_line("/proc/uptime")
-    try:
-        return float(text.split()[0]) if text else None
-    except (ValueError, IndexError):
-        return None
-
-
 def _default_routes() -> List[str]:
-    """Interfaces that carry a default route (IPv4): the front end."""
-    found = []
-    for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
-        cells = line.split()
-        if len(cells) > 7 and cells[1] == "00000000" and cells[7] == "00000000" and cells[0] not in found:
-            found.append(cells[0])
-    return found
+    """The interfaces of the best default route, and what these stand on (a VLAN's bond, its ports): the front end.
+
+    IPv6's count where there is none of IPv4: switches announce one on each rail.
+    """
+    ways = [way for way in routes() if not (way["prefix"] or way["reject"] or way["interface"] in ("*", "lo"))]
+    ways = [way for way in ways if way["family"] == ways[0]["family"]]
+    best = min((way["metric"] for way in ways), default=0)
+    found = [way["interface"] for way in ways if way["metric"] == best]
+    for name in found:  # grows while it is walked
+        lower = [entry[6:] for entry in listed("/sys/class/net/" + name) if entry.startswith("lower_")]
+        found += [below for below in lower if below not in found]
+    return sorted(set(found))
 
 
 def _pci_without_driver() -> List[Dict[str, Optional[str]]]:

@@ -14,7 +14,7 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, whole_number
+from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, uptime, whole_number
 from nccl_doctor.agent.redaction import redact_environment, redact_text
 
 # Only these are read from the environment: they decide the interface. Nothing else of the environment is collected.
@@ -171,15 +171,8 @@ def _losses(base: str) -> Optional[int]:
     return downs if downs is not None else changes // 2 if changes is not None else None
 
 
-def _uptime() -> Optional[float]:
-    try:
-        return float((first_line("/proc/uptime") or "").split()[0])
-    except (ValueError, IndexError):
-        return None
-
-
 def _pci(device: str) -> str:
-    return device if re.match(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$", device) else ""
+    return device if re.match(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$", device) else ""
 
 
 def _ipv4_from_route(word: str) -> str:
@@ -310,7 +303,7 @@ def interfaces(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "routes_cut": len(ways[ROUTES:]),
         "environment": settings(),
         "conf_files": conf_files(),
-        "uptime_s": _uptime(),
+        "uptime_s": uptime(),
         "read_at_s": time.monotonic(),
     }
 

@@ -2,13 +2,14 @@
 
 import errno
 import os
-import time
+import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import ROOT, ProbeTrouble, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import ROOT, CommandResult, ProbeTrouble, path, probe, run_command, uptime
 
 LINE_LIMIT = 1024  # characters
 KEPT = 2000  # lines, the newest
+KEPT_OF_EACH = 100  # lines of one Xid on one GPU: an application's error writes one for each multiprocessor
 BOOT_S = 60.0  # a ring buffer that begins later than this after the boot has lost its beginning
 
 # A line is kept where one of these literals is in it; the rules read them with the Xid catalogue.
@@ -28,6 +29,7 @@ NEEDLES = (
     "AMD-Vi",
     "Out of memory",
     "oom-kill",
+    "Killed process",  # "Memory cgroup out of memory: Killed process 4242 (python)"
     "Link is Down",
     "Link down",
     "Link is Up",
@@ -50,30 +52,47 @@ def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
         )
     told = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
     kept = _newest(told)
-    uptime = (read_text("/proc/uptime", 256) or "").split()
     return {
         "source": source,
         "total": len(entries),
         "first_s": entries[0][0] if entries else None,
-        "uptime_s": float(uptime[0]) if uptime else None,
+        "uptime_s": uptime(),
         "lines": [{"at_s": at, "text": text[:LINE_LIMIT]} for at, text in kept],
         "left_off": len(told) - len(kept),
-        "read_at": time.time(),
     }
 
 
 Entries = List[Tuple[Optional[float], str]]
 
 
+_EVENT = re.compile(r"Xid \([^)]*\): [0-9]+")  # an Xid or SXid of one GPU or switch
+
+
 def _newest(entries: Entries) -> Entries:
-    """The newest lines in their order; those with an Xid go first, so that a flood of others (AER) pushes none out."""
-    said = [number for number, (_, text) in enumerate(entries) if "Xid" in text][-KEPT:]
-    others = [number for number, (_, text) in enumerate(entries) if "Xid" not in text]
-    room = KEPT - len(said)
+    """The newest lines in their order, of each Xid some: a flood (AER, or an application's Xid 13) pushes no other out."""
+    events: Dict[str, List[int]] = {}
+    others: List[int] = []
+    for number, (_, text) in enumerate(entries):
+        event = _EVENT.search(text)
+        (events.setdefault(event.group(), []) if event else others).append(number)
+    said = [number for numbers in events.values() for number in numbers[-KEPT_OF_EACH:]]
+    room = max(0, KEPT - len(said))
     return [entries[number] for number in sorted(said + (others[-room:] if room else []))]
 
 
-JOURNAL = ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]
+def _dmesg() -> Tuple[CommandResult, Entries]:
+    result = run_command(["dmesg"], limit_s=10.0, limit_bytes=16 << 20)
+    return result, [_dmesg_line(line) for line in result.stdout.splitlines()] if result.outcome == "ok" else []
+
+
+def _journal() -> Tuple[CommandResult, Entries]:
+    """What the journal has of this boot: of more than can be read, or be read in time, the newest."""
+    argv = ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "--reverse"]
+    result = run_command(argv, limit_s=10.0, limit_bytes=16 << 20)
+    lines = result.stdout.splitlines()
+    if result.outcome != "ok":  # the last line is cut: Xid 7 may have been 79
+        lines = lines[:-1] if result.outcome in ("truncated", "timed-out") else []
+    return result, [_dmesg_line(line) for line in reversed(lines)]
 
 
 def _earlier(entries: Entries) -> Entries:
@@ -81,11 +100,7 @@ def _earlier(entries: Entries) -> Entries:
     first = entries[0][0] if entries else None
     if first is None or first <= BOOT_S:
         return []
-    result = run_command(JOURNAL, limit_s=10.0, limit_bytes=16 << 20)
-    if result.outcome not in ("ok", "truncated"):
-        return []
-    read = map(_dmesg_line, result.stdout.splitlines())
-    return [(at, text) for at, text in read if at is not None and at < first]
+    return [(at, text) for at, text in _journal()[1] if at is not None and at < first]
 
 
 def _read() -> Tuple[Optional[str], Entries, str]:
@@ -98,12 +113,12 @@ def _read() -> Tuple[Optional[str], Entries, str]:
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
             refused = "reading the kernel log needs root (or kernel.dmesg_restrict=0)"
-    for argv in (["dmesg"], JOURNAL):
-        result = run_command(argv, limit_s=10.0, limit_bytes=16 << 20)
-        if result.outcome in ("ok", "truncated") and result.stdout.strip():
-            return " ".join(argv), [_dmesg_line(line) for line in result.stdout.splitlines()], ""
+    for name, ask in (("dmesg", _dmesg), ("journalctl -k", _journal)):
+        result, entries = ask()
+        if entries:
+            return name, entries, ""
         if "not permitted" in result.stderr or "ermission" in result.stderr:
-            refused = refused or "%s: %s" % (argv[0], result.detail)
+            refused = refused or "%s: %s" % (name, result.detail)
     return None, [], refused
 
 
@@ -119,9 +134,12 @@ def _kmsg(absolute: str) -> Entries:
             try:
                 record = os.read(descriptor, 8192)
             except OSError as error:
-                if error.errno == errno.EPIPE:  # overwritten while reading: go on with the oldest there is
+                if (
+                    error.errno == errno.EPIPE
+                ):  # overwritten while reading: begin with the oldest there is, without a gap
+                    entries.clear()
                     continue
-                if error.errno in (errno.EAGAIN, errno.EINVAL):
+                if error.errno == errno.EAGAIN:
                     break
                 raise
             if not record:

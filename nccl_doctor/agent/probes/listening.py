@@ -68,7 +68,7 @@ class Listener:
 
     def open_tcp(self, port: int) -> int:
         """Listen on ``port`` (0: any) on every address; the port, or ``OSError``."""
-        listener = _bound(socket.SOCK_STREAM, port)
+        listener = bound(socket.SOCK_STREAM, port)
         listener.listen(512)
         self.sockets.append(listener)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
@@ -76,7 +76,7 @@ class Listener:
 
     def open_udp(self) -> int:
         """Answer datagrams with the size that arrived; the port."""
-        receiver = _bound(socket.SOCK_DGRAM, 0)
+        receiver = bound(socket.SOCK_DGRAM, 0)
         receiver.setsockopt(*_ASK_FOR_ADDRESS[receiver.family], 1)
         self.sockets.append(receiver)
         threading.Thread(target=self._count, args=(receiver,), daemon=True).start()
@@ -168,23 +168,28 @@ def _from_there(told: List[Tuple[int, int, bytes]]) -> List[Tuple[int, int, byte
     ]
 
 
-def _bound(kind: int, port: int) -> socket.socket:
-    """A socket bound to ``port`` on all addresses, both families where the kernel has IPv6."""
-    families = [socket.AF_INET6, socket.AF_INET] if os.path.exists("/proc/net/if_inet6") else [socket.AF_INET]
-    for family in families:
-        bound = socket.socket(family, kind)
-        try:
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if kind == socket.SOCK_STREAM:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(("", port))
-            return bound
-        except OSError as error:
-            bound.close()
-            if family == families[-1] or error.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise
-    raise OSError(errno.EAFNOSUPPORT, "no address family to listen on")
+def bound(kind: int, port: int) -> socket.socket:
+    """A socket bound to ``port`` on all addresses, of both families where the kernel has IPv6; or ``OSError``."""
+    try:
+        return _bound(socket.AF_INET6, kind, port)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return _bound(socket.AF_INET, kind, port)
+
+
+def _bound(family: int, kind: int, port: int) -> socket.socket:
+    one = socket.socket(family, kind)
+    try:
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if kind == socket.SOCK_STREAM:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("", port))
+    except OSError:
+        one.close()
+        raise
+    return one
 
 
 def _holder(port: int) -> Dict[str, Any]:

@@ -4,10 +4,23 @@ import socket
 import time
 from typing import Any, Dict, List, Tuple
 
+from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probing import in_parallel, probe, read_text
 
+HostsLines = Dict[str, List[Tuple[int, str, str]]]  # name -> number, address and text of each line that has it
 
-def _resolve(name: str) -> Dict[str, Any]:
+
+def _hosts_lines() -> HostsLines:
+    """What /etc/hosts says of each name: read once, as a cluster's may have ten thousand lines."""
+    found = {}  # type: HostsLines
+    for number, line in enumerate((read_text("/etc/hosts", 16 << 20) or "").splitlines(), 1):
+        words = line.split("#", 1)[0].split()
+        for name in words[1:]:
+            found.setdefault(name, []).append((number, words[0], line.strip()))
+    return found
+
+
+def _resolve(name: str, lines: HostsLines) -> Dict[str, Any]:
     """What getaddrinfo says, in its order: the same call that torch and NCCL make."""
     result = {"addresses": [], "error": ""}  # type: Dict[str, Any]
     try:
@@ -15,32 +28,12 @@ def _resolve(name: str) -> Dict[str, Any]:
     except OSError as error:
         result["error"] = str(error)
     else:
-        for answer in answers:
-            address = str(answer[4][0])
-            if address not in result["addresses"]:
-                result["addresses"].append(address)
-    for number, line in enumerate((read_text("/etc/hosts") or "").splitlines(), 1):
-        words = line.split("#", 1)[0].split()
-        if name in words[1:] and (not result["addresses"] or words[0] in result["addresses"]):
-            result["quoted"], result["line"] = line.strip(), number
+        result["addresses"] = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+    for number, address, text in lines.get(name, ()):
+        if not result["addresses"] or address in result["addresses"]:
+            result["quoted"], result["line"] = text, number
             break
     return result
-
-
-def _own_addresses() -> List[str]:
-    """Every address of this network namespace, from the kernel's own tables (no tool needed)."""
-    found = []  # type: List[str]
-    for line in (read_text("/proc/net/if_inet6") or "").splitlines():
-        words = line.split()
-        if words:
-            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])))
-    # fib_trie lists an IPv4 address on the line above "/32 host LOCAL"
-    previous = ""
-    for line in (read_text("/proc/net/fib_trie") or "").splitlines():
-        if "/32 host LOCAL" in line and previous not in found:
-            found.append(previous)
-        previous = line.split()[-1] if line.split() else ""
-    return found
 
 
 @probe("names", stage="connectivity", limit_s=20.0)
@@ -51,11 +44,11 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
     that resolve otherwise here are told.
     """
     own = socket.gethostname()
-    wanted = list({own, *arguments.get("names", ())})
+    wanted, lines = list({own, *arguments.get("names", ())}), _hosts_lines()
 
     def look_up(name: str) -> Tuple[float, Dict[str, Any]]:
         started = time.monotonic()
-        answer = _resolve(name)
+        answer = _resolve(name, lines)
         return time.monotonic() - started, answer
 
     found = in_parallel(wanted, look_up, 16)
@@ -64,10 +57,11 @@ def names(arguments: Dict[str, Any]) -> Dict[str, Any]:
     same_as = arguments.get("same_as", {})
     told = {name: resolved[name] for name in arguments.get("names", ())}
     told = {name: answer for name, answer in told.items() if answer["addresses"] != same_as.get(name)}
-    result = {"host_name": own, "own": resolved[own], "resolved": told, "addresses": _own_addresses()}
+    result = {"host_name": own, "own": resolved[own], "resolved": told}
+    result["addresses"] = [address["address"] for address in kernel_addresses() if address["up"]]
     result["lookup_s"] = round(sorted(took)[len(took) // 2], 3)
-    lines = (read_text("/etc/resolv.conf") or "").splitlines()
-    result["resolver"] = [line.strip() for line in lines if line.startswith("nameserver")][:3]
+    configured = (read_text("/etc/resolv.conf") or "").splitlines()
+    result["resolver"] = [line.strip() for line in configured if line.startswith("nameserver")][:3]
     if same_as:
         result["reference"] = arguments["reference"]
     return result

@@ -377,8 +377,6 @@ def plugins(cache: Dict[str, str]) -> List[Dict[str, Any]]:
     entries = []  # type: List[Tuple[str, str, str]]
     for why, place in places:
         entries += [(why, name, place.rstrip("/") + "/" + name) for name in listed(place) if PLUGIN.match(name)]
-        if why == "LD_LIBRARY_PATH":
-            continue
     entries += [("ld.so.cache", name, place) for name, place in sorted(cache.items()) if PLUGIN.match(name)]
     for why, name, place in entries:
         match = PLUGIN.match(name)

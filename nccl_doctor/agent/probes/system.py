@@ -9,10 +9,11 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from nccl_doctor.agent.probing import path, probe, read_text, run_command
+from nccl_doctor.agent.probing import path, probe, read_text, run_command, uptime
 
 STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
 FILESYSTEM_LIMIT_S = 3.0  # a mount that does not answer in this time hangs: local ones answer in microseconds
+MOUNTS_BYTES = 16 << 20  # of the table's text: a Kubernetes host has thousands of mounts
 UNLIMITED = -1
 SYSCTLS = (
     "fs.file-max",
@@ -42,9 +43,6 @@ SYSCTLS = (
     "vm.swappiness",
     "vm.zone_reclaim_mode",
 )
-KERNEL_OPTIONS = re.compile(
-    r"^(iommu|intel_iommu|amd_iommu|pci|numa_balancing|transparent_hugepage|hugepages|isolcpus)="
-)
 # Variables that only say in what kind of container this is.
 CONTAINER_VARIABLES = (
     "KUBERNETES_SERVICE_HOST",
@@ -66,9 +64,9 @@ CACHE_VARIABLES = (
 )
 
 
-def _text(absolute: str) -> str:
+def _text(absolute: str, limit: int = 1 << 16) -> str:
     try:
-        text = read_text(absolute, 1 << 16)
+        text = read_text(absolute, limit)
     except PermissionError:
         return ""
     return text.strip() if text else ""
@@ -87,7 +85,7 @@ def _int(text: str) -> Optional[int]:
 def mounts() -> List[Dict[str, str]]:
     """Mount points with type, source and options; later ones cover earlier ones. Octal escapes are undone."""
     found = []
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in _text("/proc/self/mountinfo", MOUNTS_BYTES).splitlines():
         left, _, right = line.partition(" - ")
         before, after = left.split(), right.split()
         if len(before) < 6 or len(after) < 3:
@@ -121,13 +119,10 @@ def mount_of(absolute: str, table: List[Dict[str, str]]) -> Optional[Dict[str, s
 
 def _directories() -> List[Tuple[str, str]]:
     """(role, path) of the places a training job writes to, as this environment has them."""
-    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    home = os.path.expanduser("~")  # stays as it is where this user has neither $HOME nor an entry in passwd
     found = [("/tmp", "/tmp"), ("home", home), ("cache", os.path.join(home, ".cache"))]
-    for name in CACHE_VARIABLES:
-        value = os.environ.get(name, "")
-        if value.startswith("/"):
-            found.append((name, value))
-    return found
+    found += [(name, os.environ.get(name, "")) for name in CACHE_VARIABLES]
+    return [(role, place) for role, place in found if place.startswith("/")]
 
 
 def _statfs(absolute: str, limit_s: float) -> Dict[str, Any]:
@@ -171,7 +166,10 @@ def _is_busy(limit_s: float) -> bool:
 
 
 def filesystems() -> List[Dict[str, Any]]:
-    """Free space and inodes where a job writes. All are asked at once: hung mounts cost twice 3 s, not 3 s each."""
+    """Free space and inodes where a job writes. All are asked at once: hung mounts cost twice 3 s, not 3 s each.
+
+    What has not answered within four times that is the host's slowness: a mount that hangs is told by then.
+    """
     table = mounts()
     found = [{"role": role, "path": place} for role, place in _directories()]  # type: List[Dict[str, Any]]
 
@@ -181,10 +179,12 @@ def filesystems() -> List[Dict[str, Any]]:
     workers = [threading.Thread(target=fill, args=(entry,), daemon=True) for entry in found]
     for worker in workers:
         worker.start()
+    until = time.monotonic() + 4 * FILESYSTEM_LIMIT_S + 3.0
     for worker in workers:
-        worker.join(4 * FILESYSTEM_LIMIT_S + 3.0)
+        worker.join(max(0.0, until - time.monotonic()))
     for entry in found:
-        entry.setdefault("outcome", "timed-out")
+        if "outcome" not in entry:
+            entry.update(outcome="failed", detail="this host is too busy to tell")
         mount = mount_of(os.path.normpath(entry["path"]), table) or {}
         entry["mount"] = mount.get("point", "")
         entry["type"] = mount.get("type", "")
@@ -288,36 +288,42 @@ def _cgroup_places() -> Dict[str, List[str]]:
 def _tightest(chain: List[str], limit: str, usage: str) -> Tuple[Optional[int], Optional[int], int, str]:
     """Of the limits on the way up the one that leaves least: limit, what is used of it, what of that is cache, and where.
 
-    Not the smallest one: a larger limit further up is shared with others. Cache gives way, so what it takes is left. None
-    where every level is unlimited.
+    Not the smallest one: a larger limit further up is shared with others. Cache gives way, so what it takes is left. Where
+    the use is not readable nothing may be left: None is told of it. None for all where every level is unlimited.
     """
     found = []
     for place in chain:
         number, used = _int(_text(place + "/" + limit)), _int(_text(place + "/" + usage))
         if number is not None and number < (1 << 60):  # "max", or version 1's largest number, is unlimited
             cache = _cache(place) if limit.startswith("memory.") else 0
-            found.append((number - (used or 0) + cache, number, used, cache, place))
+            found.append((0 if used is None else number - used + cache, number, used, cache, place))
     return min(found, key=lambda one: one[0])[1:] if found else (None, None, 0, "")
 
 
 def _cache(group: str) -> int:
     """Bytes of page cache of a group and those below it, which version 1 tells beside the group's own."""
-    told = re.findall(r"^(?:total_)?inactive_file (\d+)", _text(group + "/memory.stat"), re.M)
-    return max(map(int, told), default=0)
+    told = dict(re.findall(r"^(\w+) (\d+)$", _text(group + "/memory.stat"), re.M))
+    own, all_below = (
+        sum(int(told.get(prefix + name, 0)) for name in ("inactive_file", "active_file")) for prefix in ("", "total_")
+    )
+    return max(own, all_below)
 
 
 def cgroup() -> Dict[str, Any]:
-    """Limits that a container, a Slurm step or a systemd slice sets on this process. None: unlimited."""
+    """Limits that a container, a Slurm step or a systemd slice sets on this process. None: unlimited.
+
+    ``version`` is 0 where no cgroup file system is mounted: what limits there are is not known.
+    """
     places = _cgroup_places()
     unified = places.get("unified", [])
-    found = {"version": 2 if "memory" not in places else 1}  # type: Dict[str, Any]
+    v2 = "memory" not in places
+    found = {"version": 1 if not v2 else 2 if unified else 0}  # type: Dict[str, Any]
     group = places.get("memory", unified)
-    v2 = group is unified
     files = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     found["memory_limit_bytes"], used, cache, where = _tightest(group, *files)
     if where:
         found["memory_group"], found["memory_used_bytes"], found["memory_cache_bytes"] = where, used, cache
-    found["oom_kills"] = _oom_kills(group, v2)
+    found["oom_kills"] = _oom_kills(group[0], v2) if group else 0
     group = places.get("pids", unified)
     found["pids_limit"], used, _, where = _tightest(group, "pids.max", "pids.current")
     if where:
@@ -326,14 +332,11 @@ def cgroup() -> Dict[str, Any]:
     return found
 
 
-def _oom_kills(chain: List[str], v2: bool) -> int:
-    counts = [0]
-    for place in chain:
-        text = _text(place + ("/memory.events" if v2 else "/memory.oom_control"))
-        match = re.search(r"^oom_kill (\d+)", text, re.M)
-        if match:
-            counts.append(int(match.group(1)))
-    return max(counts)
+def _oom_kills(group: str, v2: bool) -> int:
+    """Processes killed in this group and below; those above it count whatever died in any job since boot."""
+    text = _text(group + ("/memory.events" if v2 else "/memory.oom_control"))
+    match = re.search(r"^oom_kill (\d+)", text, re.M)
+    return int(match.group(1)) if match else 0
 
 
 def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:
@@ -353,7 +356,7 @@ def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:
 
 
 def container() -> Dict[str, Any]:
-    """Hints that this is a container, each with where it was seen, and what its confinement is."""
+    """Hints that this is a container, each with where it was seen, and what this process may do in it."""
     hints = [
         name for name in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container") if os.path.exists(path(name))
     ]
@@ -361,17 +364,10 @@ def container() -> Dict[str, Any]:
     group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", _text("/proc/self/cgroup"))
     if group:
         hints.append("/proc/self/cgroup: " + group.group(1))
-    status = _text("/proc/self/status")
-
-    def field(name: str) -> str:
-        match = re.search(r"^%s:\s*(.*)$" % name, status, re.M)
-        return match.group(1).strip() if match else ""
-
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.M)
     return {
         "hints": hints,
-        "seccomp": field("Seccomp"),
-        "no_new_privileges": field("NoNewPrivs"),
-        "capabilities": field("CapEff"),
+        "capabilities": capabilities.group(1) if capabilities else "",
         "user_namespace": _is_mapped(_text("/proc/self/uid_map")),
     }
 
@@ -382,51 +378,8 @@ def _is_mapped(uid_map: str) -> Optional[bool]:
 
 
 def processors() -> Dict[str, Any]:
-    """CPUs that are online and those this process may use; NUMA nodes with their CPUs and memory."""
-    nodes = []
-    for place in sorted(glob.glob(path("/sys/devices/system/node/node[0-9]*"))):
-        number = int(re.sub(r".*node", "", place))
-        base = "/sys/devices/system/node/node%d" % number
-        total = re.search(r"MemTotal:\s+(\d+) kB", _text(base + "/meminfo"))
-        nodes.append(
-            {
-                "node": number,
-                "cpus": _text(base + "/cpulist"),
-                "memory_bytes": int(total.group(1)) * 1024 if total else None,
-            }
-        )
-    model = re.search(r"^model name\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.M)
-    return {
-        "online": _text("/sys/devices/system/cpu/online"),
-        "count": os.cpu_count(),
-        "allowed": len(os.sched_getaffinity(0)),
-        "model": model.group(1).strip() if model else "",
-        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "nodes": nodes,
-    }
-
-
-def machine() -> Dict[str, Any]:
-    """Vendor, virtualisation, IOMMU and huge-page settings, uptime and load."""
-    uptime = _text("/proc/uptime").split()
-    load = _text("/proc/loadavg").split()
-    return {
-        "vendor": _text("/sys/class/dmi/id/sys_vendor"),
-        "product": _text("/sys/class/dmi/id/product_name"),
-        "virtual": bool(re.search(r"^flags\s*:.*\bhypervisor\b", _text("/proc/cpuinfo"), re.M)),
-        "iommu_devices": len(glob.glob(path("/sys/class/iommu/*"))),
-        "kernel_options": [word for word in _text("/proc/cmdline").split() if KERNEL_OPTIONS.match(word)],
-        "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "uptime_s": float(uptime[0]) if uptime else None,
-        "load": [float(value) for value in load[:3]],
-        "tasks": _int(load[3].split("/")[1]) if len(load) > 3 else None,
-        "oom_kills_since_boot": _vmstat("oom_kill"),
-    }
-
-
-def _vmstat(name: str) -> Optional[int]:
-    match = re.search(r"^%s (\d+)" % name, _text("/proc/vmstat"), re.M)
-    return int(match.group(1)) if match else None
+    """How many CPUs there are, and how many of them this process may use."""
+    return {"count": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))}
 
 
 def sysctls() -> Dict[str, str]:
@@ -446,7 +399,9 @@ def sysctls() -> Dict[str, str]:
 
 
 def gpu_processes() -> Dict[str, Any]:
-    """Processes with an open GPU device, other than this agent. ``not_permitted`` counts those that hid their files.
+    """Processes with an open GPU device, but for this agent and its own children, which ask NVML at the same time.
+
+    ``not_permitted`` counts those that hid their files.
 
     Command lines are not read: they carry secrets. A zombie whose threads live on still holds its devices.
     """
@@ -454,7 +409,7 @@ def gpu_processes() -> Dict[str, Any]:
     if not glob.glob(path("/dev/nvidia[0-9]*")):
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
-    boot = _text("/proc/uptime").split()
+    up_s = uptime()
     for name in os.listdir(path("/proc")):
         if not name.isdigit() or int(name) in own:
             continue
@@ -470,9 +425,9 @@ def gpu_processes() -> Dict[str, Any]:
         except OSError:
             continue  # it ended while we looked
         if devices:
-            found.append(_process(name, sorted(devices), float(boot[0]) if boot else None))
+            found.append(_process(name, sorted(devices), up_s))
     _read_again([process for process in found if process["state"] == "D"])
-    found = [process for process in found if process["state"]]
+    found = [process for process in found if process["state"] and process["parent"] != os.getpid()]
     return {
         "gpu_devices": len(glob.glob(path("/dev/nvidia[0-9]*"))),
         "processes": sorted(found, key=lambda process: process["pid"])[:200],
@@ -551,7 +506,6 @@ def system(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "cgroup": cgroup(),
         "container": container(),
         "processors": processors(),
-        "machine": machine(),
         "sysctls": sysctls(),
         "gpu_processes": gpu_processes(),
         "rdma_devices": sorted(os.path.basename(name) for name in glob.glob(path("/sys/class/infiniband/*"))),

@@ -33,14 +33,13 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
     devices = _devices()
     data: Dict[str, Any] = {
         "devices": devices,
-        "acs": _acs(),
+        "acs": _acs(devices),
         "iommu": _iommu(devices),
         "modules": {name: _loaded(name) for name in _MODULES},
         "kernel": (read_text("/proc/sys/kernel/osrelease", 256) or platform.release()).strip(),
         "boot_options": _boot_options(),
         "hypervisor": _hypervisor(),
         "cpu": _cpu(),
-        "numa_nodes": _numa_nodes(),
     }
     nodes = [name for name in listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
     if not (nodes or any(device["kind"] == "gpu" for device in devices) or listed("/proc/driver/nvidia/gpus")):
@@ -97,29 +96,26 @@ def _devices() -> List[Dict[str, Any]]:
                 "netdevs": listed(base + "/net"),
                 "cpus": first_line(base + "/local_cpulist"),
                 "path": pci_path(base),
-                "virtual_function": os.path.lexists(path(base + "/physfn")),
             }
         )
     return found
 
 
-def _acs() -> Dict[str, Any]:
-    """PCI bridges whose ACS control redirects peer-to-peer requests to the root complex. Needs root to read."""
+def _acs(devices: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Ports of PCIe switches above GPUs and NICs whose ACS control redirects peer-to-peer requests to the root complex.
+
+    Needs root to read; a path begins with the root bus and the root port, whose redirect changes nothing.
+    """
+    above = {step for device in devices if device["kind"] in ("gpu", "nic") for step in device["path"][2:-1]}
     redirecting: List[Dict[str, str]] = []
-    bridges = readable = 0
-    for address in listed("/sys/bus/pci/devices"):
-        base = "/sys/bus/pci/devices/" + address
-        if not (first_line(base + "/class") or "").startswith("0x0604"):
-            continue
-        bridges += 1
-        control = acs_control(_config(base + "/config"))
+    outcome = "ok"
+    for address in sorted(above):
+        control = acs_control(_config("/sys/bus/pci/devices/%s/config" % address))
         if control is None:
-            continue
-        readable += 1
-        if control & _ACS_REDIRECT:
+            outcome = "not-permitted"
+        elif control & _ACS_REDIRECT:
             redirecting.append({"bus_id": address.lower(), "control": "0x%04x" % control})
-    outcome = "ok" if readable or not bridges else "not-permitted"
-    return {"outcome": outcome, "bridges": bridges, "readable": readable, "redirecting": redirecting}
+    return {"outcome": outcome, "redirecting": redirecting}
 
 
 def _config(absolute: str) -> bytes:
@@ -189,8 +185,3 @@ def _cpu() -> Dict[str, Optional[str]]:
         elif name.strip() == "model name" and found["model"] is None:
             found["model"] = value.strip()
     return found
-
-
-def _numa_nodes() -> Dict[str, str]:
-    nodes = [name for name in listed("/sys/devices/system/node") if name[:4] == "node" and name[4:].isdecimal()]
-    return {name[4:]: first_line("/sys/devices/system/node/%s/cpulist" % name) or "" for name in nodes}

@@ -16,6 +16,7 @@ from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shorten
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
+from nccl_doctor.facts.fold import ranges
 
 # What only NCCL's own code can have done wrong, whichever file says it.
 _OWN_STATE = (
@@ -33,7 +34,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
         "the network plugin reports an error",
     ),
     (r"ibv_reg_mr|reg_mr|dmabuf|peermem", "ib.gdr", 0.55, "memory registration with the adapter fails"),
-    (r"gid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
+    (r"\bgid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
     (r"p2p_resiliency", "ib.port-down", 0.58, "NCCL's InfiniBand code lost a device"),
     (r"net_ib\S* .*(?:CQE|completion)", "ib.retry-exceeded", 0.56, "an RDMA request failed"),
     (r"\bgin/|\brma/|\bGIN\b|\bRMA\b", "net.plugin", 0.5, "NCCL's one-sided transport (GIN, RMA) is refused"),
@@ -50,8 +51,8 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"wrong (?:magic|type)", "sw.nccl-version-mismatch", 0.45, "a process of another job or version connected"),
     (r"socket|bootstrap", "net.firewall", 0.34, "NCCL's sockets fail"),
     (r"[Ii]nternal error|corrupt", "sw.nccl-bug", 0.52, "NCCL finds its own state inconsistent"),
-    (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
     (r"sched_[gs]etaffinity", "sys.container", 0.55, "the process may not choose its CPUs"),
+    (r"argcheck|invalid|group call", "app.pg-misuse", 0.5, "NCCL refuses an argument"),
     (r"proxy\.cc|scheduler/", "sw.nccl-bug", 0.45, "NCCL's own bookkeeping is inconsistent"),
     (
         r"dev_runtime|mem_manager|allocator\.cc|group\.cc|enqueue\.cc|strongstream|register/|init\.cc|ce_coll",
@@ -429,6 +430,20 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def signals_wait(case: Case) -> Iterable[Candidate]:
+    """Ranks wait in a kernel of torch's symmetric memory for a signal of a peer. Who is waited for and does not wait itself
+    is late, dead, or in another call; its own log would tell which."""
+    hits = case.hits("symmetric-signal-timeout")
+    waiting = {int(hit.groups["waiting"]) for hit in hits}
+    late = {int(hit.groups["peer"]) for hit in hits} - waiting
+    who = f"rank {ranges(sorted(late))} sends none" if late else "they wait for each other"
+    for at, cause in enumerate(
+        ("app.straggler-timeout", "app.rank-exception", "app.collective-mismatch") if hits else ()
+    ):
+        yield Candidate(cause, 0.42 - 0.02 * at, f"ranks wait for a signal in symmetric memory, and {who}", hits, late)
+
+
+@diagnosis
 def engine_waits(case: Case) -> Iterable[Candidate]:
     """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
 
@@ -522,23 +537,6 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
     for nth, cause in enumerate(next(parts) if told["grew"] else _NO_PART_KNOWN):
         yield Candidate(cause, 0.42 - 0.02 * nth, title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
-
-
-@diagnosis
-def interrupted_while_it_hung(case: Case) -> Iterable[Candidate]:
-    """Somebody pressed Ctrl-C in a job that stood still: why it did, the interrupt does not tell. The stacks of all ranks,
-    taken while it hangs, or the flight recorder would."""
-    hits = [] if case.course.unfinished else case.course.interrupted_hang
-    causes = (
-        "app.straggler-timeout",
-        "app.collective-mismatch",
-        "net.peer-lost" if case.has("progress") else "net.firewall",
-    )
-    for nth, cause in enumerate(causes if hits else ()):
-        title = "the job stood still until somebody interrupted it"
-        yield Candidate(
-            cause, 0.4 - 0.03 * nth, title, [*hits[:3], *filter(None, [case.last("progress")])], ranks_of(hits)
-        )
 
 
 @diagnosis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -210,6 +211,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
             [
                 *case.hits("bootstrap-truncated", "nccl-mismatch")[:2],
                 *(hits[0] for hits in told.values()),
+                *_different_images(case),
                 *case.hits("nccl-version"),
             ],
             hosts=hosts_of(case.hits("nccl-version")),
@@ -221,6 +223,32 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
         title = f"fails with NCCL {bad}, and goes on with {good}"
         yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
+
+
+_IMAGE_FILE = re.compile(r"[^\s='\":,]+\.(?:sqsh|sif)\b")
+
+
+def _different_images(case: Case) -> list[Hit]:
+    """A line for each of several images of one name (with other tags) or file, as far as hosts run different ones."""
+    told: dict[str, dict[str, Hit]] = defaultdict(dict)
+    for hit in case.hits("container-image"):
+        file = _IMAGE_FILE.search(hit.text)
+        image = file[0] if file else hit.groups.get("image", "").strip("'\".,")
+        name = "" if file else re.split(r"@|:(?!.*/)", image)[0]
+        told[name].setdefault(image, hit)
+    return [hit for images in told.values() if len(images) > 1 for hit in images.values()]
+
+
+@diagnosis
+def different_images(case: Case) -> Iterable[Candidate]:
+    """Hosts of a job start different images of one name, and NCCL's messages then do not fit: its versions may differ.
+
+    Steps one after the other may use different images as well; NCCL's version line of each host would tell.
+    """
+    hits = _different_images(case)
+    if hits and case.has(*_VERSIONS_CLASH):
+        title = "the containers were started from different images: their NCCL may differ"
+        yield Candidate("sw.nccl-version-mismatch", 0.45, title, hits, hosts=hosts_of(hits))
 
 
 def _in_turn(case: Case, one: Hit, other: Hit) -> bool:

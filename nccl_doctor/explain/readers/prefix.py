@@ -282,6 +282,8 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     char = text[at : at + 1]
     if not char or char in " \t":
         return _task(line, _SRUN.match(text, at)) if at == 0 or line.when else None
+    if at == 0 and text.startswith("> "):
+        return 2, ""  # quoted in a mail
     if char.isdigit():
         for pattern in (_CRI, _ISO, _SHORT_ISO):
             found = pattern.match(text, at)

@@ -34,7 +34,7 @@ SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all,
 HEAD_LINES = 40
 # Signs of progress are not counted: a log up to this size is looked at line by line, of a larger one its beginning, its
 # tail, and one line of each step between.
-SAMPLE_ALL = 64 << 10
+SAMPLE_ALL = 192 << 10
 SAMPLE_HEAD = 2 << 10
 SAMPLE_STEP = 256 << 10
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one

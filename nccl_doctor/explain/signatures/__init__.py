@@ -56,6 +56,8 @@ class Signature(msgspec.Struct, frozen=True):
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
         if self.role in (Role.PROGRESS, Role.END) and prefix.is_of_a_service(line):
             return None  # whatever it has finished, it is not the job
+        if self.role is Role.END and "NCCL INFO" in line:
+            return None  # NCCL tells of its threads' and adapters' ends, never of the job's
         if self.role is not Role.PROGRESS and prefix.is_of_a_model(line):
             return None
         for template in self.templates if templates is None else templates:

@@ -250,6 +250,8 @@ says(
 says(
     "nan",
     "loss is nan",
+    "Unexpected result nan",  # Megatron
+    "Unexpected result inf",
     "loss is NaN",
     "Loss is nan",
     "Loss is NaN",

@@ -128,6 +128,8 @@ says(
     "force-merge",
     "Could not force merge NICs",
     "Specified fused NIC",
+    "TOPO/NET : Only matched {devices:int} devices, ",
+    "Invalid NCCL_NET_FORCE_MERGE specified",
     "has been ignored because it is not a power of 2",
     "is being ignored because it is not a power of 2",
     cause="env.bad-nccl-var",

@@ -280,6 +280,7 @@ says(
     "NCCL error {place} '{text}'",
     "NCCL error: unhandled {text} (run with",
     "NCCL operation {place} failed: {text}. Last NCCL warning",  # XLA
+    "NCCL operation {place} failed: {text} (run with",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -310,9 +311,11 @@ says(
     "nccl-abort",
     "Abort COMPLETE",
     "Abort START",
+    "Revoke START",
+    "Revoke COMPLETE",
     role=Role.SYMPTOM,
     fold="communicators aborted",
-    why="Somebody called ncclCommAbort, usually torch's watchdog after an error.",
+    why="Somebody called ncclCommAbort (or ncclCommRevoke), usually torch's watchdog after an error.",
 )
 says(
     "busbw-row",
@@ -326,6 +329,26 @@ says(
     " int32 ",
     why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
+)
+says(
+    "container-image",
+    "pyxis: import{}docker image: {image:word}",
+    'Pulling image "{image}"',
+    'Successfully pulled image "{image}"',
+    'Container image "{image}" already present on machine',
+    "Status: Downloaded newer image for {image:word}",
+    "Status: Image is up to date for {image:word}",
+    "Unable to find image '{image}' locally",
+    "enroot start {image}",
+    ".sqsh",
+    ".sif",
+    why="Which container image a host runs: pyxis and enroot (Slurm), the kubelet, docker, Apptainer.",
+)
+says(
+    "tests-range",
+    " minBytes {smallest:int} maxBytes {largest:int} step: ",
+    "Reducing maxBytes to {largest:int} due to memory limitation",
+    why="nccl-tests says which sizes it will run.",
 )
 says(
     "tests-device",

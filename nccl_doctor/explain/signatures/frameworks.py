@@ -167,12 +167,63 @@ says(
     "RPC call to {method} timed out",
     "RayChannelTimeoutError",
     "Engine iteration timed out. This should never happen",
+    "Hang detected on rank {rank:int} in PyExecutor",  # TensorRT-LLM
+    "Server couldn't get a response from detokenizer for last",  # SGLang
     role=Role.SYMPTOM,
     cause="app.straggler-timeout",
     strength=0.34,
     fold="the serving engine's own watchdog",
     title="a worker of the serving engine did not answer in time",
     why="A step takes too long: one worker is slow, hangs in a collective, or is dead.",
+)
+says(
+    "torchft-goes-on",
+    "got exception in future -- skipping remaining",
+    "got exception in all reduce -- skipping remaining",
+    "got exception in pg configure: ",
+    "got exception in recovery: ",
+    role=Role.SYMPTOM,
+    fold="torchft leaves out a step",
+    why="A collective of torchft failed: the step is left out, and the group is formed anew without the replica that failed.",
+)
+says(
+    "torchft-waits",
+    "New quorum not ready, only have {replicas:int} participants, need",
+    "lighthouse quorum timeout. error: ",
+    "lighthouse quorum failed after {tries:int} retries",
+    'status: DeadlineExceeded, message: "Timeout expired"',
+    'status: Cancelled, message: "Timeout expired"',
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="torchft waits for replicas",
+    title="torchft's replicas do not come together",
+    why="The lighthouse has too few replicas, or does not answer: one is late, dead or cannot reach it.",
+)
+says(
+    "torchft-no-lighthouse",
+    "Failed to connect to lighthouse. error: {error}",
+    cause="net.master-unreachable",
+    strength=0.78,
+    title="torchft's lighthouse cannot be reached",
+    why="The lighthouse (TORCHFT_LIGHTHOUSE) is not up, its address is wrong, or its port is blocked.",
+)
+says(
+    "more-ranks-than-gpus",
+    "World size ({size:int}) is larger than the number of available GPUs ({gpus:int})",
+    cause="launch.world-size",
+    strength=0.9,
+    title="vLLM is to run on {size} GPUs and sees {gpus}",
+    why="Over several hosts vLLM needs Ray (--distributed-executor-backend ray) or --nnodes; else tensor times pipeline parallel size is too large.",
+)
+says(
+    "megatron-wrong-gpu",
+    "Rank {rank:int}, node {node}, device {device:int}, iteration #{step:int}: Possible persistent error!",
+    "Rank {rank:int}, node {node}, device {device:int}, iteration #{step:int}: Possible transient error!",
+    cause="gpu.ecc",
+    strength=0.9,
+    title="GPU {device} of {node} computes wrong values: the same step gives others when it is repeated",
+    why="Megatron's rerun state machine repeated the step: on the same GPU (a transient error) or on another one (a persistent error) the result was another.",
 )
 says(
     "ray-pod-memory-hint",

@@ -12,6 +12,7 @@ says(
     "no-peer-access-noted",
     "peer access Device {other:int} is not available",
     "Custom allreduce is disabled because ",
+    "SymmMemCommunicator: {reason}not supported",
     role=H,
     why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
 )
@@ -46,8 +47,11 @@ says(
     "TUNER/Plugin: Plugin load returned",
     "ENV/Plugin: Could not find",
     "Could not find: libnccl-env.so",
+    "GIN/Plugin: ",
+    "RMA/Plugin: ",
+    "Profiler init failed with error",
     role=H,
-    why="No tuner or profiler plugin: optional.",
+    why="No tuner, profiler, GIN or RMA plugin: optional.",
 )
 says(
     "nccl-corrects-a-setting",
@@ -58,6 +62,9 @@ says(
     "NCCL_SOCKET_NTHREADS is greater than the maximum allowed",
     "the total number of sockets is greater than the maximum allowed",
     "NCCL_CGA_CLUSTER_SIZE value {value:int} is too big. Limiting",
+    "Unable to recognize NCCL_NETDEVS_POLICY=",
+    "failed to decode NCCL_PROXY_CPUSET=",
+    "NCCL_SOCKET_MAGIC invalid value",
     "NCCL_MIN_NCHANNELS set by environment is ignored",
     "User asked for a m{}imum of {channels:int} channels, ",
     "is invalid for family {family}, ignoring",
@@ -325,6 +332,8 @@ says(
     "RAS client listening socket",
     "RAS thread",
     "RAS current socket",
+    "RAS connInit hash mismatch",
+    "RAS keepAlive hash mismatch",
     role=H,
     why="NCCL's RAS service started: on by default since 2.24.",
 )

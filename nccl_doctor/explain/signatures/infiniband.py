@@ -158,6 +158,9 @@ says(
     "async error event: port error",
     "port error(",
     "marked as failed",
+    "as permanently failed",
+    "NET/IB: {}Recovery for device {device:int} failed",
+    "NET/IB: {}Port recovery failed for",
     "failed devices out of",
     "IBV_EVENT_PORT_ERR",
     "async fatal event: device fatal",
@@ -656,6 +659,7 @@ says(
                 line,
             )
         )
+        and "Got completion" not in line  # an RDMA request failed: the plugin is there
         and "libnccl-net.so:" not in line
         and not re.search(r"INFO .*NET plugin (?:IB|Socket)\b", line)  # NCCL's own: no adapter here
     ),

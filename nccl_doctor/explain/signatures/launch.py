@@ -208,7 +208,11 @@ says(
     where=lambda groups, line: "limit" not in groups or _WITH_LIMIT.search(line) is not None,
 )
 # A list of what may have happened: "has failed, got preempted, or crashed", "scheduler events (e.g. preemption, eviction)"
-_ONE_OF_MANY = re.compile(r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. ")
+_ONE_OF_MANY = re.compile(
+    r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+)
+# gRPC's status of a call that took too long, by the names of Rust's, Go's and C++'s library
+_OF_A_CALL = re.compile(r"(?:status: |code = |StatusCode\.)DeadlineExceeded")
 says(
     "cancelled",
     "CANCELLED AT",
@@ -278,6 +282,7 @@ says(
             line,
         )
         and not _ONE_OF_MANY.search(line)
+        and not _OF_A_CALL.search(line)
     ),
 )
 says(

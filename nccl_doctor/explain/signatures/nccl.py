@@ -68,15 +68,20 @@ says(
 says(
     "call-order",
     "improper usage of ncclCommInitRank",
-    "communicator was revoked",
     "Blocking and nonblocking communicators are not allowed in the same group",
     "must either be all uncaptured or all captured by the same graph",
     "Invalig config graphUsageMode",
-    "ncclCommGrow: magic mismatch",
+    "ncclCommGrow: ",
+    "ncclPutSignal",
+    "ncclSignal: count must be 0",
+    "ncclWaitSignal: ",
+    "ncclRedOpDestroy : ",
+    "graphUsageMode semantics can lead to hangs",
     cause="app.pg-misuse",
     strength=0.85,
     title="NCCL is called in a way that it does not allow",
     why="The caller's order of calls, group or configuration is wrong.",
+    where=lambda groups, line: "NCCL WARN" in line or "improper usage" in line or "semantics" in line,
 )
 says(
     "device-api-build",
@@ -91,7 +96,6 @@ says(
 says(
     "windows-differ",
     "Elastic GIN: rank {rank:int} {what}all ranks must have identical segment configurations",
-    "ncclCommGrow: total ranks {ranks:int} is less than current ranks",
     "MemManager: Could not find matching handle info for ptr",
     cause="app.collective-mismatch",
     strength=0.72,
@@ -120,6 +124,33 @@ says(
     why="NCCL 2.30 refuses: out-of-order receive queues need adaptive routing on both ends (NCCL_IB_OOO_RQ), the prefix length is 1 to 32.",
 )
 says(
+    "shared-gpu-without-nvls",
+    "NCCL_NVLS_ENABLE=1.",
+    "and communicator has multiple ranks using the same NVML device",
+    cause="env.bad-nccl-var",
+    strength=0.9,
+    title="NVLink SHARP is demanded where ranks share a GPU",
+    why="NCCL_NVLS_ENABLE=1 asks for what MIG slices or ranks of one GPU cannot do.",
+    where=lambda groups, line: "not compatible with" in line,
+)
+says(
+    "window-of-host-memory",
+    "contains CPU-backed physical segments, but ",
+    cause="env.bad-nccl-var",
+    strength=0.78,
+    title="a window holds host memory, which NCCL's settings exclude",
+    why="A window of host and device memory needs NCCL_ELASTIC_BUFFER_REGISTER=1, and no multi-node NVLink.",
+)
+says(
+    "link-speed-fell",
+    "speed change detected: {before:int} -> {after:int} Mbps",
+    cause="net.slow",
+    strength=0.66,
+    title="an adapter's link fell from {before} to {after} Mbps",
+    why="A bond lost one of its ports, or a link was negotiated anew and lower (NCCL 2.30 tells it).",
+    where=lambda groups, line: int(groups["after"]) < int(groups["before"]),
+)
+says(
     "symmetric-unsupported",
     "Communicator does not support symmetric memory",
     "symmetric registration is not supported in this communicator",
@@ -146,6 +177,9 @@ says(
     "failed to NVLS register",
     "failed to NET register userbuff",
     "COLLNET failed to register userbuff",
+    "failed to IPC register userbuff",
+    "Failed to multicast-bind user buffer",
+    ". Trying a different method.",
     role=Role.HARMLESS,
     why="A user buffer could not be registered: NCCL copies through its own buffers instead, only slower.",
 )

@@ -59,6 +59,13 @@ says(
     why="torch's watchdog throws this exception when a collective runs into its time-out.",
 )
 says(
+    "symmetric-signal-timeout",
+    "CUDASymmetricMemory::{call:word} rank {waiting:int} failed to {what} signal {}rank {peer:int} on channel",
+    role=S,
+    fold="torch's symmetric memory waits for other ranks in vain",
+    why="A kernel of torch's symmetric memory got no signal from a peer in time, and traps; each rank that waits says so.",
+)
+says(
     "deepep-timeout",
     "DeepEP {what}timeout",
     role=S,
@@ -72,6 +79,7 @@ says(
     "watchdog got stuck for {seconds:int} seconds",
     "watchdog got stuck for",
     "watchdog hang",
+    "Could not acquire GIL within",
     role=S,
     cause="app.straggler-timeout",
     strength=0.3,
@@ -106,6 +114,8 @@ says(
     "recvVector failed on SocketImpl",
     "Connection was likely closed. Did the remote server shutdown or crash",
     "recvBytes failed on SocketImpl",
+    "failed to recv, got {received:int} bytes",
+    "[c10d] Read callback failed. code:",
     role=S,
     cause="net.peer-lost",
     strength=0.3,
@@ -116,6 +126,7 @@ says(
 says(
     "comm-aborted",
     "communicator was aborted",
+    "communicator was revoked",
     "has been destroyed or aborted",
     role=S,
     cause="app.straggler-timeout",
@@ -134,6 +145,34 @@ says(
     fold="Connection closed by remote peer",
     title="a peer closed its connection: it died or aborted first",
     why="The OTHER process died or aborted first; look for its first error.",
+)
+says(
+    "ras-peer-dead",
+    "RAS declaring peer {peer} as DEAD",
+    "RAS connect retry timeout ({}on socket connection with {peer}",
+    "] PEER_DEAD: {peer}",
+    "] PEER_TIMEOUT_DEAD: {peer}",
+    '"event": "PEER_DEAD"',
+    role=S,
+    cause="net.peer-lost",
+    strength=0.62,
+    fold="NCCL's RAS lost a peer",
+    title="NCCL's RAS has declared a peer dead: {peer}",
+    why="For a minute nothing answered at the peer's address: its process or its host is gone, or the network to it. Its own log says why.",
+)
+says(
+    "ras-peer-silent",
+    "RAS keep-alive timeout {}on socket connection with {peer}",
+    "RAS send stuck timeout error ({}on socket connection with {peer}",
+    "] PEER_UNRESPONSIVE: {peer}",
+    "] PEER_KEEPALIVE_TIMEOUT: {peer}",
+    "] PEER_SEND_STUCK: {peer}",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.36,
+    fold="NCCL's RAS waits for a peer",
+    title="NCCL's RAS gets no answer from a peer: {peer}",
+    why="A peer's RAS thread is silent: it may recover. Where it is declared dead later, it is gone.",
 )
 says(
     "gloo-closed",
@@ -276,6 +315,10 @@ says(
     "Timed out waiting {} for recv operation to complete",
     "Timed out waiting {} for send operation to complete",
     "Timed out waiting {}ms for",
+    "waitForInput: socket {} timed out after",
+    "NCCL timeout in: ",
+    "aborting after {hours:int}:{minutes:int}:{seconds:num}!",  # torchft
+    "NCCL timeout when waiting for nonblocking call",
     role=S,
     cause="app.straggler-timeout",
     strength=0.34,
@@ -316,6 +359,10 @@ says(
     "Engine process failed to start",
     "died unexpectedly, shutting down executor",
     "A worker died or was killed while executing",
+    "Received sigquit from a child process. It usually means the child failed",  # SGLang
+    "ray.exceptions.RayChannelError: System error: Channel closed",
+    "OwnerDiedError",
+    "Executor worker returned error",  # TensorRT-LLM
     "Trials did not complete",
     role=S,
     fold="an actor or engine reports that a worker failed",

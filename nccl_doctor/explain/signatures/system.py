@@ -326,6 +326,7 @@ says(
     "Kubelet stopped posting node status",
     "has been marked dead because the detector has missed too many heartbeats",
     "because its node has died",
+    "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
     "node.kubernetes.io/not-ready",
     "the node is down",

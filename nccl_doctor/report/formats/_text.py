@@ -1,6 +1,10 @@
-"""What several formats share: one plain paragraph for a finding."""
+"""What several formats share: one plain paragraph for a finding, and what makes it the same one in the next run."""
 
 from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Evidence, Finding
@@ -30,3 +34,23 @@ def paragraph(item: Finding, evidence: int = 10) -> str:
     if book:
         lines.append(f"playbook: nccl-doctor playbook {book}")
     return "\n".join(lines)
+
+
+def mark(*parts: str) -> str:
+    """The fingerprint of what these words name."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def marks(findings: Sequence[Finding]) -> list[str]:
+    """A fingerprint each, the same for the same problem in the next run: by id, hosts, and GPUs or NICs.
+
+    No two are equal, as the services keep one of equal ones and drop the others.
+    """
+    seen: Counter[tuple[str, ...]] = Counter()
+    found = []
+    for item in findings:
+        devices = {f"{place.host} {place.gpu} {place.nic}" for place in item.places if place.gpu or place.nic}
+        parts = (item.id, *item.hosts, *sorted(devices))
+        seen[parts] += 1
+        found.append(mark(*parts, *([str(seen[parts])] if seen[parts] > 1 else [])))
+    return found

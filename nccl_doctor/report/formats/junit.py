@@ -12,6 +12,8 @@ from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
 
+OTHER = "other"  # the suite of what belongs to no stage: a recommendation that failed, an unknown requirement
+
 # XML 1.0 has no way to write these, not even escaped; ``visible`` leaves none of them, but lone surrogates and
 # non-characters above the BMP remain.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -24,53 +26,66 @@ def _text(text: str) -> str:
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """``<testsuites>``: a suite per stage, a case per host. Unknown is an error, a warning passes with its text.
 
-    So does a consequence: the case of its cause fails, maybe another host's.
+    So does a consequence: the case of its cause fails, maybe another host's. What was asked of a stage that the run left
+    out has a suite as well, and the decision is a case of its own.
     """
     top = ElementTree.Element("testsuites", name="nccl-doctor")
     told = {id(item): _text(paragraph(item)) for item in report.findings if item.severity is not Severity.INFO}
-    for stage in report.stages:
-        suite = ElementTree.SubElement(top, "testsuite", name=stage.name, timestamp=report.created)
-        counts = {"failures": 0, "errors": 0, "skipped": 0}
-        findings, gaps_of = _by_host(report, stage.name)
+    skipped = {stage.name: stage.reason for stage in report.stages if stage.state == "skipped"}
+    names = [stage.name for stage in report.stages]
+    open_stages = {stage for gap in report.unknown for stage in gap.stages or (OTHER,)}
+    open_stages |= {item.stage or OTHER for item in report.findings if item.severity is not Severity.INFO}
+    for name in [*names, *sorted(open_stages.difference(names))]:
+        suite = _suite(top, name, report)
+        findings, gaps_of = _by_host(report, name)
         for host in report.hosts:
-            case = ElementTree.SubElement(suite, "testcase", classname=f"nccl-doctor.{stage.name}", name=_text(host))
+            case = _case(suite, name, host)
             mine, gaps = findings.get(host, []), gaps_of.get(host, [])
             failed = [item for item in mine if item.severity is Severity.FAIL and not item.folded_under]
-            if failed:
-                counts["failures"] += 1
-                node = ElementTree.SubElement(case, "failure", type=failed[0].id, message=_text(failed[0].title))
-                node.text = "\n\n".join(told[id(item)] for item in failed)
-            elif gaps:
-                counts["errors"] += 1
-                words = "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)
-                ElementTree.SubElement(case, "error", type="unknown", message=_text(f"not measured: {words}"))
-            elif stage.state == "skipped":
-                counts["skipped"] += 1
-                ElementTree.SubElement(case, "skipped", message=_text(stage.reason))
             others = [item for item in mine if item.folded_under or item.severity is Severity.WARN]
-            if others:
-                text = "\n\n".join(
-                    f"{f'a consequence of {item.folded_under}' if item.folded_under else 'warning'}: {told[id(item)]}"
-                    for item in others
-                )
-                ElementTree.SubElement(case, "system-out").text = text
-        suite.set("tests", str(len(report.hosts)))
-        for name, count in counts.items():
-            suite.set(name, str(count))
+            remarks = [
+                f"{f'a consequence of {item.folded_under}' if item.folded_under else 'warning'}: {told[id(item)]}"
+                for item in others
+            ]
+            words = _text("not measured: " + "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)) if gaps else ""
+            if failed:
+                node = ElementTree.SubElement(case, "failure", type=failed[0].id, message=_text(failed[0].title))
+                node.text = "\n\n".join([*(told[id(item)] for item in failed), *([words] if words else [])])
+            elif words:
+                ElementTree.SubElement(case, "error", type="unknown", message=words)
+            elif name in skipped:
+                ElementTree.SubElement(case, "skipped", message=_text(skipped[name]))
+            if remarks:
+                ElementTree.SubElement(case, "system-out").text = "\n\n".join(remarks)
+    case = _case(_suite(top, "decision", report), "decision", "go")
+    if not gate.go:
+        ElementTree.SubElement(case, "failure", type="no-go", message=_text(gate.reason))
+    for suite in top:
+        suite.set("tests", str(len(suite)))
+        for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(count, str(len(suite.findall(f"testcase/{tag}"))))
     ElementTree.indent(top)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
 
 
+def _suite(top: ElementTree.Element, name: str, report: Report) -> ElementTree.Element:
+    return ElementTree.SubElement(top, "testsuite", name=_text(name), timestamp=report.created)
+
+
+def _case(suite: ElementTree.Element, stage: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=f"nccl-doctor.{_text(stage)}", name=_text(name))
+
+
 def _by_host(report: Report, stage: str) -> tuple[dict[str, list[Finding]], dict[str, list[Unknown]]]:
-    """Host -> its findings, and its gaps, of one stage."""
+    """Host -> its findings, and its gaps, of one stage; what names no host is everybody's."""
     findings: dict[str, list[Finding]] = {}
     for item in report.findings:
-        if item.stage == stage:
-            for host in item.hosts or report.hosts:  # a finding that names no host is everybody's
+        if (item.stage or OTHER) == stage and item.severity is not Severity.INFO:
+            for host in item.hosts or report.hosts:
                 findings.setdefault(host, []).append(item)
     gaps: dict[str, list[Unknown]] = {}
     for gap in report.unknown:
-        if stage in gap.stages:
-            for host in gap.hosts:
+        if stage in (gap.stages or (OTHER,)):
+            for host in gap.hosts or report.hosts:
                 gaps.setdefault(host, []).append(gap)
     return findings, gaps

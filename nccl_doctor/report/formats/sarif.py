@@ -6,7 +6,6 @@ host is named as one, as for GitLab. It shows no notifications, so what was not 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from urllib.parse import quote
@@ -15,7 +14,7 @@ from nccl_doctor import __version__
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.findings.playbooks import for_finding, load
-from nccl_doctor.report.formats._text import paragraph
+from nccl_doctor.report.formats._text import mark, marks, paragraph
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
@@ -30,11 +29,12 @@ def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     ids = sorted({item.id for item in report.causes} | ({UNKNOWN} if gaps else set()))
     results = [
         {"rank": round(100 * item.confidence, 1)}
-        | _result(item.id, ids, _LEVEL[item.severity], paragraph(item), item.hosts, item.id)
-        for item in report.causes
+        | _result(item.id, ids, _LEVEL[item.severity], paragraph(item), item.hosts, same)
+        for item, same in zip(report.causes, marks(report.causes), strict=True)
     ]
     results += [
-        _result(UNKNOWN, ids, "warning", text, gap.hosts, text) for text, gap in zip(gaps, report.unknown, strict=True)
+        _result(UNKNOWN, ids, "warning", text, gap.hosts, mark(UNKNOWN, text))
+        for text, gap in zip(gaps, report.unknown, strict=True)
     ]
     invocation = {
         "executionSuccessful": not gaps,
@@ -54,15 +54,14 @@ def _rule(id: str) -> dict[str, object]:
 
 
 def _result(id: str, ids: list[str], level: str, text: str, hosts: Sequence[str], same: str) -> dict[str, object]:
-    """``same``: with the hosts, what makes it the same alert in the next run."""
+    """``same``: what makes it the same alert in the next run."""
     places = [visible(host) for host in hosts or ("cluster",)]
-    mark = hashlib.sha256("\0".join([same, *places]).encode()).hexdigest()
     return {
         "ruleId": id,
         "ruleIndex": ids.index(id),
         "level": level,
         "message": {"text": text},
-        "partialFingerprints": {"primaryLocationLineHash": mark},
+        "partialFingerprints": {"primaryLocationLineHash": same},
         "locations": [
             {
                 "physicalLocation": {

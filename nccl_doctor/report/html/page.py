@@ -112,9 +112,10 @@ def matrix(report: Report) -> list[Row]:
     order = ("fail", "warn", "unknown", "effect", "pass")
 
     def note(host: str, stage: str, state: str, why: str) -> None:
-        current, reasons = cells[host].get(stage, ("pass", set()))
+        row = cells.setdefault(host, {})  # a bundle made by hand may name hosts that it does not have
+        current, reasons = row.get(stage, ("pass", set()))
         if order.index(state) < order.index(current):
-            cells[host][stage] = (state, {why})
+            row[stage] = (state, {why})
         elif state == current and state != "pass":
             reasons.add(why)
 

@@ -107,7 +107,7 @@ class AnswerCut(Fault):
             # dd passes every byte on at once (head would keep them back). The pause lets the sshd send what it has;
             # then, if there is more to come, it dies.
             f'{shlex.quote(self.host.python)} "$@" | {{ dd bs=1 count={self.after_bytes} status=none; '
-            'sleep 0.3; read -r _ && kill -9 "$up"; }'
+            'sleep 1; read -r _ && kill -9 "$up"; }'
         )
         for name in ("python3", "python"):
             self.write(self.host.bin / name, _stub(script), 0o755)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from nccl_doctor import cli
 from nccl_doctor.env.knowledge import NEWEST_NCCL, NEWEST_TORCH
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, Plan
+from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases" / "env"
@@ -249,7 +249,7 @@ def test_recommend_for_this_machine() -> None:
 @pytest.mark.parametrize("command", ["lint", "recommend"])
 def test_a_bundle_and_hosts_together_are_refused(command: str, hosts: list[str]) -> None:
     done = run(command, "--from", "/nonexistent.ndb", *hosts)
-    assert done.returncode == 2 and "it takes no hosts" in done.stderr
+    assert done.returncode == 2 and f"{hosts[0]} would change nothing" in done.stderr
 
 
 def test_a_bundle_in_which_no_host_was_reached_has_nothing_to_recommend_from(tmp_path: Path) -> None:
@@ -257,6 +257,18 @@ def test_a_bundle_in_which_no_host_was_reached_has_nothing_to_recommend_from(tmp
     bundles.write(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(stages=("interfaces",)), ()), file)
     done = run("recommend", "--from", str(file))
     assert "no host could be reached" in done.stderr and done.returncode == 3
+
+
+@pytest.mark.parametrize("format", ["json", "text", "shell"])
+def test_recommend_tells_of_a_host_that_was_lost(tmp_path: Path, format: str) -> None:
+    """One that fell silent in the middle was left out without a word, and nothing was said to need setting."""
+    silent = "the agent answered at first, and then not a word for 20 s"
+    hosts = HostFacts("gpu01", Reach(ReachOutcome.OK)), HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, silent))
+    file = tmp_path / "lost.ndb"
+    bundles.write(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(), hosts), file)
+    done = run("recommend", "--from", str(file), "--format", format)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 4 and f"gpu02 was not reached: {silent}" in said, said
 
 
 def test_what_was_not_read_is_not_said_to_be_right(tmp_path: Path) -> None:

@@ -112,6 +112,8 @@ KNOWN = {
     # torchrun's table indents the traceback behind "traceback :", which is told from a prefix only where no other stands
     *((name, "traceback-only-in-elastic-table") for name in ("unknown", "mail", "indented")),
     *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
+    # its steps were seconds apart, and its end hours later: here all lines came at the collector's one time
+    *((name, "silent-after-a-step-until-the-limit") for name in COLLECTORS),
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
     ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
 }

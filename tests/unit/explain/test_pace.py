@@ -168,13 +168,20 @@ def test_a_servers_load_is_no_pace(row: str) -> None:
     assert _explain(text + "step 5 loss 2.1\n").verdict is Verdict.HEALTHY
 
 
+def test_where_the_pace_fell_is_seen_in_a_log_of_a_days_work() -> None:
+    text = _log("bars", [1.0] * 1000 + [1.4] * 1000)
+    got = _explain(text)
+    assert 64 << 10 < len(text) < 192 << 10
+    assert (got.verdict, got.causes[0].evidence[0].line) == (Verdict.UNDECIDED, 1003)  # behind two lines of heading
+
+
 def test_a_large_log_is_judged_by_its_ends() -> None:
     """What stands between is not read: only a far slower end is told."""
 
     def log(factor: float) -> str:
-        return _log("bars", [1.0] * 1000 + [factor] * 1000)
+        return _log("bars", [1.0] * 2500 + [factor] * 2500)
 
-    assert len(log(2.0)) > 64 << 10
+    assert len(log(2.0)) > 192 << 10
     assert _explain(log(2.0)).verdict is Verdict.UNDECIDED
     assert _explain(log(1.4)).verdict is Verdict.HEALTHY
 

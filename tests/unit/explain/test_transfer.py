@@ -32,11 +32,14 @@ FOUND = {
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
     ),
     "launch.world-size": (
+        "ValueError: World size (16) is larger than the number of available GPUs (8) in this node.",
         "ValueError: placement group bundle index 3 is invalid. Valid placement group indexes: 0-2",
         "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
     ),
     "app.pg-misuse": (
+        f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
+        f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
         "/opt/nvshmem/src/device/init/init_device.cu:72: nvshmem API called before nvshmem_init",
         "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
@@ -53,18 +56,29 @@ FOUND = {
         f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",
     ),
     "env.bad-nccl-var": (
+        f'{W}NCCL_NVLS_ENABLE has been set to "1" and communicator has multiple ranks using the same NVML device. '
+        "This is not compatible with NCCL_NVLS_ENABLE=1.",
+        f"{W}VA represented by {{userPtr = 0x7a, size = 4096}} contains CPU-backed physical segments, "
+        "but NCCL_ELASTIC_BUFFER_REGISTER is set to 0.",
+        f"{W}TOPO/NET : Only matched 1 devices, 2 requested from mlx5_0,mlx5_9",
         f"{W}NET/IB: OOO RQ is force enabled but AR is not enabled, which is required for OOO RQ (device=mlx5_0)",
     ),
     "ib.retry-exceeded": (
+        "gke1:71:82 [2] NCCL WARN NET/gIB : Got completion from peer 10.3.0.9<41733> with status=12 opcode=0 len=0 vendor err 129",
         f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
     ),
     "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
     "net.peer-lost": (
+        "[2026-08-02 10:11:12] PEER_DEAD: Process 71 on node 10.3.0.9 managing GPU 2 ",
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
         "E0812 11:02:31 88 net_init.cc:90] Could not obtain NIC mappings from RxDM",
         "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
+    ),
+    "net.slow": ("gb3:71:83 [2] NCCL INFO NET/IB : mlx5_bond_0:1 speed change detected: 400000 -> 200000 Mbps",),
+    "ib.port-down": (
+        "gb3:71:83 [2] NCCL INFO NET/IB: ncclIbPortRecovery: Recovery for device 1 failed due to max attempts reached (send comm=0x7a)",
     ),
     "gpu.duplicate": (
         "RuntimeError: CUDASymmetricMemoryAllocator::rendezvous: detected allocations from overlapping devices from different ranks.",
@@ -87,11 +101,28 @@ FOUND = {
         "srun: error: task 3 launch failed: Slurmd could not connect IO",
         f"{EFA}15 (Unreachable remote - never received a response)",
     ),
+    "sys.node-failure": (
+        "(raylet) Task train failed. Error: Task failed because the node it was running on is dead or unavailable. Node IP: 10.3.0.9, "
+        "node ID: 26. This can happen if the node was preempted, had a hardware failure, or its raylet crashed unexpectedly.",
+    ),
+    "gpu.ecc": (
+        "ERROR:megatron.core.rerun_state_machine:Rank 3, node gx5, device 3, iteration #18: Possible persistent error!!",
+    ),
+    "app.nan-or-data": (
+        "RuntimeError: Rank 3, node gx5, device 3, iteration 17: Unexpected result nan (message='found Inf in local grad norm')",
+    ),
+    "net.master-unreachable": (
+        "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
 GUESSED = {
     "net.peer-lost": (
+        "[Replica ft_0] Quorum status: New quorum not ready, only have 1 participants, need min_replicas 2 [1/2 participants healthy]",
+        'TimeoutError: status: DeadlineExceeded, message: "Timeout expired", details: [], metadata: MetadataMap { headers: {} }',
+        "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
+        "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
         "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Decode instance could be dead, remote mooncake session 10.3.0.9:16211 is not alive",
@@ -101,6 +132,13 @@ GUESSED = {
         "E0812 11:02:31 88 transfer_metadata_plugin.cpp:955] SocketHandShakePlugin: connect()10.3.0.9: Connection refused [111]",
     ),
     "app.straggler-timeout": (
+        "[11/02/2025-10:11:12] [TRT-LLM] [RANK 3] [E] Hang detected on rank 3 in PyExecutor.",
+        "ERROR:torchft.process_group:aborting after 0:00:30!",
+        "[2025-11-02 10:11:12] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+        f"{W}AllReduce: communicator was revoked",
+        "[rank3]: torch.distributed.DistBackendError: NCCL timeout when waiting for nonblocking call to become successful.",
+        "[rank3]:[E811 10:11:12.1 ProcessGroupNCCL.cpp:1668] [PG ID 0 Rank 3] Could not acquire GIL within 300 ms on exit",
+        "[W811 10:11:12.1 socket.cpp:490] [c10d] waitForInput: socket SocketImpl(fd=3, remote=[n1]:29500) timed out after 60000ms",
         "[2026-08-02 10:11:12 TP0] Prefill bootstrap failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Request 4 timed out after 300.1s in KVPoll.Bootstrapping",
         "[rank3] Aborting process due to timeout on rank 3 - timeout watchdog detected operation timeout",
@@ -116,9 +154,22 @@ GUESSED = {
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
     "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
+    "app.rank-exception": (
+        "[2025-11-02 10:11:12] Received sigquit from a child process. It usually means the child failed.",
+        "ray.exceptions.RayChannelError: System error: Channel closed.",
+    ),
+    "net.wrong-interface": (
+        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error (run with NCCL_DEBUG=INFO",
+    ),
 }  # fmt: skip
 
 HARMLESS = (
+    "WARNING 11-02 10:11:12 [symm_mem.py:75] SymmMemCommunicator: Device capability 12.0 not supported, communicator is not available.",
+    f"{W}Unable to recognize NCCL_NETDEVS_POLICY=SOME, using NCCL_NETDEVS_POLICY_AUTO instead.",
+    "gb3:71:82 [2] NCCL INFO GIN/Plugin: Failed to initialize any GIN plugin",
+    "gb3:71:82 [2] NCCL INFO Profiler init failed with error '3': internal error. Continue without profiler.",
+    "gb3:71:82 [2] NCCL INFO Failed to register memory with DMA-BUF, error=2. Trying a different method.",
+    "gb3:71:82 [2] NCCL INFO RAS connInit hash mismatch (my peersHash 0x1, deadPeersHash 0x0); sending my (dead) peers",
     f"{W}Both NCCL_CTA_POLICY_ZERO and NCCL_CTA_POLICY_EFFICIENCY are set in CTAPolicy (3). Unsetting POLICY_EFFICIENCY.",
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
     "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
@@ -146,10 +197,34 @@ def test_one_side_alone_decides_nothing(cause: str, text: str) -> None:
 
 @pytest.mark.parametrize("line", HARMLESS)
 def test_notes_of_nccl_are_no_trouble(line: str) -> None:
-    assert explain_text(f"{STEPS}{line}\n{STEPS}training done\n").verdict is Verdict.HEALTHY
+    got = explain_text(f"{STEPS}{line}\n{STEPS}training done\n")
+    assert got.verdict is Verdict.HEALTHY
+    assert any(note.startswith(line[:60]) for note in got.notes)
 
 
 def test_reset_by_a_peer_that_another_line_explains() -> None:
     reset = "[n1:4242 :0] tcp_ep.c:1263 UCX  ERROR tcp_ep 0x55 (state=CONNECTED): send(54) failed: Connection reset by remote peer"
     died = "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed."
     assert explain_text(f"{reset}\n{died}").causes[0].id == "sys.host-oom"
+
+
+def test_a_kernel_that_waited_in_vain_is_no_illegal_access() -> None:
+    waited = "[FATAL] CUDASymmetricMemory::barrier: rank {} failed to receive signal from rank 2 on channel 0 after 60000 microseconds\n"
+    trap = "[rank0]: torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+    got = explain_text("".join(map(waited.format, (0, 1, 3))) + trap)
+    assert (got.verdict, got.causes[0].id, got.causes[0].ranks) == (Verdict.UNDECIDED, "app.straggler-timeout", (2,))
+    assert explain_text(trap).causes[0].id == "gpu.illegal-access"
+
+
+def test_peers_that_leave_after_the_end_are_not_lost() -> None:
+    dead = "gb3:71:82 [2] NCCL INFO RAS declaring peer 10.3.0.9<41733> as DEAD; rasDeadPeersHash 0x7a\n"
+    assert explain_text(f"{STEPS}training done\n{dead}").verdict is Verdict.HEALTHY
+    assert explain_text(f"{STEPS}{dead}").causes[0].id == "net.peer-lost"
+
+
+def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
+    left_out = (
+        "ERROR:torchft.manager:[ft_0/0 - step 12] got exception in future -- skipping remaining: connection refused\n"
+    )
+    assert explain_text(f"{STEPS}{left_out}{STEPS * 9}").verdict is Verdict.HEALTHY
+    assert explain_text(f"{STEPS}{left_out}").verdict is Verdict.UNDECIDED

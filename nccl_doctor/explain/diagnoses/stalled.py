@@ -1,0 +1,87 @@
+"""A job that had begun to work and stands still on every rank: who or what holds it, its log seldom tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.lines import ranks_of
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
+from nccl_doctor.explain.watchdogs import ASYMMETRIC
+
+_INSIDE = " between the GPUs of the host"
+_ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
+
+
+def _on_the_way(case: Case, passed: bool) -> tuple[tuple[str, ...], str]:
+    """What may hold all data back, and where, in a communicator whose connections stand; ``passed``: once it went through."""
+    tested = len({hit.groups["host"] for hit in case.hits("tests-device")})
+    if tested <= 1 and not case.between_hosts:
+        return _ON_A_HOST, _INSIDE if case.nodes == 1 or tested else ""
+    used = " ".join(hit.text for hit in case.hits("channel-net"))
+    if "NET/IB" in used or case.has("net-ib-using"):
+        verbs = ("ib.port-down", "ib.retry-exceeded") if passed else ("ib.retry-exceeded", "net.mtu")
+        return (*(("ib.gdr",) if "GDRDMA" in used and not passed else ()), *verbs), " between the hosts"
+    return ("net.firewall", "net.peer-lost") if passed else ("net.mtu", "net.firewall"), " between the hosts"
+
+
+@diagnosis
+def later_work_never_ends(case: Case) -> Iterable[Candidate]:
+    """Every rank of the job gave up in the same work of its group, which is not the first, and none is behind the others.
+
+    All had launched it, so no program went another way. Its data did not pass, or the GPU of one rank never came to it: the
+    launch is no proof that the kernel ran. Which, the flight recorder's times, NCCL's warnings and the path's tests tell.
+    """
+    waits = [item for item in case.work if item.hit is not None]
+    calls = Counter((item.group, item.sequence, item.operation, item.elements) for item in waits)
+    ranks = {item.rank for item in waits}
+    alike = len(calls) == len({item.group for item in waits}) and min(calls.values(), default=0) > 1
+    behind = any(item.hit is None or (item.enqueued or 0) < (item.sequence or 0) for item in case.work)
+    first = any(item.sequence is None or item.sequence <= 1 or item.enqueued is None for item in waits)
+    if not alike or behind or first or len(ranks) < case.world or any(item.operation in ASYMMETRIC for item in waits):
+        return
+    causes, where = _on_the_way(case, case.has("progress"))
+    title = f"all {len(ranks)} ranks had launched the collective that they wait in: no data passes{where}, or one GPU never came to it"
+    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    for nth, cause in enumerate(causes):
+        yield Candidate(cause, 0.4 - 0.03 * nth, title, hits, ranks)
+
+
+@diagnosis
+def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
+    """The table of nccl-tests ends in the middle: the sizes up to its last row pass, the next one does not come back.
+
+    Small messages take another protocol, and fit into one packet: that large ones alone are lost is what a path's MTU does,
+    or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
+    """
+    last = case.course.stopped_tables[-1:]
+    if not last:
+        return
+    size, stopped = BUSBW_ROW.search(last[0].text), case.course.interrupted_hang[:1]
+    causes, where = _on_the_way(case, passed=False)
+    if size is None:
+        causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
+    came = f"came up to {size['size']} bytes" if size else "gave no result"
+    title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
+    hits = [*last, *case.hits("tests-range")[-1:], *stopped]
+    for nth, cause in enumerate(causes):
+        yield Candidate(cause, 0.4 - 0.03 * nth, title, hits)
+
+
+@diagnosis
+def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
+    """Somebody pressed Ctrl-C, or the scheduler's time was over, in a job that stood still: why it did, and who waited for
+    whom, the end does not tell. The stacks of all ranks, taken while it hangs, or the flight recorder would."""
+    hits = [] if case.course.unfinished or case.course.stopped_tables else case.course.interrupted_hang
+    by_hand = any("^C" in hit.text or "nterrupt" in hit.text or "INT" in hit.text for hit in hits)
+    causes = (
+        "app.straggler-timeout",
+        "app.collective-mismatch",
+        "net.peer-lost" if case.has("progress") else "net.firewall",
+    )
+    for nth, cause in enumerate(causes if hits else ()):
+        title = f"the job stood still until {'somebody interrupted it' if by_hand else 'its time was over'}: for what, it does not say"
+        proof = [*hits[:3], *filter(None, [case.last("progress") or case.last("nccl-init-complete")])]
+        yield Candidate(cause, 0.4 - 0.03 * nth, title, proof, ranks_of(hits))
