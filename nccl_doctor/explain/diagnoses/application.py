@@ -430,13 +430,24 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
 
 
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+_TENSOR = re.compile(r"(?<=[\[ ])[^\s,\[\]]{2,}(?=[,\] ])")
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
+
+
+def _each_misses_others(case: Case, rows: list[Hit]) -> bool:
+    """Whether one report misses every rank, and there is no tensor that all of them miss: then nobody is only late."""
+    report = [row for at, row in enumerate(rows) if row.file == rows[0].file and row.line == rows[0].line + at]
+    ranks = {int(_STALLED_RANK.findall(row.text)[0]) for row in report}
+    tensors = [set(_TENSOR.findall(row.text)) for row in report]
+    everyone = len(ranks) > 1 and ranks == set(range(max(case.world, len(ranks))))
+    return everyone and all(tensors) and not set.intersection(*tensors)
 
 
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says. Where it names who is missing, that rank's own lines tell what it does instead."""
+    line says. Where it names who is missing, that rank's own lines tell what it does instead. Where all ranks are missing, each
+    for other tensors, none of them is late: their code took different ways."""
     hits = case.hits("horovod-stall")
     if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
         return
@@ -448,6 +459,10 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     named = [*case.hits("horovod-missing"), *rows]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+    if _each_misses_others(case, rows):
+        title = "Horovod: each rank is missing for a tensor that others have submitted: they took different ways"
+        yield Candidate("app.collective-mismatch", 0.86, title, [*rows, *hits], missing)
+        return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
     busy = still_busy(hit for hit in words if place(hit) not in said)
