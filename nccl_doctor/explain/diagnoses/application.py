@@ -399,12 +399,17 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
 
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
+_TASK = re.compile(r"/(task:\d+)\s*$")
+_GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
 
 
 @diagnosis
 def jax_barrier(case: Case) -> Iterable[Candidate]:
-    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program.
+
+    It hears the heartbeats of its tasks: who is missed at a barrier only is alive, and late.
+    """
     hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
     if not hits and not registration:
         call = case.hits("jax-register-call")
@@ -424,9 +429,15 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
     else:
-        yield Candidate(
-            "app.straggler-timeout", 0.46, f"{counted} reached a barrier of JAX's coordinator in time", hits
+        rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
+        silent = any(
+            _GONE.search(hit.text) for hit in case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
         )
+        late = [] if silent else rows
+        title = f"{counted} reached a barrier of JAX's coordinator in time"
+        if late:
+            title += f": {', '.join(_TASK.findall(hit.text)[0] for hit in late[:4])} did not, and none of its heartbeats is missed"
+        yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 
 
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
@@ -522,7 +533,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     last = busy[-1]
     alike = [hit for hit in busy if _repeats(hit, last)]
-    on = [hit for hit in case.tail if later(hit, first) and _repeats(hit, last)]
+    said = in_order((*case.tail, *case.lasts("straggler-words")))
+    on = [hit for hit in said if later(hit, first) and _repeats(hit, last)]
     after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",

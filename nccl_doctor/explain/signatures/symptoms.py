@@ -436,7 +436,8 @@ says(
 says(
     "jax-barrier-count",
     "# of tasks that reached the barrier: {joined:int}/{world:int}",
-    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out.",
+    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out; below it, who did not.",
+    rows=6,
 )
 says(
     "coordination-service",
