@@ -102,6 +102,7 @@ _SLOWNESS = frozenset(
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",
+        "env.bad-nccl-var.leftover-debugging",
     )
 )
 _NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))

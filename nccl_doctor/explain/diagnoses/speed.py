@@ -167,6 +167,28 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.6 if rows or case.between_hosts else 0.52, title, proof)
 
 
+# Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
+_NVLINK = 60.0
+_SXM = re.compile(r"SXM|HBM3\b")
+
+
+@diagnosis
+def peers_forbidden(case: Case) -> Iterable[Candidate]:
+    """nccl-tests on one host whose GPUs are joined by NVLink measures what no NVLink is so slow at, and NCCL_P2P_DISABLE is set.
+
+    That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
+    that is fast shows that somebody compares on purpose.
+    """
+    forbidden = [hit for hit in case.env.get("NCCL_P2P_DISABLE", ()) if case.value("NCCL_P2P_DISABLE") == "1"]
+    linked = case.hits("nvls-available") or [hit for hit in case.hits("gpu-model") if _SXM.search(hit.text)]
+    rows, best = _slow_rows(case), max(map(_busbw, case.hits("busbw-row")), default=0.0)
+    if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
+        title = f"NCCL_P2P_DISABLE=1 keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
+        more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
+        proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
+        yield Candidate("env.bad-nccl-var.leftover-debugging", 0.72, title, proof, hosts=hosts_of(forbidden))
+
+
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
 _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
 

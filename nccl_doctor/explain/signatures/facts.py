@@ -112,6 +112,11 @@ says(
     why="No rdma-core in the image: harmless without InfiniBand.",
 )
 says("channel-net", "via NET/{network}/{device:int}", why="A channel goes over the network.")
+says(
+    "nvls-available",
+    "NVLS multicast support is available on dev {device:int}",
+    why="The GPU stands on NVSwitches: its peers on this host are reached at the full rate of its NVLinks.",
+)
 says("channel-gdr", "/GDRDMA", why="A channel uses GPUDirect RDMA.")
 says("channel-p2p", "via P2P/{kind:word}", why="A channel uses peer-to-peer.")
 says(
