@@ -440,8 +440,8 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 
 
+_TENSOR = re.compile(r"[^\s,\[\]]{4,}")  # not the dots of a list that was cut
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
-_TENSOR = re.compile(r"(?<=[\[ ])[^\s,\[\]]{2,}(?=[,\] ])")
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
 
 
@@ -449,7 +449,7 @@ def _each_misses_others(case: Case, rows: list[Hit]) -> bool:
     """Whether one report misses every rank, and there is no tensor that all of them miss: then nobody is only late."""
     report = [row for at, row in enumerate(rows) if row.file == rows[0].file and row.line == rows[0].line + at]
     ranks = {int(_STALLED_RANK.findall(row.text)[0]) for row in report}
-    tensors = [set(_TENSOR.findall(row.text)) for row in report]
+    tensors = [set(_TENSOR.findall(_STALLED_RANK.split(row.text, 1)[-1])) for row in report]
     everyone = len(ranks) > 1 and ranks == set(range(max(case.world, len(ranks))))
     return everyone and all(tensors) and not set.intersection(*tensors)
 
