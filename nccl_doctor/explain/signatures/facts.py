@@ -51,6 +51,7 @@ says(
     "--nnodes {nodes:int}",
     "--num_nodes {nodes:int}",
     "--num_nodes={nodes:int}",
+    "min_nodes          : {nodes:int}",  # torchrun's launch configs
     why="How many nodes the launcher was asked for.",
 )
 says(
@@ -230,7 +231,8 @@ says(
     "--rdzv_endpoint {address:word}",
     "--rdzv-endpoint={address:word}",
     "--rdzv-endpoint {address:word}",
-    why="The master's address on a launcher's command line.",
+    "rdzv_endpoint      : {address:word}",  # torchrun's launch configs
+    why="The master's address on a launcher's command line, or as torchrun has read it.",
 )
 says(
     "env-dump",
