@@ -102,7 +102,6 @@ _SLOWNESS = frozenset(
         "app.nan-or-data",
         "gpu.nvlink",
         "gpu.ecc",
-        "env.bad-nccl-var.leftover-debugging",
     )
 )
 _NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))
@@ -112,7 +111,8 @@ def _slows(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over
-    return item.id in _SLOWNESS and not (item.vague or samples) and missed and not _finite_again(case, item)
+    slow = item.id in _SLOWNESS or any(hit.signature == "busbw-row" for hit in item.hits)  # what it costs was measured
+    return slow and not (item.vague or samples) and missed and not _finite_again(case, item)
 
 
 def _survived(case: Case, item: Candidate) -> bool:
