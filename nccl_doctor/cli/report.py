@@ -46,7 +46,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Render a saved bundle: html, text, junit, json, sarif, github, gitlab, prometheus, nhc."""
+    """Render a saved bundle: html, text, junit, json, sarif, github, gitlab, prometheus, nhc.
+
+    Exit code 0 once it is written, whatever it says: who decides by a saved run asks preflight --from, or check --from.
+    """
     from nccl_doctor.facts import files
     from nccl_doctor.report import formats
     from nccl_doctor.rules.gate import decide, exit_code

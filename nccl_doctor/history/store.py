@@ -145,6 +145,8 @@ def read(path: Path) -> tuple[Run, ...]:
     try:
         with contextlib.closing(sqlite3.connect(_reading(file), uri=True, timeout=BUSY_S)) as base:
             base.execute("BEGIN")  # one state of the file for all queries
+            if not _has_tables(base):  # what a full disk leaves behind
+                return ()
             _check(base, file)
             return tuple(_runs(base))
     except (sqlite3.Error, OSError, ValueError) as error:

@@ -143,14 +143,18 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
     if len(proofs) > len(shown):
         more = len(proofs) - len(shown)
         line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
-    for index, fix in enumerate(merged_fixes(items)[:FIXES_SHOWN]):
-        text = Text("fix now    " if index == 0 else "           ", "green")
-        text.append(visible(fix.text) + (" (can interrupt running work)" if fix.risky else ""))
-        line(text, label=11)
+    fixes = merged_fixes(items)
+    told = ""
+    for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
+        if fix_text(fix) != told:  # of the same for each host only the commands differ
+            told = fix_text(fix)
+            line(Text("fix now    " if index == 0 else "           ", "green").append(visible(told)), label=11)
         if fix.command:  # whole, however long: it is there to be copied
             where = f"on {visible(fix.host)}: " if fix.host else ""
             command = Text(" " * 16 + where).append(visible(fix.command), "bold")
             console.print(command, soft_wrap=True)
+    if len(fixes) > FIXES_SHOWN and not verbose:
+        line(Text(f"           ... and {len(fixes) - FIXES_SHOWN} more (--verbose shows all)", "dim"), label=11)
     for advice in first.env:
         line(Text("set        ", "green").append_text(_setting(advice)), label=11)
     book = for_finding(first.id)
@@ -158,10 +162,10 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
         line(Text(f"playbook   nccl-doctor playbook {book}", "dim"), label=11)
     effects = [other for other in findings if other.folded_under == first.id and other.severity is not Severity.INFO]
     if effects:
-        told = sorted(
+        ids = sorted(
             {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
         )
-        line(Text(f"└ explains {len(effects)} more: {'; '.join(told)}", "dim"))
+        line(Text(f"└ explains {len(effects)} more: {'; '.join(ids)}", "dim"))
 
 
 def _head(number: int, first: Finding, where: str, sure: str, width: int) -> list[Text]:
@@ -173,6 +177,11 @@ def _head(number: int, first: Finding, where: str, sure: str, width: int) -> lis
             return [row]
     row = Text(f"{number:3}  ").append(first.id, _STYLE[first.severity]).append(f"  {sure}", "dim")
     return [row, Text(f"     {where}", "bold")] if where else [row]
+
+
+def fix_text(fix: Fix) -> str:
+    """What to do, and what it may cost."""
+    return fix.text + (" (can interrupt running work)" if fix.risky else "")
 
 
 def merged_fixes(items: list[Finding]) -> list[Fix]:

@@ -13,6 +13,7 @@ from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import print_hanging
 
 MARKS_SHOWN = 40
+COMPONENTS_SHOWN = 12
 AVOIDED_SHOWN = 5
 TRENDS_SHOWN = 12
 
@@ -24,12 +25,17 @@ def render(found: Analysis, console: Console, *, host: str = "", verbose: bool =
     console.print(head.append(f"   {moment(found.first)} to {moment(found.last)}", "not bold dim"))
     returning = [item for item in found.components if item.returns]
     others = [item for item in found.components if not item.returns]
-    _section(console, "keeps returning: failed, passed, and failed again", [_component(item) for item in returning])
-    _section(console, "failed", [_component(item) for item in others])
-    shown = found.avoided if verbose else found.avoided[-AVOIDED_SHOWN:]
-    _section(console, "passed because it avoided a host", [_avoided(item) for item in shown])
-    if len(found.avoided) > len(shown):
-        console.print(Text(f"  ... and {len(found.avoided) - len(shown)} earlier runs (--verbose shows all)", "dim"))
+    for title, items in (("keeps returning: failed, passed, and failed again", returning), ("failed", others)):
+        shown = items if verbose else items[:COMPONENTS_SHOWN]
+        _section(console, title, [_component(item) for item in shown])
+        if len(items) > len(shown):
+            hosts = fold(item.host for item in items[len(shown) :])
+            more = Text(f"  ... and {len(items) - len(shown)} more, on {visible(hosts)} (--verbose shows all)", "dim")
+            print_hanging(console, more, 0, 4)
+    latest = found.avoided if verbose else found.avoided[-AVOIDED_SHOWN:]
+    _section(console, "passed because it avoided a host", [_avoided(item) for item in latest])
+    if len(found.avoided) > len(latest):
+        console.print(Text(f"  ... and {len(found.avoided) - len(latest)} earlier runs (--verbose shows all)", "dim"))
     _trends(console, found.trends, everything=verbose or bool(host))
     if not found.components:
         console.print(Text("\nnothing failed in these runs", "green"))

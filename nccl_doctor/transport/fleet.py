@@ -16,6 +16,7 @@ from nccl_doctor.transport.launch import launch
 from nccl_doctor.transport.session import Session, connect, cut_short
 
 LOOK_AT_DEADLINE_S = 0.2  # an interruption moves it forward while it is waited for
+LAST_WORDS_S = 0.5  # beyond it: who only waits for a turn (at a jump host, at the gate) wakes up then, and says so
 
 OnProgress = Callable[[str, "Session | Reach"], None]
 
@@ -104,6 +105,12 @@ class _Attempt:
         return {entry.name: self._results[entry.name] for entry in self._entries}
 
     def _give_up(self, on_progress: OnProgress) -> None:
+        end = time.monotonic() + LAST_WORDS_S
+        while len(self._results) < len(self._entries) and time.monotonic() < end:
+            with contextlib.suppress(queue.Empty):
+                name, result = self._done.get(timeout=max(0.0, end - time.monotonic()))
+                self._results[name] = result
+                on_progress(name, result)
         for name, late in self._abandon():
             on_progress(name, late)
         for entry in self._entries:

@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -144,13 +143,14 @@ class ProxyProcess:
     def __init__(self, command: str) -> None:
         """Start the user's own command line with the user's shell, as ssh does."""
         self._ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for the command's life; it has no name
+        memory = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        self._errors = os.fdopen(memory, "rb", 0)  # no file: a full disk is no reason not to connect
         shell = os.environ.get("SHELL") or "/bin/sh"
         try:
             self._child = children.start(
                 [shell, "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors
             )
-        except OSError:
+        except BaseException:
             self._ours.close()
             self._errors.close()
             raise

@@ -87,7 +87,7 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
         finally:
             transport.settled(stream, outcome)
     except Unreachable as trouble:
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(trouble.reach.seconds or time.monotonic() - started, 3)
         reach = msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user)
         if reach.outcome is ReachOutcome.TIMED_OUT and deadline.passed:
             return cut_short(reach, options)

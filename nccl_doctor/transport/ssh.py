@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import paramiko
 
 from nccl_doctor.facts.model import NO_ANSWER, OURS, ReachOutcome
@@ -301,8 +302,12 @@ def _start(client: Connection, command: str, limit_s: float) -> paramiko.Channel
 def _turn(slots: threading.BoundedSemaphore, deadline: Deadline, where: str) -> Iterator[None]:
     if not slots.acquire(timeout=deadline.left(600.0)):
         raise Unreachable(ReachOutcome.NOT_TRIED, f"the run's deadline passed before its turn at {where}")
+    begun = time.monotonic()
     try:
         yield
+    except Unreachable as found:  # the wait was not the host's
+        found.reach = msgspec.structs.replace(found.reach, seconds=time.monotonic() - begun)
+        raise
     finally:
         slots.release()
 

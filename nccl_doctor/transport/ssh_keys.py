@@ -7,12 +7,14 @@ import copy
 import os
 import socket
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import paramiko
 import paramiko.agent
+import paramiko.pkey
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from nccl_doctor.transport.known_hosts import fingerprint
@@ -136,16 +138,20 @@ class KeyRing:
 
 def _load(name: str) -> Candidate | str | None:
     """A private key file: the key, a note on why it is no use, or None where there is no file."""
-    if not Path(name).is_file():
-        return None
     try:
-        return Candidate(paramiko.PKey.from_path(name), f"from {name}")
+        if not Path(name).is_file():
+            return None
+        with warnings.catch_warnings():  # DSA keys are out of date: the note says what comes of it
+            warnings.simplefilter("ignore")
+            return Candidate(paramiko.PKey.from_path(name), f"from {name}")
     except paramiko.PasswordRequiredException:
         return _locked(name)
     except (TypeError, ValueError) as error:
         return (
             _locked(name) if "assw" in str(error) or "ncrypted" in str(error) else f"{name} is no key that can be read"
         )
+    except paramiko.pkey.UnknownKeyType:
+        return f"{name} is of a kind that only the ssh program knows"
     except (OSError, paramiko.SSHException, UnsupportedAlgorithm) as error:
         return f"{name} cannot be used: {error}"
 

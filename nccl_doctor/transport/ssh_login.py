@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -208,8 +211,17 @@ def _methods(client: Connection, user: str) -> list[str]:
 
 
 def _kerberos(config: HostConfig, methods: list[str]) -> bool:
-    ticket = bool(os.environ.get("KRB5CCNAME")) or Path(f"/tmp/krb5cc_{os.getuid()}").exists()
-    return ticket and "gssapi-with-mic" in methods and config.one("gssapiauthentication") == "yes"
+    return "gssapi-with-mic" in methods and config.one("gssapiauthentication") == "yes" and _has_ticket()
+
+
+@functools.cache
+def _has_ticket() -> bool:
+    """Whether there may be a Kerberos ticket: klist knows the caches that are no file (KCM, the kernel's keyring)."""
+    if os.environ.get("KRB5CCNAME") or Path(f"/tmp/krb5cc_{os.getuid()}").exists():
+        return True
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["klist", "-s"], capture_output=True, timeout=5, check=False).returncode == 0
+    return False
 
 
 def _cipher_cost(name: str) -> int:

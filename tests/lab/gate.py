@@ -29,8 +29,10 @@ class Run:
     report: dict[str, Any]
 
     def cases(self, kind: str) -> dict[str, str]:
-        """Host -> finding id (``unknown``), of the JUnit cases with a ``failure`` or an ``error``."""
-        found = [(case.get("name", ""), case.find(kind)) for case in self.junit.iter("testcase")]
+        """Host -> finding id (``unknown``), of the JUnit cases with a ``failure`` or an ``error``; the decision's is none."""
+        found = [
+            (case.get("name", ""), case.find(kind)) for case in self.junit.findall("*[@name!='decision']/testcase")
+        ]
         return {name: node.get("type", "") for name, node in found if node is not None}
 
     def warned(self) -> dict[str, str]:

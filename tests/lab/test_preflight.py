@@ -63,7 +63,7 @@ def test_a_clean_lab_runs_the_job_on_its_hosts_and_passes_on_its_exit_code(lab: 
     assert run.out.index("GO") < run.out.index("hosts=")
     assert "the job failed; its output says" in run.err and "unhandled system error" in run.err
     cases = [(case.get("classname"), case.get("name")) for case in run.junit.iter("testcase")]
-    assert len(set(cases)) == len(cases) and {host for _, host in cases} == set(lab.hostnames)
+    assert len(set(cases)) == len(cases) and {host for _, host in cases} == {*lab.hostnames, "go"}
 
 
 def test_three_of_four_with_a_spare(lab: Lab, tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_diff_and_history_of_a_week(lab: Lab, tmp_path: Path, monkeypatch: pytes
     code, text = told("diff", "tuesday.ndb", "--hosts", "gpu[01-04]")
     assert code == FAULTY and "sys.shm.too-small on gpu02" in text
     code, text = told("history", "kept", "--host", "gpu02")
-    assert "4 runs about gpu02, 3 passed" in text and "pFFp" in text and "keeps returning" not in text
+    assert "4 runs with gpu02, 3 passed" in text and "pFFp" in text and "keeps returning" not in text

@@ -299,7 +299,7 @@ def test_what_a_proxy_command_says_is_quoted_and_it_is_run_as_seldom_as_a_jump(c
     assert "cannot reach the bastion" in failed.evidence and "exit status 7" in failed.evidence
     client.write("ProxyCommand no-such-program %h\n")
     assert "this machine cannot run the ProxyCommand" in reach_of(HostEntry("h1"), client.options()).detail
-    bastion, target = start("127.0.0.1", MaxStartups="9:100:9"), start("0.0.0.0", MaxStartups="200:30:400")
+    bastion, target = start("127.0.0.1", MaxStartups="14:100:14"), start("0.0.0.0", MaxStartups="200:30:400")
     key = " ".join(target.public.split()[:2])
     client.known_hosts.write_text(f"{bastion.known_line()}\n[127.0.1.*]:{target.port} {key}\n")
     through = f"ssh -F {client.config} -p {bastion.port} -W %h:%p root@{bastion.address}"
@@ -307,7 +307,7 @@ def test_what_a_proxy_command_says_is_quoted_and_it_is_run_as_seldom_as_a_jump(c
     entries = [HostEntry(f"127.0.1.{number}", "root", target.port) for number in range(1, 25)]
     for way in (f"ProxyCommand {through}", jump):
         client.write(f"Host 127.0.1.*\n {way}\n")
-        found = reach_all(entries, client.options())
+        found = reach_all(entries, client.options(connect_s=30.0, start_s=60.0), 120)
         close_all(found.values())
         assert all(isinstance(item, Session) for item in found.values()), found
         assert 1 < concurrent_handshakes(bastion.log.read_text()) <= 8

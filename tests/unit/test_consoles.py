@@ -29,7 +29,7 @@ from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, bench_progress, comparison, history, progress, terminal, topology
+from nccl_doctor.report import bench_console, bench_progress, comparison, history, html, progress, terminal, topology
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
@@ -108,6 +108,23 @@ def test_a_check() -> None:
         "  not checked  time of look-ups on gpu[01-03]: not measured",
         "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
     ]
+
+
+def test_of_one_fix_for_many_hosts_the_words_stand_once_and_what_is_cut_is_counted() -> None:
+    names = tuple(f"gpu{number:02}" for number in range(30))
+    builder = Builder(names)
+    for name in names:
+        builder.probes[name]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {name}", "line": 2}
+    report = judge(builder.bundle())
+    short, whole = screen(), screen()
+    consoles.render(report, short)
+    consoles.render(report, whole, verbose=True)
+    words = "make the name resolve to the address its peers reach"
+    assert (shown(short).count(words), shown(short).count(": sudo sed ")) == (1, 4)
+    assert "... and 26 more (--verbose shows all)" in shown(short)
+    assert (shown(whole).count(words), shown(whole).count(": sudo sed ")) == (1, 30)
+    page = html.render(report, builder.bundle())
+    assert page.count("2s/.*/") == 20 and "... and 10 more: check --from BUNDLE --verbose" in page
 
 
 def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:

@@ -13,7 +13,7 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
@@ -459,6 +459,32 @@ def test_prometheus_and_nhc_lines() -> None:
     assert formats.render("nhc", report, gate, bundle).startswith(
         "ERROR: nhc: Health check failed: nccl-doctor: gpu02: bad:"
     )
+
+
+@pytest.mark.parametrize("name", ["junit", "github", "gitlab", "sarif", "text", "html", "json"])
+def test_every_format_says_what_a_fix_may_cost_and_what_to_set(name: str) -> None:
+    bundle = Builder().bundle()
+    fix = Fix("reset it", "sudo nvidia-smi --gpu-reset", "gpu02", risky=True)
+    advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth7", "it needs it")
+    found = finding("gpu.fell-off-bus", Severity.FAIL, "t", Evidence("x"), hosts=("gpu02",), fixes=[fix], env=[advice])
+    report = msgspec.structs.replace(
+        judge(bundle), findings=(msgspec.structs.replace(found, stage="ports"),), verdict="faulty"
+    )
+    text = formats.render(name, report, decide(report), bundle)
+    assert "can interrupt running work" in text or '"risky": true' in text
+    assert "NCCL_SOCKET_IFNAME" in text and "eth7" in text
+    if name == "junit":
+        assert "\n  on gpu02: sudo nvidia-smi --gpu-reset\n" in text
+
+
+def test_sarif_names_a_large_fleet_without_more_places_than_github_takes() -> None:
+    names = tuple(f"gpu{number:04}" for number in range(2000))
+    bundle = Builder().bundle()
+    found = finding("net.mtu", Severity.FAIL, "odd", Evidence("x"), hosts=names)
+    gap = Unknown("clock", names, "silent")
+    report = msgspec.structs.replace(judge(bundle), findings=(found,), unknown=(gap,))
+    for result in json.loads(formats.render("sarif", report, decide(report), bundle))["runs"][0]["results"]:
+        assert len(result["locations"]) == 100 and "gpu[0000-1999]" in result["message"]["text"]
 
 
 def test_nhc_tells_of_no_host_that_the_job_may_run_on() -> None:

@@ -117,6 +117,22 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, change: str, mess
     assert done.exit_code == 2 and message in done.output
 
 
+def test_what_failed_is_cut_with_a_word_on_the_rest(tmp_path: Path) -> None:
+    hosts = [f"n{number:02}" for number in range(15)]
+    store.append(tmp_path, run(0, " ".join(hosts), bad=tuple(map(failing, hosts))))
+    short, whole = (
+        CliRunner().invoke(cli.app, ["history", str(tmp_path), *more]).output for more in ([], ["--verbose"])
+    )
+    assert "n11" in short and "... and 3 more, on n[12-14] (--verbose shows all)" in short
+    assert "more, on" not in whole and "n14" in whole
+
+
+def test_an_empty_file_as_a_full_disk_leaves_one_is_a_history_without_runs(tmp_path: Path) -> None:
+    (tmp_path / store.FILE_NAME).touch()
+    done = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    assert done.exit_code == 3 and "no runs" in done.output
+
+
 def test_of_one_host_only_its_runs_are_counted(tmp_path: Path) -> None:
     found = analyse([run(0, "a b"), run(1, "a c", bad=(failing("c"),)), run(2, "a b")], "c")
     assert (found.runs, found.passed, found.first, found.last) == (1, 0, run(1).created, run(1).created)

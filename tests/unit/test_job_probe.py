@@ -402,3 +402,15 @@ def test_a_rank_that_ends_under_py_spy_has_ended_and_another_failure_is_quoted(t
     told = stacks.take(str(py_spy), [gone.pid, os.getpid()])
     assert (told[gone.pid]["outcome"], told[os.getpid()]["outcome"]) == ("ended", "failed")
     assert str(gone.pid) in told[gone.pid]["detail"] and "executable name" in told[os.getpid()]["detail"]
+
+
+def test_a_py_spy_that_hangs_takes_no_other_fact_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beneath ranks on a dead file system: twice sixteen of them would take longer than the probe may."""
+    py_spy = tmp_path / "py-spy"
+    py_spy.write_text("#!/bin/sh\nexec sleep 60\n")
+    py_spy.chmod(0o755)
+    monkeypatch.setattr(stacks, "LOOK_S", 0.5)
+    monkeypatch.setattr(stacks, "AT_ONCE", 1)
+    told = stacks.take(str(py_spy), [1, os.getpid()])
+    assert [item["outcome"] for item in told.values()] == ["timed-out"] * 2
+    assert "its turn did not come" in told[os.getpid()]["detail"]

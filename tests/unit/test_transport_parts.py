@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 import types
+import warnings
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -23,12 +24,14 @@ from unittest import mock
 import msgspec
 import paramiko
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import dsa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.facts.model import NO_ANSWER, UNSIGNED, ReachOutcome
 from nccl_doctor.inventory import HostEntry
-from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys
+from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys, ssh_login
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
@@ -421,6 +424,16 @@ def test_what_a_jump_host_says(said: str, outcome: ReachOutcome) -> None:
     assert channel_refused(said, "h port 22", HostConfig("h", "h", "u", 22)).reach.outcome is outcome
 
 
+def test_the_time_in_a_queue_is_not_the_hosts() -> None:
+    slots, late = threading.BoundedSemaphore(1), Unreachable(ReachOutcome.TIMED_OUT, "no answer")
+    with pytest.raises(Unreachable) as found, ssh._turn(slots, Deadline(), "jump host x"):
+        time.sleep(0.05)
+        raise late
+    assert found.value.reach.seconds >= 0.05
+    with ssh._turn(slots, Deadline(), "x"), pytest.raises(Unreachable, match="before its turn at x"):
+        ssh._turn(slots, Deadline(0.01), "x").__enter__()
+
+
 def test_a_program_that_cannot_even_be_named_is_no_endless_wait() -> None:
     ended: list[Exception] = []
 
@@ -453,9 +466,8 @@ def test_a_slow_line_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
 class Server(paramiko.ServerInterface):
     """An sshd that accepts nobody, unless told."""
 
-    def __init__(self, methods: str = "publickey", none: int = paramiko.AUTH_FAILED, pause_s: float = 0.0) -> None:
-        self.methods, self.none, self.pause_s = methods, none, pause_s
-        self.asked = 0
+    def __init__(self, methods: str = "publickey", none: int = paramiko.AUTH_FAILED) -> None:
+        self.methods, self.none = methods, none
 
     def get_allowed_auths(self, username: str) -> str:
         return self.methods
@@ -464,8 +476,6 @@ class Server(paramiko.ServerInterface):
         return self.none
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        self.asked += 1
-        time.sleep(self.pause_s)
         return paramiko.AUTH_FAILED
 
 
@@ -478,13 +488,13 @@ def config_of(place: Path, keys: int = 1, **values: str) -> HostConfig:
     return HostConfig("h", "h", "u", 22, {**answers, "identityfile": files}, known=True)
 
 
-def log_in(server: Server, config: HostConfig, limit_s: float = 30.0) -> bool:
+def log_in(server: Server, config: HostConfig) -> bool:
     ours, theirs = socket.socketpair()
     transport = paramiko.Transport(theirs)
     try:
         transport.add_server_key(paramiko.ECDSAKey.generate())
         transport.start_server(event=threading.Event(), server=server)
-        client, _ = LogIn(AuthGate(3)).connect(ours, config, limit_s, Deadline(60))
+        client, _ = LogIn(AuthGate(3)).connect(ours, config, 30.0, Deadline(60))
         client.close()
         return True
     finally:
@@ -503,11 +513,36 @@ def test_host_based_logins_are_left_to_the_ssh_program(tmp_path: Path) -> None:
         log_in(Server("publickey,hostbased"), config_of(tmp_path, 0))
 
 
-def test_all_keys_of_a_host_have_one_limit(tmp_path: Path) -> None:
-    server, started = Server(pause_s=1.5), time.monotonic()
-    with pytest.raises(Unreachable, match="not answered in time"):
-        log_in(server, config_of(tmp_path, 6), 4.0)
-    assert server.asked < 6 and time.monotonic() - started < 8
+@pytest.mark.parametrize("ticket", [True, False])
+def test_kerberos_is_left_to_the_ssh_program_where_there_is_a_ticket_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticket: bool
+) -> None:
+    klist = tmp_path / "klist"
+    klist.write_text(f'#!/bin/sh\n[ "$1" = -s ] && exit {int(not ticket)}\n')
+    klist.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("KRB5CCNAME", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    ssh_login._has_ticket.cache_clear()
+    try:
+        with pytest.raises(NeedsProgram if ticket else Unreachable, match="Kerberos" if ticket else "refused"):
+            log_in(Server("publickey,gssapi-with-mic"), config_of(tmp_path, 1, gssapiauthentication="yes"))
+    finally:
+        ssh_login._has_ticket.cache_clear()
+
+
+def test_all_keys_of_a_host_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def offer(client: Connection, user: str, key: object) -> list[str]:
+        limits.append(client.auth_timeout)
+        time.sleep(0.1)
+        raise paramiko.AuthenticationException
+
+    monkeypatch.setattr(ssh_login, "_offer", offer)
+    with pytest.raises(Unreachable, match="none of 6 keys"):
+        log_in(Server(), config_of(tmp_path, 6))
+    assert limits[0] <= 30.0 and limits[5] <= limits[0] - 0.5
 
 
 def test_an_agent_that_does_not_sign_is_not_the_hosts_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +558,24 @@ def test_an_agent_that_does_not_sign_is_not_the_hosts_fault(tmp_path: Path, monk
     assert "key cannot be used for signing" in found.value.reach.evidence[0]
     with pytest.raises(Unreachable, match="none of 2 keys is accepted"):
         log_in(Server(), config_of(tmp_path, 1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_old_key_in_the_users_directory_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh looks for ~/.ssh/id_dsa up to release 9.7, and a directory may be another user's."""
+    config = config_of(tmp_path)
+    old = dsa.generate_private_key(1024).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    (tmp_path / "id_dsa").write_bytes(old)
+    config.values["identityfile"].insert(0, str(tmp_path / "id_dsa"))
+    candidates, notes = ssh_keys.KeyRing().candidates(config)
+    assert [item.name for item in candidates] == [f"from {tmp_path}/key0"]
+    assert notes == [f"{tmp_path}/id_dsa is of a kind that only the ssh program knows"]
+    monkeypatch.setattr(paramiko.PKey, "from_path", lambda name: warnings.warn("out of date", stacklevel=1))
+    assert isinstance(ssh_keys._load(str(tmp_path / "id_dsa")), ssh_keys.Candidate)  # and not a word on our stderr
+    monkeypatch.setattr(Path, "is_file", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    assert "Permission denied" in str(ssh_keys._load("/root/.ssh/id"))
 
 
 def test_after_an_agents_silence_its_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:

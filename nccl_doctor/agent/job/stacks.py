@@ -9,13 +9,15 @@ import os
 import platform
 import shutil
 import sys
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence
 
 from nccl_doctor.agent.probing import read_text, run_command
 
-LIMIT_S = 8.0  # of one process
+LIMIT_S = 8.0  # of one process, and
+LOOK_S = 12.0  # of all of one look: where py-spy hangs, the job's other facts must not be lost with its stacks
 FRAMES = 40  # innermost ones kept of each thread
 THREADS = 4  # kept of each process: the main thread, then those that run
 AT_ONCE = 8
@@ -46,8 +48,9 @@ def machine() -> str:
 
 def take(program: str, pids: Sequence[int]) -> Dict[int, Dict[str, Any]]:
     """Process id -> how it ended (``outcome``, ``detail``) and the ``threads`` with their frames, innermost first."""
+    end = time.monotonic() + LOOK_S
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(pids, pool.map(lambda pid: _one(program, pid), pids)))
+        return dict(zip(pids, pool.map(lambda pid: _one(program, pid, end), pids)))
 
 
 def spawned(program: str, parents: Dict[int, int]) -> Dict[int, Dict[str, str]]:
@@ -92,8 +95,11 @@ def _argv(program: str, pid: int) -> List[str]:
     return [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
 
 
-def _one(program: str, pid: int) -> Dict[str, Any]:
-    result = run_command(_argv(program, pid), limit_s=LIMIT_S, limit_bytes=4 << 20)
+def _one(program: str, pid: int, end: float) -> Dict[str, Any]:
+    left = end - time.monotonic()
+    if left <= 0:
+        return {"outcome": "timed-out", "detail": "its turn did not come within %g s" % LOOK_S, "threads": []}
+    result = run_command(_argv(program, pid), limit_s=min(LIMIT_S, left), limit_bytes=4 << 20)
     if result.outcome != "ok" and _has_ended(pid):
         return {"outcome": "ended", "detail": "pid %d ended while it was looked at" % pid, "threads": []}
     if result.outcome != "ok":

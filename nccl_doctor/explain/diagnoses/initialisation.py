@@ -248,7 +248,7 @@ def different_images(case: Case) -> Iterable[Candidate]:
     hits = _different_images(case)
     if hits and case.has(*_VERSIONS_CLASH):
         title = "the containers were started from different images: their NCCL may differ"
-        yield Candidate("sw.nccl-version-mismatch", 0.45, title, hits, hosts=hosts_of(hits))
+        yield Candidate("sw.nccl-version-mismatch", 0.49, title, hits, hosts=hosts_of(hits))
 
 
 def _in_turn(case: Case, one: Hit, other: Hit) -> bool:

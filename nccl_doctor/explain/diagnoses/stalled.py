@@ -11,6 +11,7 @@ from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
+_FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault", "cuda-call")  # such a run does not hang
 _INSIDE = " between the GPUs of the host"
 _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
@@ -57,7 +58,7 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
     last = case.course.stopped_tables[-1:]
-    if not last:
+    if not last or case.has(*_FAILED):
         return
     size, stopped = BUSBW_ROW.search(last[0].text), case.course.interrupted_hang[:1]
     causes, where = _on_the_way(case, passed=False)

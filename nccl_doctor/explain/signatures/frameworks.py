@@ -210,11 +210,34 @@ says(
 )
 says(
     "more-ranks-than-gpus",
-    "World size ({size:int}) is larger than the number of available GPUs ({gpus:int})",
+    "World size ({size:int}) is larger than the number of available GPUs ({gpus:int})",  # vLLM
+    "please set tensor_parallel_size ({size:int}) to less than max local gpu count ({gpus:int})",
+    "please ensure that world_size ({size:int}) is less than than max local gpu count ({gpus:int})",
+    "Total available GPUs {gpus:num} is less than total desired GPUs {size:num}",  # verl
+    "Not enough GPUs available. Requested {size:int} GPUs, but only {gpus:int} are available",  # NeMo-RL
     cause="launch.world-size",
     strength=0.9,
-    title="vLLM is to run on {size} GPUs and sees {gpus}",
-    why="Over several hosts vLLM needs Ray (--distributed-executor-backend ray) or --nnodes; else tensor times pipeline parallel size is too large.",
+    title="the program is to run on {size} GPUs and sees {gpus}",
+    why="Hosts have not joined, or the parallel sizes are too large. Over several hosts vLLM needs Ray (--distributed-executor-backend ray) or --nnodes.",
+)
+says(
+    "addresses-shared",
+    "Every node should have a unique IP address. Got {nodes:int} nodes",
+    cause="net.wrong-interface",
+    strength=0.88,
+    title="hosts of the Ray cluster give vLLM the same address, or several for one host",
+    why="Each host must be known by one address of its own: VLLM_HOST_IP set alike everywhere, or interfaces that Ray and vLLM choose differently.",
+)
+says(
+    "monitor-lost-heartbeat",
+    "Did not get subsequent heartbeat. Waited {seconds:num} seconds",
+    "Did not get initial heartbeat. Waited {seconds:num} seconds",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.34,
+    fold="the launcher's monitor misses a rank's heartbeat",
+    title="a rank reported no progress for {seconds} s",
+    why="nvidia-resiliency-ext (ft_launcher) ends the job when a rank is silent: it hangs, is slow, or waits for another one.",
 )
 says(
     "megatron-wrong-gpu",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Evidence, Finding
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.console import fix_text, setting_reason
 from nccl_doctor.report.safe_text import visible
 
 
@@ -28,8 +29,12 @@ def paragraph(item: Finding, evidence: int = 10) -> str:
         more = len(item.evidence) - evidence
         lines.append(f"  ... and {more} more line{'s' * (more > 1)} of proof")
     for fix in item.fixes:
-        where = f" (on {visible(fix.host)})" if fix.host else ""
-        lines.append(f"fix: {visible(fix.text)}" + (f": {visible(fix.command)}{where}" if fix.command else ""))
+        lines.append(f"fix: {visible(fix_text(fix))}")
+        if fix.command:  # by itself at the end of its line: it is there to be copied
+            lines.append(
+                f"  on {visible(fix.host)}: {visible(fix.command)}" if fix.host else f"  {visible(fix.command)}"
+            )
+    lines += [f"set: {visible(advice.shell)}   {visible(setting_reason(advice))}" for advice in item.env]
     book = for_finding(item.id)
     if book:
         lines.append(f"playbook: nccl-doctor playbook {book}")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from nccl_doctor import __version__
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.findings.playbooks import for_finding, load
@@ -20,12 +21,15 @@ from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
 
 UNKNOWN = "unknown"
+LOCATIONS_SHOWN = (
+    100  # GitHub shows no more of a result, and refuses a file with 1,000 (GitHub docs, SARIF support, 2025)
+)
 _LEVEL = {Severity.FAIL: "error", Severity.WARN: "warning", Severity.INFO: "note"}
 
 
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One run: a rule per finding id (its playbook is the help), a result per finding and per gap."""
-    gaps = [visible(f"{gap.what} on {', '.join(gap.hosts)}: {gap.why}") for gap in report.unknown]
+    gaps = [visible(f"{gap.what} on {fold(gap.hosts)}: {gap.why}") for gap in report.unknown]
     ids = sorted({item.id for item in report.causes} | ({UNKNOWN} if gaps else set()))
     results = [
         {"rank": round(100 * item.confidence, 1)}
@@ -70,6 +74,6 @@ def _result(id: str, ids: list[str], level: str, text: str, hosts: Sequence[str]
                 },
                 "logicalLocations": [{"name": place, "kind": "resource"}],
             }
-            for place in places
+            for place in places[:LOCATIONS_SHOWN]
         ],
     }

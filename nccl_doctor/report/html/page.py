@@ -27,7 +27,7 @@ from nccl_doctor.rules.gate import Gate, decide_hosts
 from nccl_doctor.rules.judge import Report
 
 HERE = Path(__file__).parent
-FIXES_SHOWN = 8
+FIXES_SHOWN = 20
 EVIDENCE_SHOWN = 200  # lines per finding; the rest is in the bundle
 REASONS_SHOWN = 6  # of one cell of the matrix
 
@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...]
     more: int
     fixes: tuple[Fix, ...]
+    more_fixes: int
     env: tuple[EnvAdvice, ...]
     playbook: tuple[tuple[str, str], ...]
     consequences: tuple[str, ...]
@@ -161,6 +162,7 @@ def entries(report: Report) -> list[Entry]:
 def _entry(number: int, group: list[Finding], report: Report) -> Entry:
     first = group[0]
     proofs = [quote(proof) for item in group for proof in item.evidence]
+    fixes = merged_fixes(group)
     book = for_finding(first.id)
     sections = ("What it means", "How to confirm", "Fix now", "Fix for good", "References")
     return Entry(
@@ -172,7 +174,8 @@ def _entry(number: int, group: list[Finding], report: Report) -> Entry:
         titles=tuple(item.title for item in group[:20]),
         evidence=tuple(proofs[:EVIDENCE_SHOWN]),
         more=max(0, len(proofs) - EVIDENCE_SHOWN),
-        fixes=tuple(merged_fixes(group)[:FIXES_SHOWN]),
+        fixes=tuple(fixes[:FIXES_SHOWN]),
+        more_fixes=max(0, len(fixes) - FIXES_SHOWN),
         env=first.env,
         playbook=tuple((heading, load(book).section(heading)) for heading in sections) if book else (),
         consequences=tuple(

@@ -32,6 +32,9 @@ FOUND = {
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
     ),
     "launch.world-size": (
+        "ValueError: Total available GPUs 8.0 is less than total desired GPUs 16",
+        "AssertionError: please set tensor_parallel_size (16) to less than max local gpu count (8)",
+        "ValueError: Not enough GPUs available. Requested 16 GPUs, but only 8 are available in the cluster.",
         "ValueError: World size (16) is larger than the number of available GPUs (8) in this node.",
         "ValueError: placement group bundle index 3 is invalid. Valid placement group indexes: 0-2",
         "/opt/nvshmem/src/host/init/init.cu:331: NVSHMEM requires the same number of PEs on all nodes (7 PEs on n4)",
@@ -114,6 +117,9 @@ FOUND = {
     "net.master-unreachable": (
         "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
     ),
+    "net.wrong-interface": (
+        "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'].",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
@@ -132,6 +138,7 @@ GUESSED = {
         "E0812 11:02:31 88 transfer_metadata_plugin.cpp:955] SocketHandShakePlugin: connect()10.3.0.9: Connection refused [111]",
     ),
     "app.straggler-timeout": (
+        "[WARNING] [RankMonitorServer:34] Did not get subsequent heartbeat. Waited 171.92 seconds.",
         "[11/02/2025-10:11:12] [TRT-LLM] [RANK 3] [E] Hang detected on rank 3 in PyExecutor.",
         "ERROR:torchft.process_group:aborting after 0:00:30!",
         "[2025-11-02 10:11:12] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
@@ -159,7 +166,7 @@ GUESSED = {
         "ray.exceptions.RayChannelError: System error: Channel closed.",
     ),
     "net.wrong-interface": (
-        "jax.errors.JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error (run with NCCL_DEBUG=INFO",
+        "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
     ),
 }  # fmt: skip
 
