@@ -50,6 +50,7 @@ _BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (
+        "no-step-seen",
         "master-refused",
         "connect-retry",
         "connect-refused",

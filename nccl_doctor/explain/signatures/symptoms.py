@@ -565,3 +565,17 @@ says(
     fold="a serving engine reports that a worker failed",
     why="Wrapping of a worker's failure.",
 )
+says(
+    "no-step-seen",
+    "no step for {seconds:num} s",
+    "no step for {seconds:num}s",
+    "No step for {seconds:num} s",
+    "no progress for {seconds:num} s",
+    "no progress for {seconds:num}s",
+    "No progress for {seconds:num} s",
+    "no training step for {seconds:num} s",
+    "no progress in the last {seconds:num} s",
+    role=S,
+    fold="a watcher saw no step",
+    why="A trainer's own watcher says that the job stands still; whose fault that is, it does not know.",
+)

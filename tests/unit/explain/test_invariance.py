@@ -122,9 +122,15 @@ KNOWN = {
     *(
         (name, case)
         for name in COLLECTORS
-        for case in ("nodes-drained-before-the-job", "xids-of-another-day-and-a-bug", "xids-of-another-days-program")
+        for case in (
+            "nodes-drained-before-the-job",
+            "steps-until-the-limit-in-another-time-zone",
+            "xids-of-another-day-and-a-bug",
+            "xids-of-another-days-program",
+        )
     ),
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
+    ("a service's log", "healthy-benchmark-whose-plugin-warned-before"),
     ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
 }
 
