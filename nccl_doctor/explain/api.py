@@ -13,13 +13,13 @@ from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
-from nccl_doctor.explain.verdict import DECIDED
 from nccl_doctor.facts import redaction
 from nccl_doctor.findings import playbooks
 
 MAX_CAUSES = 5
 MAX_MOMENTS = 10
 WORTH_NAMING = 0.12
+_TOLD = 0.2  # half of what the kernel recorded and nobody need have noticed
 
 
 def analyse(sources: Iterable[LogSource]) -> Explanation:
@@ -94,7 +94,7 @@ def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
 
 def _overcome(candidates: list[Candidate]) -> tuple[str, ...]:
     """What would have been causes, had the work not gone on: whoever runs the job wants to know of it."""
-    told = [item for item in candidates if item.strength >= DECIDED / 2 and not item.vague]
+    told = [item for item in candidates if item.strength >= _TOLD and not item.vague]
     return tuple(f"{shortened(item.hits[0].text, 160)} | {item.title}; the work went on" for item in told)
 
 

@@ -17,6 +17,7 @@ from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
 
+_DAY = 86400.0  # seconds: no time zone, and no clock that runs wrong, makes up for so much
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -49,6 +50,7 @@ _BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (
+        "no-step-seen",
         "master-refused",
         "connect-retry",
         "connect-refused",
@@ -289,6 +291,13 @@ class Course:
         if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
             return True
         return lines <= LINES_AFTER and self._stepped_on(hit)
+
+    def began_after(self, seconds: float | None) -> bool:
+        """Whether all that the job says is a day or more younger than this moment: it began afterwards."""
+        said = (hit for group in self._case.summary.groups.values() for hit in (*group.hits, *group.lasts.values()))
+        its = [hit for hit in said if hit.rank is not None or hit.signature == "progress"]
+        times = [hit.seconds for hit in its if hit.seconds is not None]
+        return seconds is not None and bool(times) and min(times) - seconds > _DAY
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""

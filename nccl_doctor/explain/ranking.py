@@ -111,7 +111,8 @@ def _slows(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over
-    return item.id in _SLOWNESS and not (item.vague or samples) and missed and not _finite_again(case, item)
+    slow = item.id in _SLOWNESS or any(hit.signature == "busbw-row" for hit in item.hits)  # what it costs was measured
+    return slow and not (item.vague or samples) and missed and not _finite_again(case, item)
 
 
 def _survived(case: Case, item: Candidate) -> bool:
@@ -131,6 +132,8 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     """Whether the work went on, or came to a good end, after the candidate's last line in its file."""
     if last.file in case.course.failed_files:
         return False
+    if case.has("progress") and case.course.began_after(last.seconds):
+        return True
     ends = (case.last(name, last.file) for name in ("ended-well", "nccl-tests-ok"))
     if any(end is not None and end.line > last.line for end in ends):
         return True

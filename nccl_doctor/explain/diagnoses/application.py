@@ -399,12 +399,17 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
 
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
+_TASK = re.compile(r"/(task:\d+)\s*$")
+_GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
 
 
 @diagnosis
 def jax_barrier(case: Case) -> Iterable[Candidate]:
-    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program."""
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program.
+
+    It hears the heartbeats of its tasks: who is missed at a barrier only is alive, and late.
+    """
     hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
     if not hits and not registration:
         call = case.hits("jax-register-call")
@@ -424,19 +429,36 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
     else:
-        yield Candidate(
-            "app.straggler-timeout", 0.46, f"{counted} reached a barrier of JAX's coordinator in time", hits
+        rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
+        silent = any(
+            _GONE.search(hit.text) for hit in case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
         )
+        late = [] if silent else rows
+        title = f"{counted} reached a barrier of JAX's coordinator in time"
+        if late:
+            title += f": {', '.join(_TASK.findall(hit.text)[0] for hit in late[:4])} did not, and none of its heartbeats is missed"
+        yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 
 
+_TENSOR = re.compile(r"[^\s,\[\]]{4,}")  # not the dots of a list that was cut
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
+
+
+def _each_misses_others(case: Case, rows: list[Hit]) -> bool:
+    """Whether one report misses every rank, and there is no tensor that all of them miss: then nobody is only late."""
+    report = [row for at, row in enumerate(rows) if row.file == rows[0].file and row.line == rows[0].line + at]
+    ranks = {int(_STALLED_RANK.findall(row.text)[0]) for row in report}
+    tensors = [set(_TENSOR.findall(_STALLED_RANK.split(row.text, 1)[-1])) for row in report]
+    everyone = len(ranks) > 1 and ranks == set(range(max(case.world, len(ranks))))
+    return everyone and all(tensors) and not set.intersection(*tensors)
 
 
 @diagnosis
 def horovod_stall(case: Case) -> Iterable[Candidate]:
     """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says. Where it names who is missing, that rank's own lines tell what it does instead."""
+    line says. Where it names who is missing, that rank's own lines tell what it does instead. Where all ranks are missing, each
+    for other tensors, none of them is late: their code took different ways."""
     hits = case.hits("horovod-stall")
     if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
         return
@@ -448,6 +470,10 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     named = [*case.hits("horovod-missing"), *rows]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+    if _each_misses_others(case, rows):
+        title = "Horovod: each rank is missing for a tensor that others have submitted: they took different ways"
+        yield Candidate("app.collective-mismatch", 0.86, title, [*rows, *hits], missing)
+        return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
     busy = still_busy(hit for hit in words if place(hit) not in said)
@@ -507,7 +533,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         return
     last = busy[-1]
     alike = [hit for hit in busy if _repeats(hit, last)]
-    on = [hit for hit in case.tail if later(hit, first) and _repeats(hit, last)]
+    said = in_order((*case.tail, *case.lasts("straggler-words")))
+    on = [hit for hit in said if later(hit, first) and _repeats(hit, last)]
     after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",

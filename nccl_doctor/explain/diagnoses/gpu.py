@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -139,7 +140,7 @@ def xid(case: Case) -> Iterable[Candidate]:
     """Xids in the kernel log, by the catalogue's class: hardware and NVLink faults explain everything after them.
 
     Application Xids (13, 31, 43, 45) are the program's own and mostly follow from something earlier; newer drivers say
-    from which Xid.
+    from which Xid. Those of the days before the job are another program's.
     """
     by_number: dict[int, list[Hit]] = {}
     for hit in case.hits("xid"):
@@ -164,7 +165,8 @@ def xid(case: Case) -> Iterable[Candidate]:
         if number == _XID_AFTER_FAULT and any(_same_gpu(fault, hits[0]) for fault in faults):
             strength = _XID_IGNORED
         outlived = number in _XID_REMAPPED and case.course.outlived(hits[-1], _MANY_STEPS)
-        if outlived or (entry.action == "ignore" and number not in _XID_RECORDS):
+        past = entry.kind == "application" and case.course.began_after(max(hit.seconds or math.inf for hit in hits))
+        if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         yield Candidate(
             cause,

@@ -85,6 +85,26 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
             return
 
 
+@diagnosis
+def rendezvous_on_loopback(case: Case) -> Iterable[Candidate]:
+    """torchrun was to meet other nodes at localhost: every agent serves a rendezvous of its own, and nobody else comes there."""
+    own = [hit for hit in case.hits("master-flag") if "rdzv" in hit.text and _is_own(hit.groups["address"])]
+    several = [hit for hit in case.hits("nnodes") if int(hit.groups["nodes"]) > 1]
+    if own and several and case.has("rdzv-timeout"):
+        yield Candidate(
+            "launch.world-size",
+            0.9,
+            f"the rendezvous is at {own[0].groups['address']}: each of the {several[0].groups['nodes']} nodes waits at itself",
+            [own[0], several[0], *case.hits("rdzv-timeout")[:2], *own[1:]],
+            *speakers(own),
+            final=True,
+        )
+
+
+def _is_own(endpoint: str) -> bool:
+    return is_loopback(endpoint.rpartition(":")[0].strip("[]") or endpoint)
+
+
 _ENTRY = re.compile(r"(?:^|\s)(?P<address>\d{1,3}(?:\.\d{1,3}){3})\s+(?P<names>[A-Za-z][\w.-]*(?:\s+[\w.-]+){0,9})\s*$")
 
 # What stands above an answer: the command, or the hosts whose equal answers clush -b and dshbak gathered, "n[1-2,4] (3)".

@@ -55,7 +55,8 @@ def _busbw(hit: Hit) -> float:
 
 _OUGHT = re.compile("|".join(EXPECTATION), re.I)
 _PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
-_WITH_UNIT = re.compile(rf"(\d+(?:\.\d+)?)(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
+_NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"  # 1,200,000 or 0.8
+_WITH_UNIT = re.compile(rf"({_NUMBER})(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
 _BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
 # The number before that word, beside its unit or its name: a time stamp stands there, too.
@@ -77,20 +78,25 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
     own = _OWN.search(hit.text[: word.start()])
     average = case.last("busbw-average") if "B/s" in unit.group() else None
     measured = float(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
-    if not own and re.match(r"m?s(?:ec)?/", unit.group(), re.I):
+    if not own and "B/s" not in unit.group():
         measured = _last_step(case, unit.group(), hit)
-    if wanted is None or measured <= 0 or float(wanted.group(1)) <= 0:
+    ought = _plain(wanted.group(1)) if wanted else 0.0
+    if measured <= 0 or ought <= 0:
         return None
-    ratio = float(wanted.group(1)) / measured
+    ratio = ought / measured
     return 1 / ratio if re.match(r"m?s(?:ec)?/", unit.group(), re.I) else ratio
 
 
 def _last_step(case: Case, unit: str, hit: Hit) -> float:
-    """What the last step before this line took, in the unit that the line expects something in; 0 where none tells it so."""
-    took = re.compile(rf"(\d+(?:\.\d+)?)\s?{re.escape(unit)}")
+    """What the last step before this line tells in the unit that the line expects something in; 0 where none tells it so."""
+    told = re.compile(rf"\b{re.escape(unit)}[=:]\s?({_NUMBER})|({_NUMBER})\s?{re.escape(unit)}")
     steps = [step for step in (*case.hits("progress"), *case.tail) if step.file == hit.file and step.line < hit.line]
-    times = [float(found.group(1)) for step in steps if (found := took.search(step.text))]
-    return times[-1] if times else 0.0
+    values = [_plain(found.group(1) or found.group(2)) for step in steps if (found := told.search(step.text))]
+    return values[-1] if values else 0.0
+
+
+def _plain(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
@@ -165,6 +171,28 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
         proof = [*complaint[:3], *rows[-2:], *few]
         yield Candidate("net.slow", 0.6 if rows or case.between_hosts else 0.52, title, proof)
+
+
+# Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
+_NVLINK = 60.0
+_SXM = re.compile(r"SXM|HBM3\b")
+
+
+@diagnosis
+def peers_forbidden(case: Case) -> Iterable[Candidate]:
+    """nccl-tests on one host whose GPUs are joined by NVLink measures what no NVLink is so slow at, and NCCL_P2P_DISABLE is set.
+
+    That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
+    that is fast shows that somebody compares on purpose.
+    """
+    forbidden = [hit for hit in case.env.get("NCCL_P2P_DISABLE", ()) if case.value("NCCL_P2P_DISABLE") == "1"]
+    linked = case.hits("nvls-available") or [hit for hit in case.hits("gpu-model") if _SXM.search(hit.text)]
+    rows, best = _slow_rows(case), max(map(_busbw, case.hits("busbw-row")), default=0.0)
+    if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
+        title = f"NCCL_P2P_DISABLE=1 keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
+        more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
+        proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
+        yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
 
 
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")

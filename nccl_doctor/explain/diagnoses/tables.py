@@ -10,8 +10,9 @@ import msgspec
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.lines import hosts_of, place
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
 _LOAD = re.compile(r"sm|utilization\.gpu\b")
@@ -185,8 +186,9 @@ def cause_of(reason: str, table: tuple[tuple[str, str], ...] = REASONS) -> str:
 
 
 _SINFO = re.compile(
-    r"^\W*(?P<reason>\S.{0,160}?)\s{1,80}\S{1,32}\s{1,80}(?:\d{4}-\d\d-\d\dT\S+|Unknown)\s{1,80}(?P<nodes>\S+)"
+    r"^\W*(?P<reason>\S.{0,160}?)\s{1,80}\S{1,32}\s{1,80}(?P<since>\d{4}-\d\d-\d\dT\S+|Unknown)\s{1,80}(?P<nodes>\S+)"
 )
+_BEFORE_THE_JOB = 0.4  # Slurm starts no job on a drained node
 
 
 def _ours(case: Case, nodes: str) -> bool:
@@ -203,14 +205,18 @@ def _ours(case: Case, nodes: str) -> bool:
 
 @diagnosis
 def drained_node(case: Case) -> Iterable[Candidate]:
-    """sinfo -R: Slurm drained a node of this job, and the reason tells what is wrong with it."""
+    """sinfo -R: Slurm drained a node of this job, and the reason tells what is wrong with it.
+
+    A node that was drained before the job began got no part of it.
+    """
     for hit in case.hits("sinfo-reasons-rows"):
         row = _SINFO.match(hit.text)
         cause = cause_of(row.group("reason")) if row else ""
         if row and cause and _ours(case, row.group("nodes")):
+            before = case.course.began_after(prefix.parse(row.group("since")).seconds)
             yield Candidate(
                 cause,
-                0.84,
+                _BEFORE_THE_JOB if before else 0.84,
                 f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}",
                 [hit],
                 hosts={row.group("nodes")},
@@ -229,7 +235,10 @@ _TESTS: tuple[tuple[str, str], ...] = (
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
     """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    listed = {place(row) for row in case.hits("sinfo-reasons-rows")}  # judged with the date that stands beside
     for hit in case.hits("node-check", "dcgm-row"):
+        if place(hit) in listed:
+            continue
         dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
         cause = cause_of(text, _TESTS if dcgm else REASONS)

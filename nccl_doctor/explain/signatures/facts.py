@@ -51,6 +51,7 @@ says(
     "--nnodes {nodes:int}",
     "--num_nodes {nodes:int}",
     "--num_nodes={nodes:int}",
+    "min_nodes          : {nodes:int}",  # torchrun's launch configs
     why="How many nodes the launcher was asked for.",
 )
 says(
@@ -112,6 +113,11 @@ says(
     why="No rdma-core in the image: harmless without InfiniBand.",
 )
 says("channel-net", "via NET/{network}/{device:int}", why="A channel goes over the network.")
+says(
+    "nvls-available",
+    "NVLS multicast support is available on dev {device:int}",
+    why="The GPU stands on NVSwitches: its peers on this host are reached at the full rate of its NVLinks.",
+)
 says("channel-gdr", "/GDRDMA", why="A channel uses GPUDirect RDMA.")
 says("channel-p2p", "via P2P/{kind:word}", why="A channel uses peer-to-peer.")
 says(
@@ -225,7 +231,8 @@ says(
     "--rdzv_endpoint {address:word}",
     "--rdzv-endpoint={address:word}",
     "--rdzv-endpoint {address:word}",
-    why="The master's address on a launcher's command line.",
+    "rdzv_endpoint      : {address:word}",  # torchrun's launch configs
+    why="The master's address on a launcher's command line, or as torchrun has read it.",
 )
 says(
     "env-dump",

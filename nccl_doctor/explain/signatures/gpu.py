@@ -12,6 +12,9 @@ _NONE = re.compile(
     r"(?:count|total|totaling|errors?|failures?|violations?|lost|reset|reasons?)\s*[:=]?\s*(?:0(?:\.0+)?\b|none\b|no\b|false\b)|[ :]0 (?:row|GPUs?|errors?|uncorrect|thermal|gpu)",
     re.IGNORECASE,
 )
+_IMEX = re.compile(
+    r"IMEX|memory reference|export ref\b|\b(?:un)?(?:im|ex)port (?:request|response)|\bnode id\b|\bto node \d"
+)
 _HOT = 88  # degrees Celsius from which data-centre GPUs slow down
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
@@ -774,7 +777,19 @@ says(
     strength=0.9,
     title="the fabric manager reports: {message}",
     why="An error in the fabric manager's own log.",
-    where=lambda groups, line: re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None,
+    where=lambda groups, line: (
+        re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None and not _IMEX.search(line)
+    ),
+)
+says(
+    "imex-log",
+    "] [ERROR] [tid {tid:int}] {message}",
+    "] [FATAL] [tid {tid:int}] {message}",
+    cause="gpu.imex",
+    strength=0.93,
+    title="the IMEX daemon reports: {message}",
+    why="The daemon that hands out memory between nodes writes its log in the fabric manager's form; it speaks of nodes and of exported and imported memory.",
+    where=lambda groups, line: _IMEX.search(line) is not None,
 )
 
 says(

@@ -110,6 +110,7 @@ says(
     "Output [Text {text:int} Beam {beam:int}]: ",
     "Generated text: ",
     '"step":{step:int}',
+    " step={step:int}, skipped=",  # DeepSpeed
     role=Role.PROGRESS,
     sampled=True,
     where=lambda groups, line: "Generated text: " in line or _with_number(groups, line),

@@ -436,7 +436,8 @@ says(
 says(
     "jax-barrier-count",
     "# of tasks that reached the barrier: {joined:int}/{world:int}",
-    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out.",
+    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out; below it, who did not.",
+    rows=6,
 )
 says(
     "coordination-service",
@@ -563,4 +564,18 @@ says(
     role=S,
     fold="a serving engine reports that a worker failed",
     why="Wrapping of a worker's failure.",
+)
+says(
+    "no-step-seen",
+    "no step for {seconds:num} s",
+    "no step for {seconds:num}s",
+    "No step for {seconds:num} s",
+    "no progress for {seconds:num} s",
+    "no progress for {seconds:num}s",
+    "No progress for {seconds:num} s",
+    "no training step for {seconds:num} s",
+    "no progress in the last {seconds:num} s",
+    role=S,
+    fold="a watcher saw no step",
+    why="A trainer's own watcher says that the job stands still; whose fault that is, it does not know.",
 )

@@ -114,7 +114,23 @@ KNOWN = {
     *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
     # its steps were seconds apart, and its end hours later: here all lines came at the collector's one time
     *((name, "silent-after-a-step-until-the-limit") for name in COLLECTORS),
+    # which host or task says a line is not looked for behind a prefix that nobody knows
+    *((name, "hosts-resolve-the-master-differently") for name in ("unknown", "mail", "indented")),
+    *((name, "images-of-two-files") for name in ("unknown", "mail", "indented")),
+    ("unknown", "tasks-that-all-take-themselves-for-rank-0"),
+    # the dates that the lines carry decide, and the collector's time stands before them
+    *(
+        (name, case)
+        for name in COLLECTORS
+        for case in (
+            "nodes-drained-before-the-job",
+            "steps-until-the-limit-in-another-time-zone",
+            "xids-of-another-day-and-a-bug",
+            "xids-of-another-days-program",
+        )
+    ),
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
+    ("a service's log", "healthy-benchmark-whose-plugin-warned-before"),
     ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
 }
 
