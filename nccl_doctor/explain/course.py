@@ -251,8 +251,9 @@ class Course:
     @property
     def stands(self) -> list[Hit]:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
-        lasts = self._case.lasts("stack-process")
-        return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits("stack-process")
+        taken = ("stack-process", "stack-main", "stack-debugger")
+        lasts = [last for name in taken for last in self._case.lasts(name)]
+        return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits(*taken)
 
     @functools.cached_property
     def idle_engine(self) -> list[Hit]:
