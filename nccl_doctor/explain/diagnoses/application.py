@@ -429,8 +429,41 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
 
 
+@diagnosis
+def process_of_jax_left(case: Case) -> Iterable[Candidate]:
+    """A process of JAX came to its end while another was still to meet it in a collective: they ran different programs, or
+    one had fewer steps."""
+    waits = [hit for hit in case.hits("xla-rendezvous") if "Termination timeout" in hit.text]
+    gave_up = max((wait.seconds for wait in waits if wait.seconds is not None), default=0.0)
+    left = [hit for hit in case.hits("xla-process-leaves") if hit.seconds is not None and hit.seconds < gave_up]
+    if left:
+        tail = case.summary.tails.get(left[0].file, [])
+        last = [hit for hit in tail if later(left[0], hit) and hit.host == left[0].host]
+        title = "a process of JAX left while another waited for it in a collective"
+        for cause, strength in (("app.collective-mismatch", 0.64), ("app.uneven-inputs", 0.5)):
+            yield Candidate(cause, strength, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
+
+
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
+
+
+def _crosswise(rows: list[Hit]) -> list[Hit]:
+    """Two ranks' rows of one report that have no tensor in common: neither is late, each waits for what the other has not."""
+    reports: list[list[Hit]] = []
+    for row in rows:
+        if reports and (row.file, row.line - 1) == place(reports[-1][-1]):
+            reports[-1].append(row)
+        else:
+            reports.append([row])
+    pairs = (pair for report in reports for pair in itertools.combinations(report, 2))
+    return next(([one, other] for one, other in pairs if not _tensors(one) & _tensors(other)), [])
+
+
+def _tensors(row: Hit) -> set[str]:
+    """The tensors that a row of Horovod's report names."""
+    listed = _STALLED_RANK.split(row.text)[-1].rstrip(" .]")
+    return set(listed.split(", "))
 
 
 @diagnosis
@@ -448,6 +481,11 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     named = [*case.hits("horovod-missing"), *rows]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
+    if crosswise := _crosswise(rows):
+        which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
+        title = f"Horovod: {which} each lack tensors that the other submitted: they took different ways"
+        yield Candidate("app.collective-mismatch", 0.8, title, [*crosswise, *hits, *rows], missing)
+        return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
     busy = still_busy(hit for hit in words if place(hit) not in said)

@@ -269,6 +269,30 @@ def _carried(case: Case) -> float:
     return min(rates) * min(adapters, _gpus_per_host(case))
 
 
+_FEW = 2  # times as many adapters are up: a storage network's beside those of the GPUs are fewer
+_UP = re.compile(r"(\S+) port \d+ ==>")
+
+
+@diagnosis
+def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_HCA names one adapter of a host with several GPUs, or a few, and a listing shows many more that are up; the
+    tests between hosts were measured like that."""
+    named = case.env.get("NCCL_IB_HCA", [])
+    used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
+    up = {found.group(1) for hit in case.hits("adapter-up") if (found := _UP.search(hit.text))}
+    gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=_gpus_per_host(case))
+    rows = _slow_rows(case)
+    if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
+        told = sorted(named, key=lambda hit: hit.signature != "env-echo")
+        title = f"NCCL_IB_HCA leaves NCCL {len(used)} of {len(up)} adapters, for {gpus} GPUs of a host"
+        yield Candidate(
+            "net.slow",
+            0.62,
+            title,
+            [*told[:2], *case.hits("net-ib-using")[:1], *case.hits("adapter-up")[:4], *rows[-2:]],
+        )
+
+
 @diagnosis
 def peermem(case: Case) -> Iterable[Candidate]:
     """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed, or

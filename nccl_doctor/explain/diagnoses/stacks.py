@@ -113,11 +113,11 @@ def different_waits(case: Case) -> Iterable[Candidate]:
             stage = _STAGE.search(process)
             kind = "" if stage else "between two" if _BETWEEN_TWO.search(found.group(1)) else "of all"
             stages.setdefault(stage.group() if stage else kind, {}).setdefault(found.group(1), []).append(frames[0])
-    for stage, calls in stages.items():
+    for among, calls in stages.items():
         if len(calls) > 1:
             rarest = sorted(calls.values(), key=len)
             hits = [hits[0] for hits in rarest] + [hit for hits in rarest for hit in hits[1:]]
-            where = f" of {stage}" if _STAGE.search(stage) else ""
+            where = f" of {among}" if _STAGE.search(among) else ""
             title = f"the processes{where} wait in different calls: {' / '.join(sorted(calls))[:160]}"
             yield Candidate("app.collective-mismatch", 0.64, title, hits, ranks_of(hits))
 

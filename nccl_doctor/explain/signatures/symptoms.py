@@ -507,6 +507,11 @@ says(
     why="All GPUs of one process meet before a collective or before communicators are made; one is late, stopped, or waits in another collective.",
 )
 says(
+    "xla-process-leaves",
+    "Coordination agent has initiated Shutdown()",
+    why="A process of JAX has come to its end, or was told to, and leaves the others.",
+)
+says(
     "xla-unstuck",
     "Thread is unstuck! Warning above was a false-positive",
     role=Role.HARMLESS,
