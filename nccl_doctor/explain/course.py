@@ -227,8 +227,10 @@ class Course:
     @functools.cached_property
     def left_out(self) -> set[str]:
         """Hosts with a trouble that, by its time, came after the end that others tell of, whatever stands first in their file."""
-        ends = self._case.hits("run-ended")
-        return {hit.host for hit in self.troubles if any(later(end, hit) for end in ends) and _after_all(hit, ends)}
+        ends: dict[str, list[Hit]] = {}
+        for end in self._case.hits("run-ended"):
+            ends.setdefault(end.file, []).append(end)
+        return {hit.host for hit in self.troubles if hit.file in ends and _after_all(hit, ends[hit.file])}
 
     @functools.cached_property
     def failed_files(self) -> set[str]:
@@ -388,12 +390,11 @@ class Course:
 
 
 def _after_all(hit: Hit, ends: list[Hit]) -> bool:
-    """Whether a host's line came shortly after these ends, all of them told by other hosts of its file."""
+    """Whether a host's line came shortly after these ends of its file, all of them told by other hosts."""
     return all(
         end.seconds is not None
         and hit.seconds is not None
         and _CLOCKS_APART < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
-        and hit.file == end.file
         and "" != hit.host != end.host != ""
         for end in ends
     )

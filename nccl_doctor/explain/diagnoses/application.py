@@ -544,6 +544,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if ranks and ranks <= _waited_from_the_start(case):
         return
     last = busy[-1]
+    if any(last.line < end.line < first.line for end in case.hits("run-ended") if end.file == first.file):
+        return  # that was done
     alike = [hit for hit in busy if _repeats(hit, last)]
     on = [hit for hit in case.tail if later(hit, first) and _repeats(hit, last)]
     after = [*on, *still_at_work(case, ranks, first)][-2:]
@@ -551,9 +553,27 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         "app.straggler-timeout",
         0.76 if on else 0.68 if _BAR.search(last.text) else 0.58,
         f"a rank was busy beyond the time-out: {ending(last.text, 110)}",
-        [*after, last, alike[0], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        [*after, last, alike[0], *called_from(case), *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
+
+
+_CALLED = re.compile(r"#\d+ \w+ from (?!.*torch/distributed/)")
+
+
+def called_from(case: Case) -> list[Hit]:
+    """From where the program called the collective that timed out, as torch's watchdog tells: the first frame that is not torch's."""
+    return [hit for hit in case.hits("collective-stack-rows") if _CALLED.search(hit.text)][:1]
+
+
+@diagnosis
+def heartbeat_after_the_end(case: Case) -> Iterable[Candidate]:
+    """The run had told its end, and then the heartbeat monitor killed a process that could not take itself down."""
+    stuck = case.hits("heartbeat")
+    ended = [end for end in case.hits("run-ended") if stuck and later(stuck[0], end)]
+    title = "the run had ended; a watchdog hung while the process took itself down"
+    for cause, strength in (("app.pg-misuse", 0.46), ("sw.nccl-bug", 0.42)) if ended else ():
+        yield Candidate(cause, strength, title, [*stuck[:3], ended[-1]], *speakers(stuck))
 
 
 def _repeats(hit: Hit, last: Hit) -> bool:

@@ -163,6 +163,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     elif complaint and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text)):
         title = "the measured bandwidth is far below what is expected"
         few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
+        few += case.hits("no-net-plugin")[:1] if case.sockets else []  # without which NCCL does not use a cloud's
         proof = [*complaint[:3], *rows[-2:], *few]
         yield Candidate("net.slow", 0.6 if rows or case.between_hosts else 0.52, title, proof)
 
@@ -175,6 +176,7 @@ def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidat
     complaint = complaints(case)
     eight = _gpus_per_host(case) >= 8
     proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
+    proof += case.hits("no-net-plugin")[:1]  # without which NCCL does not use a cloud's adapters
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
         yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))

@@ -521,6 +521,11 @@ says(
     why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
 says(
+    "busy-and-watts",
+    "100 %, {watts:num} W",
+    why="nvidia-smi was asked for load and power: what a GPU that is busy all the time draws.",
+)
+says(
     "power-and-cap",
     "W / {cap:int}W ",
     "W /  {cap:int}W ",

@@ -73,6 +73,12 @@ says(
     why="A kernel of DeepEP (or its host side) got no tokens from a peer in time; each rank that waits says so.",
 )
 says(
+    "collective-stack",
+    "Stack trace of the failed collective:",
+    rows=24,
+    why="torch's watchdog tells, innermost frame first, from where the program called the collective that timed out.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",

@@ -112,15 +112,24 @@ KNOWN = {
     # torchrun's table indents the traceback behind "traceback :", which is told from a prefix only where no other stands
     *((name, "traceback-only-in-elastic-table") for name in ("unknown", "mail", "indented")),
     *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
-    # who said it, and when, is told from prefixes, which these changes hide
-    ("unknown", "rendezvous-closed-by-those-who-ended"),
+    # who said it, or when, is told from prefixes that these changes hide
     ("unknown", "tasks-that-all-take-themselves-for-rank-0"),
-    ("indented", "images-of-two-files"),
-    ("indented", "jax-process-leaves-before-the-others"),
+    *(
+        (name, case)
+        for name in ("unknown", "indented")
+        for case in (
+            "hosts-resolve-the-master-differently",
+            "images-of-two-files",
+            "jax-process-leaves-before-the-others",
+            "rendezvous-closed-by-those-who-ended",
+        )
+    ),
     # its steps were seconds apart, and its end hours later: here all lines came at the collector's one time
     *((name, "silent-after-a-step-until-the-limit") for name in COLLECTORS),
     ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
-    ("a service's log", "both-peermem-modules-and-it-runs"),  # its last line decides, and another log has one, too
+    # their last lines decide, and another log has some, too
+    ("a service's log", "both-peermem-modules-and-it-runs"),
+    ("a service's log", "healthy-benchmark-whose-plugin-warned-before"),
 }
 
 
