@@ -112,6 +112,12 @@ KNOWN = {
     # torchrun's table indents the traceback behind "traceback :", which is told from a prefix only where no other stands
     *((name, "traceback-only-in-elastic-table") for name in ("unknown", "mail", "indented")),
     *((name, "sweep-whose-runs-all-fail") for name in ("unknown", "mail", "indented")),  # settings behind a prefix
+    # who said it, or when, is told from prefixes that these changes hide
+    *(
+        (name, case)
+        for name in ("unknown", "indented")
+        for case in ("jax-process-leaves-before-the-others", "rendezvous-closed-by-those-who-ended")
+    ),
     # its steps were seconds apart, and its end hours later: here all lines came at the collector's one time
     *((name, "silent-after-a-step-until-the-limit") for name in COLLECTORS),
     # which host or task says a line is not looked for behind a prefix that nobody knows
