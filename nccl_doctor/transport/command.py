@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -165,9 +166,9 @@ def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadl
     gate.enter(entry.user, deadline)
     try:
         return CommandStream(argv, entry, gate)
-    except OSError as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread to be had
         gate.leave(entry.user, entry.name, ReachOutcome.TRANSPORT_FAILED)
-        detail = f"{OURS} cannot start {argv[0]}: {error.strerror or error}"
+        detail = f"{OURS} cannot start {argv[0]}: {getattr(error, 'strerror', None) or error}"
         raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, shlex.join(argv[:-1])) from error
 
 
