@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -166,7 +165,7 @@ def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadl
     gate.enter(entry.user, deadline)
     try:
         return CommandStream(argv, entry, gate)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread to be had
+    except Exception as error:  # no program, no thread, a name that none can have
         gate.leave(entry.user, entry.name, ReachOutcome.TRANSPORT_FAILED)
         detail = f"{OURS} cannot start {argv[0]}: {getattr(error, 'strerror', None) or error}"
         raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, shlex.join(argv[:-1])) from error

@@ -341,8 +341,10 @@ def test_the_gate_closes_after_three_refusals_and_opens_with_one_success() -> No
 NO_THREAD = RuntimeError("can't start new thread")  # a limit on processes, or on memory
 
 
-def test_a_program_that_finds_no_thread_makes_room_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_started_makes_room_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = AuthGate(1)
+    with pytest.raises(Unreachable, match=r"this machine cannot start .*embedded null byte"):
+        start(["ssh\0", "true"], HostEntry("h", "u"), gate, Deadline(10))
     with monkeypatch.context() as patched, pytest.raises(Unreachable, match=r"this machine cannot start ssh: .*thread"):
         patched.setattr(threading.Thread, "start", mock.Mock(side_effect=NO_THREAD))
         start(["ssh", "h", "true"], HostEntry("h", "u"), gate, Deadline(10))
@@ -411,10 +413,13 @@ def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_def
     with pytest.raises(Unreachable, match="does not resolve") as found:
         dial.connect("127.0.0.1", 22, "inet6", 5.0)
     assert found.value.reach.outcome is ReachOutcome.NAME_UNRESOLVED
-    full = mock.patch.object(dial.socket, "socket", side_effect=OSError(errno.EMFILE, "Too many open files"))
-    with full, pytest.raises(Unreachable) as found:
-        dial.connect("127.0.0.1", 22, "any", 5.0)
-    assert "Too many open files" in found.value.reach.evidence[0]
+    # A firewall that rejects with icmp-proto-unreachable makes a connect fail with the second.
+    for number, ours in ((errno.EMFILE, True), (errno.ENOPROTOOPT, False)):
+        full = mock.patch.object(dial.socket, "socket", side_effect=OSError(number, os.strerror(number)))
+        with full, pytest.raises(Unreachable) as found:
+            dial.connect("127.0.0.1", 22, "any", 5.0)
+        assert os.strerror(number) in found.value.reach.evidence[0]
+        assert found.value.reach.detail.startswith("this machine") == ours
 
 
 def test_no_way_to_one_of_two_addresses_is_not_what_ails_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
