@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from nccl_doctor.agent import children
 from nccl_doctor.cli import _hosts
+from nccl_doctor.transport.descriptors import as_started
 
 if TYPE_CHECKING:
     from nccl_doctor.findings.model import EnvAdvice
@@ -108,8 +109,13 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
         try:
             # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
             orphaned = children.die_with_parent(os.getpid(), signal.SIGTERM)
+
+            def between_fork_and_exec() -> None:
+                orphaned()
+                as_started()
+
             child = subprocess.Popen(
-                argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=orphaned
+                argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=between_fork_and_exec
             )
             started.append(child)
             for number in tuple(told):  # came while it started

@@ -519,11 +519,11 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
         if not culprit.known_end:
             callers = sorted({rank.host for rank, _ in calls})
             silent = sorted({peer for _, peer in culprit.pairs})
-            title = f"{fold(callers)} get{'s' * (len(callers) == 1)} no answer to connections to {fold(silent)}"
+            title = f"{fold(callers)} get{'s' * (len(callers) == 1)} no connection to {fold(silent)}"
         elif culprit.direction == "out":
-            title = f"no connection from {culprit.names} is answered"
+            title = f"no connection from {culprit.names} is accepted"
         else:
-            title = f"{culprit.names} answers no connection"
+            title = f"{culprit.names} accepts no connection"
         yield finding(
             STUCK_IDS.get(stage, "collectives.stuck.measure"),
             Severity.FAIL,

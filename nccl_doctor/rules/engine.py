@@ -140,10 +140,15 @@ class Fleet:
                 self.lack(gap.what, gap.why, host.name)
         return found
 
+    @property
+    def lost(self) -> dict[str, HostFacts]:
+        """The hosts on which an agent ran, but not to the end: the others were told to measure the way to them, too."""
+        gone = self.hosts[0].gone if self.hosts else {}
+        return {name: facts for name, facts in gone.items() if facts.probes}
+
     def of_lost(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for the hosts that were lost after they had told it: to read what others tell beside it."""
-        gone = self.hosts[0].gone if self.hosts else {}
-        found = {name: Host(facts).want(kind) for name, facts in gone.items()}
+        found = {name: Host(facts).want(kind) for name, facts in self.lost.items()}
         return {name: fact for name, fact in found.items() if fact is not None}
 
     def lack(self, what: str, why: str, *hosts: str) -> None:

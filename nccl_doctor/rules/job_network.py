@@ -46,11 +46,11 @@ def network(fleet: Fleet) -> Iterator[Finding]:
 def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
     """Connections on which nothing gets through, and the host that all of them share, if one does.
 
-    Where each leads to a host that we do not reach either, it is that one.
+    Where each leads to a host that does not answer us either, it is that one.
     """
     pairs = sorted({(link.rank.host, link.peer_host) for link in links})
     ends = sorted({host for pair in pairs for host in pair})
-    silent = tuple(host for host in ends if host in job.not_reached)
+    silent = tuple(host for host in ends if host in job.silent_hosts)
     guilty = silent if all(peer in silent for _, peer in pairs) else _common_host(links, job)
     senders = list({link.rank.number: link.rank for link in links}.values())
     return finding(

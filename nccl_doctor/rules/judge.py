@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True):
     created: str
     verdict: str  # healthy, faulty, incomplete
     hosts: tuple[str, ...]
-    reached: tuple[str, ...]  # the hosts on which an agent ran
+    reached: tuple[str, ...]  # the hosts on which an agent ran to the end
     findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
     unknown: tuple[Unknown, ...]
     env: tuple[EnvAdvice, ...]  # what `env recommend` says of these hosts

@@ -92,8 +92,8 @@ def blame(measured: Mapping[Pair, bool], known: Collection[str] = ()) -> list[Bl
 
     A host end is a culprit if every measured link through it in that direction is bad, and it has at least two, from
     different peers. What no culprit explains is told of the hosts that do not reach each other: two groups with nothing
-    but bad links between them, one way at least, or, where all links are bad, all hosts, as nobody can say how many of them it is. The rest
-    stays with its pair: with two hosts nobody can say which end it is.
+    but bad links between them, one way at least, or, where all links are bad, all hosts, as nobody can say how many of
+    them it is. The rest stays with its pair: with two hosts nobody can say which end it is.
     ``known``: hosts that are culprits anyway: a bad link between one of them and another host is theirs.
     """
     bad = {pair for pair, is_bad in measured.items() if is_bad}

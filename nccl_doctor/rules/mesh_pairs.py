@@ -86,15 +86,17 @@ def in_doubt(fleet: Fleet, facts: Mapping[str, Links]) -> set[tuple[str, Link]]:
 def untried(fleet: Fleet, tried: Iterable[Pair], what: str, why: str) -> None:
     """Note every pair that should have been measured and was not: what nobody looked at has not passed.
 
-    Hosts whose fact is missing altogether are noted by ``Fleet.every`` already. A pair with such a host as its peer is
-    that host's gap alone, as long as something was measured between this one and others.
+    Hosts whose fact is missing altogether are noted by ``Fleet.every`` already. A pair with such a host, or one that was
+    lost, as its peer is that host's gap alone, as long as something was measured between this one and others.
     """
     seen = set(tried)
     known_gaps = {host for hosts in fleet.missing.values() for host in hosts}
-    measured = {source for source, peer in seen if peer not in known_gaps}
-    for source, peer in pairs([host.name for host in fleet.hosts], fleet.plan.mesh):
-        excused = peer in known_gaps and source in measured
-        if (source, peer) not in seen and source not in known_gaps and not excused:
+    elsewhere = known_gaps | fleet.lost.keys()
+    measured = {source for source, peer in seen if peer not in elsewhere}
+    # Drawn as the run drew them: from all hosts that it had reached by then.
+    for source, peer in pairs([*(host.name for host in fleet.hosts), *fleet.lost], fleet.plan.mesh):
+        excused = peer in elsewhere and source in measured
+        if (source, peer) not in seen and source not in elsewhere and not excused:
             fleet.lack(f"{what} {peer}", why, source)
 
 

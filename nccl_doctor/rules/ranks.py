@@ -10,7 +10,7 @@ import msgspec
 from nccl_doctor.explain import ras
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Connection, Job, Process, RasAnswer
-from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.model import NO_WAY_OUT, Plan, Reach, ReachOutcome
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.names import BadName
 from nccl_doctor.rules.doing import Doing, is_worker, looks
@@ -78,7 +78,7 @@ class RunningJob(msgspec.Struct, frozen=True):
     duplicates: tuple[Rank, ...]  # older processes that bear a number which another one bears
     links: tuple[Link, ...]
     interval_s: float
-    not_reached: frozenset[str] = frozenset()  # of the hosts looked at, whether it has ranks there or not
+    silent_hosts: frozenset[str] = frozenset()  # that did not answer us either, whether it has ranks there or not
     counts_rose: bool | None = None  # of the collectives that NCCL's RAS threads have counted; None: it told none
 
     @property
@@ -268,7 +268,7 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
         if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
-    gone = {name: facts.reach.address for name, facts in hosts[0].gone.items()} if hosts else {}
+    gone = {name: facts.reach for name, facts in hosts[0].gone.items()} if hosts else {}
     built = [_build(id, world, members, known, gpus, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
@@ -352,7 +352,7 @@ def _build(
     members: list[tuple[str, Process]],
     known: Mapping[str, Job],
     gpus: Mapping[tuple[str, int], tuple[str, ...]],
-    gone: Mapping[str, str],
+    gone: Mapping[str, Reach],
 ) -> RunningJob:
     by_number: dict[int, list[Rank]] = defaultdict(list)
     for host, process in members:
@@ -373,7 +373,14 @@ def _build(
     interval_s = max(fact.interval_s for fact in facts)
     ordered, links = dict(sorted(ranks.items())), _links(ranks.values(), gone)
     rose = _counts_rose(ras_reports(facts))
-    return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, frozenset(gone), rose)
+    silent = frozenset(name for name, reach in gone.items() if _is_silent(reach))
+    return RunningJob(id, world, ordered, tuple(duplicates), links, interval_s, silent, rose)
+
+
+def _is_silent(reach: Reach) -> bool:
+    """Whether the host itself was silent: one that refuses our login is there, one that we have no way to may be."""
+    silent = (ReachOutcome.TIMED_OUT, ReachOutcome.NO_ROUTE, ReachOutcome.CUT_OFF)
+    return reach.outcome in silent and NO_WAY_OUT not in reach.detail
 
 
 def _without_helpers(claimants: list[Rank]) -> list[Rank]:
@@ -409,12 +416,12 @@ def _counts_rose(reports: list[ras.Report]) -> bool | None:
     return counted[0] != counted[-1] if len(counted) > 1 else None
 
 
-def _links(ranks: Iterable[Rank], gone: Mapping[str, str]) -> tuple[Link, ...]:
+def _links(ranks: Iterable[Rank], gone: Mapping[str, Reach]) -> tuple[Link, ...]:
     """Every connection of these ranks, with the rank at its other end. One end's address is the other's peer."""
     ends: dict[tuple[str, str, str], Rank] = {}
     hosts: dict[str, set[str]] = defaultdict(set)  # of an address: several containers may have the same
-    for host, address in gone.items():
-        hosts[address].add(host)
+    for host, reach in gone.items():
+        hosts[reach.address].add(host)
     ranks = list(ranks)
     for rank in ranks:
         for connection in rank.process.connections:

@@ -403,7 +403,6 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"MemAvailable {size(available)}, MemTotal {size(total)}", "/proc/meminfo"),
             Fix("see who has it", "ps -eo pid,user,rss,comm --sort=-rss | head"),
         )
-    yield from _cgroup_memory(host, limits_of_cgroup(system))
     if kills := system.cgroup.oom_kills:
         yield host.finding(
             "sys.host-oom.killed",
@@ -412,6 +411,7 @@ def memory(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"oom_kill {kills}", system.cgroup.memory_group or "memory.events"),
             Fix("see which and when", "sudo dmesg -T | grep -i 'killed process'"),
         )
+    yield from _cgroup_memory(host, limits_of_cgroup(system))
 
 
 def limits_of_cgroup(system: System) -> Cgroup:

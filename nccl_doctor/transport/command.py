@@ -165,9 +165,9 @@ def start(argv: Sequence[str], entry: HostEntry, gate: AuthGate, deadline: Deadl
     gate.enter(entry.user, deadline)
     try:
         return CommandStream(argv, entry, gate)
-    except OSError as error:
+    except Exception as error:  # no program, no thread, a name that none can have
         gate.leave(entry.user, entry.name, ReachOutcome.TRANSPORT_FAILED)
-        detail = f"{OURS} cannot start {argv[0]}: {error.strerror or error}"
+        detail = f"{OURS} cannot start {argv[0]}: {getattr(error, 'strerror', None) or error}"
         raise Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, shlex.join(argv[:-1])) from error
 
 

@@ -17,6 +17,10 @@ _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _NO_ROUTE = frozenset(
     (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES, errno.EPERM)
 )
+# No descriptor, memory or port left here, no such family, no interface named. Others (ENOPROTOOPT, say) come by ICMP, too.
+_OURS = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
+)
 
 
 def _is_address(host: str) -> bool:
@@ -109,5 +113,5 @@ def _sorted(error: OSError, family: int, target: Any, limit_s: float) -> Unreach
     if error.errno in _NO_ROUTE:
         detail = f"{'no route' if _has_way(family, target) else NO_WAY_OUT} to {address}"
         return Unreachable(ReachOutcome.NO_ROUTE, detail, text, address=address, port=port)
-    detail = "the connection failed" if isinstance(error, ConnectionError) else f"{OURS} cannot connect"
+    detail = f"{OURS} cannot connect" if error.errno in _OURS else "the connection failed"
     return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, text, address=address, port=port)

@@ -353,11 +353,12 @@ class Session:
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, separators=(",", ":")).encode("utf-8") + b"\n"
+        limit_s = max(1.0, self._deadline.left(WRITE_S))
         try:
             with self._send_lock:
-                self._stream.write(line, max(1.0, self._deadline.left(WRITE_S)))
+                self._stream.write(line, limit_s)
         except TimeoutError:
-            self._lose(f"the agent took nothing of a request for {WRITE_S:.0f} s", ReachOutcome.TIMED_OUT)
+            self._lose(f"the agent took nothing of a request for {limit_s:.0f} s", ReachOutcome.TIMED_OUT)
         except (OSError, ValueError) as error:  # ValueError: closed meanwhile
             self._lose(f"cannot write: {error}" if str(error) else "cannot write")
 

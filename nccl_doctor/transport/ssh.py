@@ -145,8 +145,10 @@ class SshTransport(Transport):
         address = address_of(client) or config.hostname
         try:
             channel = _start(client, command, limit_s)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except Exception as error:
             client.close()
+            if not isinstance(error, paramiko.SSHException | OSError | EOFError):
+                raise
             if time.monotonic() >= end:
                 outcome, detail = ReachOutcome.TIMED_OUT, f"{NO_ANSWER} within {limit_s:.0f} s: sshd started no command"
             else:
@@ -318,7 +320,8 @@ def _closed_at_once(config: HostConfig, attempts: int, error: Exception, ending:
         missing = ending[0] in ("exit status 126", "exit status 127")
         what = f"{OURS} cannot run the ProxyCommand" if missing else "the ProxyCommand gave no connection"
         detail = f"{what}, {attempts} times: {config.one('proxycommand')}"
-        return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, *ending, address=config.hostname, port=config.port)
+        said = (text_of(error), *ending)
+        return Unreachable(ReachOutcome.TRANSPORT_FAILED, detail, *said, address=config.hostname, port=config.port)
     why = "MaxStartups, PerSourcePenalties, fail2ban, hosts.deny"
     detail = f"sshd closed the connection before its first line, {attempts} times ({why})"
     return Unreachable(ReachOutcome.CUT_OFF, detail, text_of(error), address=config.hostname, port=config.port)

@@ -257,7 +257,7 @@ def expect_banner(line: Any, config: HostConfig, limit_s: float) -> None:
         silent = f"connect {address} port {port}: open, silent"
         raise Unreachable(ReachOutcome.TIMED_OUT, detail, silent, address=address, port=port) from None
     if not first:
-        raise ConnectionResetError("connection closed by the server")
+        raise ConnectionResetError("closed without a word")
     if b"SSH-" in first or b"SSH-".startswith(first):
         return
     text = first.decode("utf-8", "backslashreplace").strip()

@@ -259,7 +259,7 @@ def while_a_host_vanishes(
             carrier = ["cat", "/sys/class/net/eth0/carrier"]
             machine.wait_for(lambda: lab.on("gpu02", carrier).stdout == "0\n", "the cable to be pulled")
             process.send_signal(signal.SIGCONT)
-            out, err = process.communicate(timeout=90)
+            out, err = process.communicate(timeout=120)
             # Cut off without a word, its agent has up to a minute to find out (test_promises.py); not waited for here.
             machine.end(left.pid for left in lab.processes("gpu02"))
     finally:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_WAY_OUT, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules.engine import JOB, all_rules
@@ -560,6 +560,10 @@ def test_what_is_sent_to_a_host_that_was_lost_accuses_that_host_and_not_who_sent
     whole = bundle(*ranks)
     found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], lost))))
     assert (found.id, found.hosts) == ("hang.network", ("gpu02",)) and "gpu01 -> gpu02" in found.title
+    for outcome, detail in ((ReachOutcome.AUTH_FAILED, "login refused"), (ReachOutcome.NO_ROUTE, NO_WAY_OUT)):
+        other = msgspec.structs.replace(lost, reach=Reach(outcome, detail, address="10.0.0.2"))
+        found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], other))))
+        assert found.id == "hang.network" and found.hosts != ("gpu02",)  # it was not silent: either end may be it
     elsewhere = msgspec.structs.replace(lost, reach=Reach(ReachOutcome.TIMED_OUT, address="10.0.0.9"))
     found = first(examine(msgspec.structs.replace(whole, hosts=(whole.hosts[0], elsewhere))))
     assert (found.id, found.hosts) == ("hang.network", ("gpu01",)) and "gpu01 -> 10.0.0.2" in found.title

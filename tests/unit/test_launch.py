@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from nccl_doctor.cli import _launch
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.inventory import HostEntry, Inventory
 from nccl_doctor.rules.gate import Gate
+from nccl_doctor.transport import descriptors
 
 
 @pytest.fixture
@@ -40,6 +42,19 @@ def gone(told: Path) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_the_job_has_the_limits_that_this_process_was_started_with(
+    kept: _launch._Kept, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Many hosts need more descriptors here, and srun hands its limits on to the ranks."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    try:
+        assert _launch._pass_through(["sh", "-c", "ulimit -n"], dict(os.environ), kept)[0] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert capfd.readouterr().out.strip() == str(descriptors._AT_START)
 
 
 def test_an_explanation_that_takes_too_long_is_ended(

@@ -14,7 +14,7 @@ from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
-from nccl_doctor.rules import gate
+from nccl_doctor.rules import gate, mesh_pairs
 from nccl_doctor.rules.judge import Report, fold, judge
 from nccl_doctor.transport.launch import shell_command
 
@@ -560,6 +560,11 @@ GONE = [
 ]
 
 
+SIXTEEN = tuple(f"gpu{number:02}" for number in range(1, 17))
+DRAWN = mesh_pairs.pairs(SIXTEEN, "sparse")
+PEERS_OF_9 = tuple(peer for name, peer in DRAWN if name == "gpu09")
+
+
 @pytest.mark.parametrize("gone", GONE)
 def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Reach) -> None:
     """gpu01 lost the last packets that it sent there, gpu03 had not connected to all ports yet, gpu04 was to transfer."""
@@ -596,6 +601,25 @@ def test_names_that_others_share_with_a_host_are_known_when_it_is_lost() -> None
     nothing = msgspec.structs.replace(hosts[0], probes={})
     untold = judge(msgspec.structs.replace(builder.bundle(), hosts=(nothing, *others)))
     assert {host for gap in untold.unknown for host in gap.hosts} == {*NAMES}
+
+
+@pytest.mark.parametrize(("lost", "unmeasured"), [(("gpu02",), ()), (("gpu02", *PEERS_OF_9), ("gpu09",))])
+def test_of_a_large_fleet_the_pairs_were_drawn_while_the_lost_host_was_there(
+    lost: tuple[str, ...], unmeasured: tuple[str, ...]
+) -> None:
+    """Drawn anew without it they were others, which nobody had measured: no host was good. One without any was not."""
+    builder = Builder(SIXTEEN)
+    for probe, told in (("links", "links"), ("path-mtu", "paths"), ("throughput", "flows")):
+        for name in SIXTEEN:
+            data = builder.probes[name][probe]
+            data[told] = [one for one in data[told] if (name, one["peer"]) in DRAWN or one.get("purpose") == "master"]
+    whole = builder.bundle()
+    hosts = (msgspec.structs.replace(host, reach=GONE[0]) if host.name in lost else host for host in whole.hosts)
+    report = judge(msgspec.structs.replace(whole, hosts=tuple(hosts)))
+    assert {host for item in report.causes for host in item.hosts} == {*lost}
+    assert {host for gap in report.unknown for host in gap.hosts} == {*lost, *unmeasured}
+    good = {item.host for item in gate.decide_hosts(report) if item.state == gate.HEALTHY}
+    assert good == {*SIXTEEN} - {*lost, *unmeasured}
 
 
 CUT_OFF = [("gpu01", "gpu03"), ("gpu01", "gpu04"), ("gpu03", "gpu01"), ("gpu04", "gpu01")]

@@ -34,7 +34,7 @@ from nccl_doctor.inventory import HostEntry
 from nccl_doctor.transport import dial, process, ssh, ssh_config, ssh_keys, ssh_login
 from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
-from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template
+from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template, start
 from nccl_doctor.transport.fleet import make_transport
 from nccl_doctor.transport.known_hosts import KnownHosts, fingerprint, judge
 from nccl_doctor.transport.launch import launch, pack, shell_command
@@ -338,6 +338,37 @@ def test_the_gate_closes_after_three_refusals_and_opens_with_one_success() -> No
         gate.leave("another", host, ReachOutcome.AUTH_FAILED)
 
 
+NO_THREAD = RuntimeError("can't start new thread")  # a limit on processes, or on memory
+
+
+def test_a_program_that_cannot_be_started_makes_room_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = AuthGate(1)
+    with pytest.raises(Unreachable, match=r"this machine cannot start .*embedded null byte"):
+        start(["ssh\0", "true"], HostEntry("h", "u"), gate, Deadline(10))
+    with monkeypatch.context() as patched, pytest.raises(Unreachable, match=r"this machine cannot start ssh: .*thread"):
+        patched.setattr(threading.Thread, "start", mock.Mock(side_effect=NO_THREAD))
+        start(["ssh", "h", "true"], HostEntry("h", "u"), gate, Deadline(10))
+    gate.enter("u", Deadline(0.1))
+
+
+def test_a_login_for_which_there_is_no_thread_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = mock.Mock()
+    transport = ssh.SshTransport(ConnectOptions())
+    monkeypatch.setattr(transport, "_connect", lambda *_: (client, ""))
+    monkeypatch.setattr(ssh, "_start", mock.Mock(side_effect=NO_THREAD))
+    with pytest.raises(RuntimeError):
+        transport.open(HostEntry("h", "u"), "true", Deadline(10))
+    client.close.assert_called_once_with()
+
+
+def test_what_an_sshd_behind_a_proxy_command_says_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_RETRIES", 1)
+    config = HostConfig("h", "h", "u", 22, {"proxycommand": ["echo Exceeded MaxStartups"]}, known=True)
+    with pytest.raises(Unreachable, match="the ProxyCommand gave no connection") as caught:
+        ssh.SshTransport(ConnectOptions())._connect_directly(config, Deadline(60))
+    assert caught.value.reach.evidence == ("Exceeded MaxStartups", "exit status 0")
+
+
 def test_the_gate_lets_three_in_at_a_time_until_one_is_accepted() -> None:
     gate = AuthGate(3)
     for _ in range(3):
@@ -382,10 +413,13 @@ def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_def
     with pytest.raises(Unreachable, match="does not resolve") as found:
         dial.connect("127.0.0.1", 22, "inet6", 5.0)
     assert found.value.reach.outcome is ReachOutcome.NAME_UNRESOLVED
-    full = mock.patch.object(dial.socket, "socket", side_effect=OSError(errno.EMFILE, "Too many open files"))
-    with full, pytest.raises(Unreachable) as found:
-        dial.connect("127.0.0.1", 22, "any", 5.0)
-    assert "Too many open files" in found.value.reach.evidence[0]
+    # A firewall that rejects with icmp-proto-unreachable makes a connect fail with the second.
+    for number, ours in ((errno.EMFILE, True), (errno.ENOPROTOOPT, False)):
+        full = mock.patch.object(dial.socket, "socket", side_effect=OSError(number, os.strerror(number)))
+        with full, pytest.raises(Unreachable) as found:
+            dial.connect("127.0.0.1", 22, "any", 5.0)
+        assert os.strerror(number) in found.value.reach.evidence[0]
+        assert found.value.reach.detail.startswith("this machine") == ours
 
 
 def test_no_way_to_one_of_two_addresses_is_not_what_ails_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

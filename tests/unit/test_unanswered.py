@@ -63,10 +63,10 @@ def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]
 @pytest.mark.parametrize(
     ("dials", "guilty", "told"),
     [
-        ({2: [1], 3: [1]}, ("gpu02",), "gpu02 answers no connection"),
-        ({3: [0, 1, 2]}, ("gpu04",), "no connection from gpu04 is answered"),
-        ({3: [2]}, ("gpu03", "gpu04"), "gpu04 gets no answer to connections to gpu03"),
-        ({0: [1], 1: [2], 2: [3], 3: [0]}, tuple(ADDRESSES), "gpu[01-04] get no answer to connections to gpu[01-04]"),
+        ({2: [1], 3: [1]}, ("gpu02",), "gpu02 accepts no connection"),
+        ({3: [0, 1, 2]}, ("gpu04",), "no connection from gpu04 is accepted"),
+        ({3: [2]}, ("gpu03", "gpu04"), "gpu04 gets no connection to gpu03"),
+        ({0: [1], 1: [2], 2: [3], 3: [0]}, tuple(ADDRESSES), "gpu[01-04] get no connection to gpu[01-04]"),
     ],
 )
 def test_the_silent_host_is_guilty_and_not_those_who_wait_for_it(
@@ -87,9 +87,9 @@ CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection 
 @pytest.mark.parametrize(
     ("refused", "guilty", "told"),
     [
-        ({2: 2, 3: 2}, ("gpu02",), "gpu02 answers no connection"),
-        ({2: 2}, ("gpu02", "gpu03"), "gpu03 gets no answer to connections to gpu02"),
-        ({2: 2, 3: 3}, ("gpu02", "gpu03"), "gpu03 gets no answer to connections to gpu02"),  # gpu03's rank had ended
+        ({2: 2, 3: 2}, ("gpu02",), "gpu02 accepts no connection"),
+        ({2: 2}, ("gpu02", "gpu03"), "gpu03 gets no connection to gpu02"),
+        ({2: 2, 3: 3}, ("gpu02", "gpu03"), "gpu03 gets no connection to gpu02"),  # gpu03's rank had ended
     ],
 )
 def test_a_host_that_rejects_connections_is_guilty_and_not_those_whose_ranks_fail(

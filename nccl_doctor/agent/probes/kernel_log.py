@@ -134,9 +134,7 @@ def _kmsg(absolute: str) -> Entries:
             try:
                 record = os.read(descriptor, 8192)
             except OSError as error:
-                if (
-                    error.errno == errno.EPIPE
-                ):  # overwritten while reading: begin with the oldest there is, without a gap
+                if error.errno == errno.EPIPE:  # overwritten meanwhile: anew, from the oldest that there is
                     entries.clear()
                     continue
                 if error.errno == errno.EAGAIN:
