@@ -141,7 +141,7 @@ def preflight(
     _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     code = exit_code(judged, gate)
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
     _hosts.keep(history, bundle, judged, "preflight", gate)
     if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
         code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
