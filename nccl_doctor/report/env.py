@@ -431,6 +431,8 @@ def tuning_text(result: Tuning) -> str:
         lines.append(
             f"  time per call {_percent(result.best.overall)} against the default, {result.rounds} paired rounds"
         )
+    elif not result.compared:
+        lines.append("? cannot tell: no candidate could be measured")
     else:
         lines.append(f"✓ defaults are best: no candidate is faster beyond the noise ({result.rounds} paired rounds)")
     if result.path:
