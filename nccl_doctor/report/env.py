@@ -337,7 +337,8 @@ def not_shown(advice: Advice, format: str) -> tuple[str, ...]:
         return ()
     removed = [line for line in advice.lines if line.advice.unset and format not in ("shell", "sbatch")]
     said = [f"take {line.advice.name} away: {_comment(line)}" for line in removed]
-    return (*said, *(visible(text) for text in (*(note.text for note in advice.notes), *advice.unknown)))
+    notes = (f"{note.text}: {note.command}" if note.command else note.text for note in advice.notes)
+    return (*said, *(visible(text) for text in (*notes, *advice.unknown)))
 
 
 def advice_conf(advice: Advice) -> str:

@@ -680,7 +680,7 @@ def test_remote_text_cannot_drive_the_console(text: str, verbose: bool) -> None:
 
 
 def hostile_run(tmp_path: Path) -> str:
-    """A saved run whose hosts, stages and variables have hostile names; one host is not in it, and a peer of all."""
+    """A saved run whose hosts and one stage have hostile names: the peers that its hosts name are not in it."""
     builder = Builder()
     bundle = builder.bundle()
     odd = "gpu\x1b]0;owned\x07\x9b2J\u202e\x7fé"
