@@ -312,4 +312,4 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
 def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:
     from nccl_doctor.cli._launch import launch
 
-    return launch(command, {} if no_env else {advice.name: advice for advice in judged.env}, inventory, gate)
+    return launch(command, () if no_env else judged.env, inventory, gate)
