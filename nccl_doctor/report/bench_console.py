@@ -45,7 +45,6 @@ def bar(share: float) -> str:
 
 def table(
     measurements: Iterable[Measurement],
-    skips: Iterable[Skip],
     ceiling: Ceiling | None,
     changes: Iterable[SizeChange] = (),
     width: int = 120,
@@ -70,8 +69,6 @@ def table(
             change = changed.get((item.collective, item.mode, item.size))
             cells.append(Text(change.words if change else "-"))
         grid.add_row(*cells)
-    for skip in skips:
-        grid.add_row(format_size(skip.size) if skip.size else "all", Text("skipped", style="yellow"))
     return grid
 
 
@@ -157,7 +154,7 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         left_out = [item for item in skips if item.mode in (mode, "")]
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
         if rows:
-            console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
+            console.print(Padding(table(rows, outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
         for told in not_measured(left_out):
             console.print(Text(f"  {told}", "yellow"))
         for item in outcome.fits:
@@ -247,7 +244,7 @@ def live(world: World, results: Results, now: str, width: int = 120, height: int
     for last in dict.fromkeys(item.collective for item in results.measurements[-12:]):
         own = [item for item in results.measurements if item.collective == last][-12:]
         parts.append(Text(last, "bold"))
-        parts.append(Padding(table(own, (), None, width=width), (0, 0, 0, 2), expand=False))
+        parts.append(Padding(table(own, None, width=width), (0, 0, 0, 2), expand=False))
     if last and height > HEIGHT + 24:
         parts += _plot(results, last, (), None, width)
     parts.append(Text(now, "dim"))
