@@ -183,7 +183,7 @@ def _tell(
 
         console = stdout_console()
         render(report, console, verbose=verbose, saved=saved, exit_code=code)
-        if verbose and len(bundle.hosts) > 1:
+        if verbose:
             from nccl_doctor.report.differences import render as render_differences
 
             render_differences(bundle, console)
