@@ -241,16 +241,21 @@ def _finding_lines(item: Remark, width: int) -> list[str]:
     head = f"  {where:<5}{_MARK[found.severity]} "
     lines = _wrapped(visible(found.title), width, head)
     indent = " " * 9
-    lines.append(f"{indent}{visible(found.evidence[0].text)[:QUOTE_WIDTH]}")
+    lines.append(f"{indent}{_quoted(found.evidence[0].text)}")
     for other in found.evidence[1:4]:
         place = f"{other.host or other.source}{f':{other.line}' if other.line else ''}"
-        lines.append(f"{indent}{visible(other.text)[:QUOTE_WIDTH]}   ({visible(place)})")
+        lines.append(f"{indent}{_quoted(other.text)}   ({visible(place)})")
     for fix in found.fixes:
         lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
         if fix.command:
             lines.append(f"{indent}     {visible(fix.command)}")
     lines += [f"{indent}[{found.id}]", ""]
     return lines
+
+
+def _quoted(text: str) -> str:
+    told = visible(text)
+    return told if len(told) <= QUOTE_WIDTH else f"{told[: QUOTE_WIDTH - 1]}…"
 
 
 def _wrapped(text: str, width: int, first: str, indent: int = 9) -> list[str]:
