@@ -31,7 +31,8 @@ def exit_codes() -> str:
     return (
         f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n\n"
         "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `preflight -- COMMAND`\n"
-        "passes on the command's own code after a go, and 128 + N where signal N killed it.\n"
+        "passes on the command's own code after a go, and 128 + N where signal N killed it. A report, bundle or history that\n"
+        "`preflight` could not write leaves its decision's code; only a file of hosts gives 1.\n"
     )
 
 

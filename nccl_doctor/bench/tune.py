@@ -96,6 +96,11 @@ class Tuning(msgspec.Struct, frozen=True):
     path: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def compared(self) -> bool:
+        """Whether any candidate was measured beside the default."""
+        return any(trial.overall for trial in self.trials)
+
 
 class Failed(Exception):
     """A run that gave no usable times; the message says why."""

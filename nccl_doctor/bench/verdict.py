@@ -157,7 +157,7 @@ def _by_baseline(
         return verdict("cannot-judge", f"{said}{share}; the baseline has {lacks}")
     largest = max(found, key=_weight)
     slower = [item for item in found if _is_slower(item.comparison)]
-    # Of 20 equal sizes one is beyond its own margin: alone it counts if it is the one that is judged, or by more than that.
+    # Of many equal sizes chance puts one beyond its own margin: alone it counts as the largest, or beyond the wider one.
     sure = [item for item in slower if item is largest or _is_slower(item.comparison, len(found))]
     undecided = [item for item in found if not item.comparison.decided]
     at = f"{largest.words} at {format_size(largest.size)}"

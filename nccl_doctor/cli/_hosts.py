@@ -121,6 +121,13 @@ def say(message: str) -> None:
     typer.echo(f"nccl-doctor: {lines(message)}", err=True)
 
 
+def print_json(document: bytes) -> None:
+    """A JSON document on stdout; nothing in it drives a terminal."""
+    from nccl_doctor.report.safe_text import json_text
+
+    sys.stdout.write(json_text(document))
+
+
 def stop(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
     """End with a message on stderr."""
     say(message)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -27,7 +27,7 @@ KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 
 
-def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventory, gate: Gate) -> int:
+def launch(command: list[str], advice: Iterable[EnvAdvice], inventory: Inventory, gate: Gate) -> int:
     """Run the command; its exit status (128 + signal where it was killed by one), or 127 where it cannot be run.
 
     The job finds the chosen hosts in NCCL_DOCTOR_HOSTS (comma list), NCCL_DOCTOR_HOSTFILE (the input's own format) and
@@ -43,7 +43,9 @@ def launch(command: list[str], advice: dict[str, EnvAdvice], inventory: Inventor
         environment = dict(os.environ)
         for name, value in words.items():
             environment[f"NCCL_DOCTOR_{name.upper()}"] = value
-        for item in advice.values():
+        for item in advice:
+            if item.hosts and not set(item.hosts) & set(gate.chosen):
+                continue  # of hosts on which the job does not run: on the others it may name what they have not
             if item.unset:
                 environment.pop(item.name, None)
             else:

@@ -365,9 +365,8 @@ class _Telling:
             render(outcome, stdout_console(self.plain), verbose=self.verbose, saved=saved, exit_code=code)
         elif self.format == "json":
             from nccl_doctor.bench.outcome import encode
-            from nccl_doctor.report.safe_text import json_text
 
-            sys.stdout.write(json_text(encode(outcome)))
+            _hosts.print_json(encode(outcome))
         else:
             from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests

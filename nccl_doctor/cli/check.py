@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -177,16 +176,14 @@ def _tell(
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":
-        from nccl_doctor.report.safe_text import json_text
-
-        sys.stdout.write(json_text(to_json(report)))
+        _hosts.print_json(to_json(report))
     else:
         from nccl_doctor.report.console import render
         from nccl_doctor.report.terminal import stdout_console
 
         console = stdout_console()
         render(report, console, verbose=verbose, saved=saved, exit_code=code)
-        if verbose and len(bundle.hosts) > 1:
+        if verbose:
             from nccl_doctor.report.differences import render as render_differences
 
             render_differences(bundle, console)

@@ -53,9 +53,7 @@ def diff(
         _hosts.stop(f"{a}: {error}")
     if format == "json":
         data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
-        from nccl_doctor.report.safe_text import json_text
-
-        typer.echo(json_text(msgspec.json.format(msgspec.json.encode(data), indent=2)), nl=False)
+        _hosts.print_json(msgspec.json.format(msgspec.json.encode(data), indent=2))
     else:
         from nccl_doctor.report.comparison import render
         from nccl_doctor.report.terminal import stdout_console

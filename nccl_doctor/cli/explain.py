@@ -62,9 +62,7 @@ def explain(
         why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
         found = msgspec.structs.replace(found, sentence=why, next=())
     if format == "json":
-        from nccl_doctor.report.safe_text import json_text
-
-        typer.echo(json_text(report.to_json(found).encode()), nl=False)
+        _hosts.print_json(report.to_json(found).encode())
     elif not why:
         from nccl_doctor.report.terminal import stdout_console
 

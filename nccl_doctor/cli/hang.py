@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -83,9 +82,7 @@ def hang(
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
     if format == "json":
-        from nccl_doctor.report.safe_text import json_text
-
-        sys.stdout.write(json_text(to_json(answer)))
+        _hosts.print_json(to_json(answer))
     else:
         from nccl_doctor.report.hang import render
         from nccl_doctor.report.terminal import stdout_console

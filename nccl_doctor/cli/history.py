@@ -39,9 +39,7 @@ def history(
         _hosts.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
     found = analyse(runs, host)
     if format == "json":
-        from nccl_doctor.report.safe_text import json_text
-
-        typer.echo(json_text(msgspec.json.format(msgspec.json.encode(found), indent=2)), nl=False)
+        _hosts.print_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         from nccl_doctor.report.history import render
         from nccl_doctor.report.terminal import stdout_console

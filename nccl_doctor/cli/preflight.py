@@ -141,7 +141,7 @@ def preflight(
     _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
     code = exit_code(judged, gate)
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
     _hosts.keep(history, bundle, judged, "preflight", gate)
     if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
         code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
@@ -312,4 +312,4 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
 def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:
     from nccl_doctor.cli._launch import launch
 
-    return launch(command, {} if no_env else {advice.name: advice for advice in judged.env}, inventory, gate)
+    return launch(command, () if no_env else judged.env, inventory, gate)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import zlib
 from pathlib import Path
@@ -61,9 +62,14 @@ def from_bytes(content: bytes, name: str) -> Bundle:
         schema = msgspec.json.decode(text, type=_Schema).schema
         if schema > BUNDLE_SCHEMA:
             raise BundleError(f"{name}: schema {schema} is newer than this nccl-doctor knows ({BUNDLE_SCHEMA})")
-        return msgspec.json.decode(text, type=_Read)
+        bundle = msgspec.json.decode(text, type=_Read)
     except msgspec.DecodeError as error:
         raise BundleError(f"{name}: not a bundle: {error}") from error
+    try:
+        datetime.datetime.fromisoformat(bundle.created)
+    except ValueError as error:
+        raise BundleError(f"{name}: not a bundle: created: {error}") from error
+    return bundle
 
 
 class _Schema(msgspec.Struct):

@@ -182,9 +182,10 @@ def trends(runs: Sequence[Run]) -> list[Trend]:
     series: dict[tuple[str, str], list[tuple[float, Value]]] = {}
     last = next((run.together for run in reversed(runs) if any(not item.host for item in run.values)), None)
     for run in runs:
+        day = run.day
         for value in run.values:
             if value.host or run.together == last:
-                series.setdefault((value.host, value.name), []).append((run.day, value))
+                series.setdefault((value.host, value.name), []).append((day, value))
     found = [_trend(points) for _, points in sorted(series.items())]
     return sorted(found, key=lambda item: (not item.worse, item.answer in ("steady", "cannot-tell")))
 

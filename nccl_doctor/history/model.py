@@ -57,7 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def day(self) -> float:
         """When it began, in days; ``ValueError`` where ``created`` is no time."""
-        return datetime.datetime.fromisoformat(self.created.replace("Z", "+00:00")).timestamp() / 86400
+        return datetime.datetime.fromisoformat(self.created).timestamp() / 86400
 
     @property
     def passed(self) -> bool:

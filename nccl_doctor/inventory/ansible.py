@@ -41,7 +41,7 @@ def refuse_yaml(lines: list[str], source: str) -> None:
     told = [(number, line) for number, line in enumerate(lines, 1) if strip_comment(line)][:2]
     if not told:
         return
-    number, first = told[0]
+    number, first = told[0][0], strip_comment(told[0][1])
     nested = first.endswith(":") and told[-1][1].startswith((" ", "\t"))
     if nested or first.startswith(("---", "{", "[{")):
         expected = (

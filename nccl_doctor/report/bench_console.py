@@ -45,7 +45,6 @@ def bar(share: float) -> str:
 
 def table(
     measurements: Iterable[Measurement],
-    skips: Iterable[Skip],
     ceiling: Ceiling | None,
     changes: Iterable[SizeChange] = (),
     width: int = 120,
@@ -70,8 +69,6 @@ def table(
             change = changed.get((item.collective, item.mode, item.size))
             cells.append(Text(change.words if change else "-"))
         grid.add_row(*cells)
-    for skip in skips:
-        grid.add_row(format_size(skip.size) if skip.size else "all", Text("skipped", style="yellow"))
     return grid
 
 
@@ -136,11 +133,14 @@ def render(outcome: Outcome, console: Console, *, verbose: bool = False, saved: 
     console.print()
     for line in verdict_lines(outcome):
         console.print(line)
-    notes = [*outcome.notes]
-    if not outcome.complete:
-        notes.append("the run did not complete: what was measured until then is shown")
-    tail = "; ".join(notes + ([f"saved: {saved}"] if saved else []) + [f"exit {exit_code}"])
+    tail = "; ".join(notes(outcome) + ([f"saved: {saved}"] if saved else []) + [f"exit {exit_code}"])
     console.print(Text(f"{outcome.seconds:.1f} s; {visible(tail)}", "dim"))
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What else is to be known of a run, and that it did not complete."""
+    cut = "the run did not complete: what was measured until then is shown"
+    return [*outcome.notes, *([] if outcome.complete else [cut])]
 
 
 def _collective(outcome: Outcome, name: str, console: Console) -> None:
@@ -154,9 +154,9 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
         left_out = [item for item in skips if item.mode in (mode, "")]
         change = [item for item in outcome.changes if item.mode == mode and item.collective == name]
         if rows:
-            console.print(Padding(table(rows, (), outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
-        for reason, sizes in _by_reason(left_out).items():
-            console.print(Text(f"  not measured: {sizes}: {visible(reason)}", "yellow"))
+            console.print(Padding(table(rows, outcome.ceiling, change, console.width), (0, 0, 0, 2), expand=False))
+        for told in not_measured(left_out):
+            console.print(Text(f"  {told}", "yellow"))
         for item in outcome.fits:
             if (item.collective, item.mode) == (name, mode):
                 console.print(Text(f"  {_fit(item.fit)}", "dim"))
@@ -191,14 +191,14 @@ def _plot(
     return [Text("  " + line, "dim") for line in drawn]
 
 
-def _by_reason(skips: Iterable[Skip]) -> dict[str, str]:
-    groups: dict[str, list[int]] = {}
+def not_measured(skips: Iterable[Skip]) -> Iterator[str]:
+    """The sizes that were left out, a line for each reason."""
+    groups: dict[str, dict[int, None]] = {}
     for item in skips:
-        groups.setdefault(item.reason, []).append(item.size)
-    return {
-        reason: ", ".join(format_size(size) if size else "all sizes" for size in sizes)
-        for reason, sizes in groups.items()
-    }
+        groups.setdefault(item.reason, {})[item.size] = None
+    for reason, sizes in groups.items():
+        told = ", ".join(format_size(size) if size else "all sizes" for size in sizes)
+        yield f"not measured: {told}: {visible(reason)}"
 
 
 def _gemm(outcome: Outcome, console: Console) -> None:
@@ -244,7 +244,7 @@ def live(world: World, results: Results, now: str, width: int = 120, height: int
     for last in dict.fromkeys(item.collective for item in results.measurements[-12:]):
         own = [item for item in results.measurements if item.collective == last][-12:]
         parts.append(Text(last, "bold"))
-        parts.append(Padding(table(own, (), None, width=width), (0, 0, 0, 2), expand=False))
+        parts.append(Padding(table(own, None, width=width), (0, 0, 0, 2), expand=False))
     if last and height > HEIGHT + 24:
         parts += _plot(results, last, (), None, width)
     parts.append(Text(now, "dim"))

@@ -20,7 +20,7 @@ from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import percent
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts import files
-from nccl_doctor.report.bench_console import MODES, head, microseconds, verdict_lines
+from nccl_doctor.report.bench_console import MODES, head, microseconds, not_measured, notes, verdict_lines
 from nccl_doctor.report.safe_text import moment, visible
 
 # Okabe-Ito: told apart with every kind of colour vision.
@@ -80,6 +80,10 @@ def html(runs: Sequence[Run]) -> str:
         parts.append(f"<p>{_text(run.path.words)} ({'proved' if run.path.proved else 'not proved'})</p>")
         parts += [f"<p><b>{_text(item.id)}</b> {_text(item.title)}</p>" for item in run.findings]
         parts += [f"<p>{_text(line.plain)}</p>" for line in verdict_lines(run)]
+        for name in run.plan.collectives:
+            own = [item for item in run.results.skips if item.collective == name]
+            parts += [f"<p>{_text(f'{name}: {told}')}</p>" for told in not_measured(own)]
+        parts += [f"<p>{_text(note)}</p>" for note in notes(run)]
     for name in names:
         parts += [f"<h2>{_text(name)}</h2>", svg(runs, [name])]
         parts += [table for label, run in runs for table in _tables(name, label if len(runs) > 1 else "", run)]

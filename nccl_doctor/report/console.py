@@ -100,7 +100,7 @@ def headline(report: Report) -> tuple[str, str]:
         return "INCOMPLETE", f"nothing was checked: no stage that was asked for applies to {hosts} (see below)."
     if report.verdict == "incomplete":
         rights = all(gap.why.startswith(DENIED) for gap in report.unknown)
-        why = "this user may not read everything" if report.unknown and rights else "not everything could be measured"
+        why = "this user may not read everything" if rights else "not everything could be measured"
         return "INCOMPLETE", f"nothing wrong was found, but {why} (see below)."
     return "HEALTHY", f"{hosts} passed every check that was asked for."
 

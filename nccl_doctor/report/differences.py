@@ -9,16 +9,20 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.report.html.measured import drift
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import print_hanging
+from nccl_doctor.rules.engine import reached
 
 
 def render(bundle: Bundle, console: Console) -> None:
-    """Print every subject in which hosts differ, then how many are equal everywhere. Nothing where nothing is known."""
-    rows = drift(bundle)
+    """Print every subject in which hosts differ, then how many are equal everywhere. Nothing where nothing is known of
+    two hosts."""
+    known = len(reached(bundle))
+    rows = drift(bundle) if known > 1 else []
     odd = [row for row in rows if len(row.values) > 1]
     if not rows:
         return
     console.print()
-    console.print(Text("  what differs between hosts" if odd else "  the hosts differ in nothing", "bold"))
+    none = f"  nothing that is known of the {known} hosts reached differs"
+    console.print(Text("  what differs between hosts" if odd else none, "bold"))
     width = max((len(row.subject) for row in odd), default=0)
     for row in odd:
         for index, (value, hosts, is_odd) in enumerate(row.values):

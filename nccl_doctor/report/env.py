@@ -241,16 +241,21 @@ def _finding_lines(item: Remark, width: int) -> list[str]:
     head = f"  {where:<5}{_MARK[found.severity]} "
     lines = _wrapped(visible(found.title), width, head)
     indent = " " * 9
-    lines.append(f"{indent}{visible(found.evidence[0].text)[:QUOTE_WIDTH]}")
+    lines.append(f"{indent}{_quoted(found.evidence[0].text)}")
     for other in found.evidence[1:4]:
         place = f"{other.host or other.source}{f':{other.line}' if other.line else ''}"
-        lines.append(f"{indent}{visible(other.text)[:QUOTE_WIDTH]}   ({visible(place)})")
+        lines.append(f"{indent}{_quoted(other.text)}   ({visible(place)})")
     for fix in found.fixes:
         lines += _wrapped(visible(fix.text), width, f"{indent}fix: ")
         if fix.command:
             lines.append(f"{indent}     {visible(fix.command)}")
     lines += [f"{indent}[{found.id}]", ""]
     return lines
+
+
+def _quoted(text: str) -> str:
+    told = visible(text)
+    return told if len(told) <= QUOTE_WIDTH else f"{told[: QUOTE_WIDTH - 1]}…"
 
 
 def _wrapped(text: str, width: int, first: str, indent: int = 9) -> list[str]:
@@ -337,7 +342,8 @@ def not_shown(advice: Advice, format: str) -> tuple[str, ...]:
         return ()
     removed = [line for line in advice.lines if line.advice.unset and format not in ("shell", "sbatch")]
     said = [f"take {line.advice.name} away: {_comment(line)}" for line in removed]
-    return (*said, *(visible(text) for text in (*(note.text for note in advice.notes), *advice.unknown)))
+    notes = (f"{note.text}: {note.command}" if note.command else note.text for note in advice.notes)
+    return (*said, *(visible(text) for text in (*notes, *advice.unknown)))
 
 
 def advice_conf(advice: Advice) -> str:
@@ -431,6 +437,8 @@ def tuning_text(result: Tuning) -> str:
         lines.append(
             f"  time per call {_percent(result.best.overall)} against the default, {result.rounds} paired rounds"
         )
+    elif not result.compared:
+        lines.append("? cannot tell: no candidate could be measured")
     else:
         lines.append(f"✓ defaults are best: no candidate is faster beyond the noise ({result.rounds} paired rounds)")
     if result.path:

@@ -37,8 +37,11 @@ def render(found: Analysis, console: Console, *, host: str = "", verbose: bool =
     if len(found.avoided) > len(latest):
         console.print(Text(f"  ... and {len(found.avoided) - len(latest)} earlier runs (--verbose shows all)", "dim"))
     _trends(console, found.trends, everything=verbose or bool(host))
-    if not found.components:
+    if not found.components and found.passed == found.runs:
         console.print(Text("\nnothing failed in these runs", "green"))
+    elif not found.components:  # not measured, or either of two hosts
+        told = f"\n{found.runs - found.passed} of {found.runs} runs did not pass; no failure is known to be of "
+        print_hanging(console, Text(told + (visible(host) or "one host"), "yellow"), 0, 4)
     else:
         console.print(
             Text("\nper run, oldest first: F failed, p passed, ? not measured; runs without it are left out", "dim")

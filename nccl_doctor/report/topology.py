@@ -148,14 +148,15 @@ def _transports(matrix: Matrix) -> list[str]:
     for pair in pairs:
         status = statuses.get(pair, statuses.get((pair[1], pair[0])))
         groups.setdefault(between(kinds[pair], status), []).append(pair)
-    told = []
+    told, whole = [], len(pairs) == len(names) * (len(names) - 1) // 2
     for way in ("NVLink", "PCIe P2P", "SHM"):
         if way not in groups:
             continue
         seen = sorted({kinds[pair] for pair in groups[way]})
         meaning = {"NVLink": "NVLink", "PCIe P2P": "P2P over PCIe", "SHM": "through host memory (SHM)"}[way]
         every = "all" if len(groups[way]) == len(pairs) else f"{len(groups[way])} of"
-        told.append(f"{meaning}: {every} {_count(len(pairs), 'pair')} ({', '.join(seen)})")
+        read = "" if whole else " that can be read"
+        told.append(f"{meaning}: {every} {_count(len(pairs), 'pair')}{read} ({', '.join(seen)})")
     if "NVLink" not in groups and matrix.source == "nvidia-smi":
         told[-1] += "; no NVLink is shown (`topo -mp` never shows one)"
     return told

@@ -407,6 +407,8 @@ def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
     assert re.findall(r"<h2>(\w+)</h2><svg", page) == ["allreduce", "alltoall"]
     assert "? CANNOT JUDGE  allreduce: 460 GB/s at 1G; the path is not proved" in page
     assert "✗ WRONG  alltoall: 2 wrong elements" in page
+    assert "<p>alltoall: not measured: 1G: needs &lt;script&gt; of memory" in page and "did not complete" not in page
+    assert "<p>the run did not complete: what was measured" in html([("this run", outcome(facts={}))])
 
 
 def test_a_plot_of_a_run_that_measured_nothing_says_so() -> None:

@@ -208,7 +208,7 @@ def test_a_narrow_screen_gets_fewer_columns_and_no_cut_cell(width: int, compared
     found = outcome()
     changes = verdict.changes(found.results.measurements, found.results.measurements) if compared else ()
     console = screen(width)
-    console.print(bench_console.table(found.results.measurements, (), None, changes, width - 2))
+    console.print(bench_console.table(found.results.measurements, None, changes, width - 2))
     assert "…" not in shown(console) and "460 GB/s" in shown(console)
 
 

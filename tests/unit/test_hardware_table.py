@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from nccl_doctor.facts.model import Bundle
+from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
 from nccl_doctor.report import differences
 from nccl_doctor.rules.engine import reached
 from nccl_doctor.rules.hardware_table import hardware_table
@@ -62,3 +63,20 @@ def test_hosts_without_facts_give_no_table() -> None:
     console = Console(width=100, file=io.StringIO())
     differences.render(fleet.bundle({}), console)
     assert isinstance(console.file, io.StringIO) and console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"), [((1, 3), "nothing that is known of the 2 hosts reached differs"), ((1, 2, 3), "")]
+)
+def test_of_hosts_that_were_not_reached_it_is_not_said_that_they_are_equal(
+    bundle: Bundle, lost: tuple[int, ...], words: str
+) -> None:
+    silent = Reach(ReachOutcome.TIMED_OUT)
+    hosts = tuple(
+        msgspec.structs.replace(host, reach=silent, probes={}) if number in lost else host
+        for number, host in enumerate(bundle.hosts)
+    )
+    console = Console(width=100, file=io.StringIO())
+    differences.render(msgspec.structs.replace(bundle, hosts=hosts), console)
+    assert isinstance(console.file, io.StringIO) and words in console.file.getvalue()
+    assert bool(words) == bool(console.file.getvalue())

@@ -247,6 +247,23 @@ def test_runs_at_one_moment_have_no_trend() -> None:
     assert found.answer == "cannot-tell" and found.slope is None
 
 
+@pytest.mark.parametrize(
+    ("runs", "host", "told"),
+    [
+        ([run(0), run(1)], "", "nothing failed in these runs"),
+        ([run(0), run(1, unmeasured="b")], "", "1 of 2 runs did not pass; no failure is known to be of one host"),
+        ([run(0), run(1, bad=(failing("b"),))], "a", "1 of 2 runs did not pass; no failure is known to be of a"),
+    ],
+)
+def test_runs_that_did_not_pass_are_not_told_as_nothing_failed(
+    tmp_path: Path, runs: list[Run], host: str, told: str
+) -> None:
+    for one in runs:
+        store.append(tmp_path, one)
+    done = CliRunner().invoke(cli.app, ["history", str(tmp_path), "--host", host])
+    assert done.output.splitlines()[-1] == told
+
+
 def test_bandwidth_of_all_hosts_is_followed_over_equal_hosts_only() -> None:
     runs = [*rates([10.0] * 6, host=""), run(7, "a b", values=(Value("", "tcp", 3.0, "GB/s"),))]
     (found,) = analyse(runs).trends

@@ -230,6 +230,7 @@ def test_sources(tmp_path: Path) -> None:
         ("u@a:70000", "hosts:1: .*65535"),
         ("@a", "hosts:1: '@a': .*login name.*nodeset -f @GROUP"),
         ("all:\n  hosts:\n    a:\n", "hosts:1: 'all:': YAML or JSON"),
+        ("all:  # ours\n  hosts:\n", "hosts:1: 'all:': YAML or JSON"),
         ("# made by hand\n---\nall:\n  hosts:\n", "hosts:2: '---': YAML or JSON"),
         ('{"all": {"hosts": ["a"]}}', "hosts:1: .*YAML or JSON.*ansible all -i FILE --list-hosts"),
         ("-u@a", "hosts:1: .*login name"),

@@ -304,6 +304,7 @@ def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
         content[:-4],  # only the checksum is cut
         gzip.compress(b"[1, 2]"),
         gzip.compress(b'{"schema": 1}'),
+        bundles.to_bytes(msgspec.structs.replace(Builder().bundle(), created="yesterday")),
     ):
         with pytest.raises(bundles.BundleError):
             bundles.from_bytes(bad, "name.ndb")

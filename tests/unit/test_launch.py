@@ -85,9 +85,21 @@ def test_what_is_exported_drives_no_terminal_and_reaches_the_job_as_it_is(capfd:
     advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth\x1b[2J", "\x1b]0;x\x07")
     gate = Gate(True, (), ("a",), (), "", ("a",))
     command = ["sh", "-c", 'printf %s "$NCCL_SOCKET_IFNAME"']
-    assert _launch.launch(command, {advice.name: advice}, Inventory((HostEntry("a"),)), gate) == 0
+    assert _launch.launch(command, (advice,), Inventory((HostEntry("a"),)), gate) == 0
     told = capfd.readouterr()
     assert told.out == advice.value and "\x1b" not in told.err and "export NCCL_SOCKET_IFNAME='eth\\e[2J'" in told.err
+
+
+@pytest.mark.parametrize(("hosts", "value"), [(("a", "c"), "eth1"), (("c",), "mine"), ((), "eth1")])
+def test_what_only_hosts_need_that_were_left_out_is_not_exported(
+    hosts: tuple[str, ...], value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    advice = EnvAdvice("GLOO_SOCKET_IFNAME", "eth1", "its own name is loopback", hosts=hosts)
+    gate = Gate(True, (), ("a", "b"), (), "", ("a", "b"))
+    assert _launch.launch(["printenv", advice.name], (advice,), Inventory((HostEntry("a"), HostEntry("b"))), gate) == 0
+    told = capfd.readouterr()
+    assert told.out == f"{value}\n" and (advice.reason in told.err) == (value == "eth1")
 
 
 def test_what_lies_in_the_working_directory_is_not_what_explains(

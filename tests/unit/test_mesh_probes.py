@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import random
@@ -217,6 +218,17 @@ def test_a_peer_that_cannot_be_answered_does_not_silence_the_listener() -> None:
     receiver: Any = Receiver()
     listening.Listener("t", "h")._count(receiver)
     assert receiver.answered == [(b"5", ("near", 2))]
+
+
+def test_who_counts_datagrams_ends_with_its_socket() -> None:
+    listener = listening.Listener("token", "h")
+    with listening.bound(socket.SOCK_DGRAM, 0) as receiver:
+        counting = threading.Thread(target=listener._count, args=(receiver,), daemon=True)
+        counting.start()
+        with contextlib.suppress(OSError):  # it has no peer, and is shut down all the same
+            receiver.shutdown(socket.SHUT_RDWR)
+        counting.join(30)
+        assert not counting.is_alive()
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

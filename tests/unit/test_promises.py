@@ -354,8 +354,19 @@ def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path)
         assert bundles.read(after).plan.nccl_version == "2.4.8"
 
 
-def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fills up while the run lasts: the result is told, and the exit code is not that of success."""
+@pytest.mark.parametrize(
+    ("command", "code", "verdict"),
+    [
+        ("check", ExitCode.INTERNAL_ERROR, "HEALTHY"),
+        ("preflight", ExitCode.HEALTHY, "GO"),
+        ("preflight -- sh -c", 7, "GO"),
+    ],
+)
+def test_what_cannot_be_kept_is_no_success_and_no_no_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int, verdict: str
+) -> None:
+    """The disk fills up while the run lasts. The result is told; ``check`` has failed in half of what it was asked for,
+    the decision of ``preflight`` holds and its job runs."""
     import errno
 
     bundles.write(Builder().bundle(), tmp_path / "b.ndb")
@@ -364,8 +375,10 @@ def test_what_cannot_be_kept_is_no_success(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(bundles, "write", full)
-    told = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), "--save", str(tmp_path / "c.ndb")])
-    assert told.exit_code == ExitCode.INTERNAL_ERROR and "No space left" in told.output and "HEALTHY" in told.output
+    word, *job = command.split()
+    options = ["--from", str(tmp_path / "b.ndb"), "--save", str(tmp_path / "c.ndb")]
+    told = CliRunner().invoke(cli.app, [word, *options, *job, *(["exit 7"] if job else [])])
+    assert told.exit_code == code and "No space left" in told.output and verdict in told.output
 
 
 def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
@@ -667,7 +680,7 @@ def test_remote_text_cannot_drive_the_console(text: str, verbose: bool) -> None:
 
 
 def hostile_run(tmp_path: Path) -> str:
-    """A saved run whose hosts, stages and variables have hostile names; one host is not in it, and a peer of all."""
+    """A saved run whose hosts and one stage have hostile names: the peers that its hosts name are not in it."""
     builder = Builder()
     bundle = builder.bundle()
     odd = "gpu\x1b]0;owned\x07\x9b2J\u202e\x7fé"

@@ -80,6 +80,7 @@ def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
     data = json.loads(done.stdout)
     assert data["truncated"] is True
     assert {link["a"] for link in data["links"]} == {"GPU0", "GPU1", "GPU2", "GPU3"}
+    assert "NVLink: all 22 pairs that can be read (NV18)" in runner.invoke(cli.app, ["topo", str(path)]).stdout
 
 
 @pytest.mark.parametrize(

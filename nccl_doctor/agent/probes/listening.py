@@ -148,6 +148,8 @@ class Listener:
                 datagram, told, _, sender = receiver.recvmsg(65535, 128)
             except OSError:
                 return
+            if sender is None:  # shut down: to ask again could ask another socket, opened since under the same number
+                return
             if datagram.startswith(self.token):
                 with contextlib.suppress(OSError):  # no route back to this one says nothing of the others
                     receiver.sendmsg([b"%d" % len(datagram)], _from_there(told), 0, sender)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.report.formats._text import paragraph
-from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.safe_text import lines
 from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
 
@@ -20,7 +20,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _text(text: str) -> str:
-    return _NOT_XML.sub("�", "\n".join(visible(line) for line in text.split("\n")))
+    return _NOT_XML.sub("�", lines(text))
 
 
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
@@ -42,10 +42,10 @@ def render(report: Report, gate: Gate, bundle: Bundle) -> str:
             case = _case(suite, name, host)
             mine, gaps = findings.get(host, []), gaps_of.get(host, [])
             failed = [item for item in mine if item.severity is Severity.FAIL and not item.folded_under]
-            others = [item for item in mine if item.folded_under or item.severity is Severity.WARN]
             remarks = [
                 f"{f'a consequence of {item.folded_under}' if item.folded_under else 'warning'}: {told[id(item)]}"
-                for item in others
+                for item in mine
+                if item not in failed
             ]
             words = _text("not measured: " + "; ".join(f"{gap.what}: {gap.why}" for gap in gaps)) if gaps else ""
             if failed:

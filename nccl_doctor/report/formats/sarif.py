@@ -21,9 +21,8 @@ from nccl_doctor.rules.gate import Gate
 from nccl_doctor.rules.judge import Report
 
 UNKNOWN = "unknown"
-LOCATIONS_SHOWN = (
-    100  # GitHub shows no more of a result, and refuses a file with 1,000 (GitHub docs, SARIF support, 2025)
-)
+# GitHub shows no more of a result, and refuses a file with 1,000 (GitHub docs, SARIF support, 2025).
+LOCATIONS_SHOWN = 100
 _LEVEL = {Severity.FAIL: "error", Severity.WARN: "warning", Severity.INFO: "note"}
 
 

@@ -271,6 +271,14 @@ def test_recommend_tells_of_a_host_that_was_lost(tmp_path: Path, format: str) ->
     assert done.returncode == 4 and f"gpu02 was not reached: {silent}" in said, said
 
 
+def test_a_quoted_line_that_is_cut_says_so(tmp_path: Path) -> None:
+    for name, filling in (("whole.sh", 10), ("cut.sh", 200)):
+        file = tmp_path / name
+        file.write_text(f"export NCCL_TIMEOUT={'9' * filling}\n")
+        quotes = [line for line in run("lint", str(file)).stdout.splitlines() if "export NCCL_TIMEOUT=" in line]
+        assert quotes and all(line.endswith("…") == (name == "cut.sh") for line in quotes)
+
+
 def test_what_was_not_read_is_not_said_to_be_right(tmp_path: Path) -> None:
     good = tmp_path / "good.sh"
     good.write_text("export NCCL_DEBUG=WARN\n")

@@ -306,8 +306,9 @@ def test_formats_are_what_their_readers_take(advice: Advice) -> None:
     for form in ("docker", "k8s", "nccl.conf"):
         said = " ".join(report.not_shown(advice, form))
         assert all(f"take {name} away" in said for name in removed)
-    hostile = msgspec.structs.replace(advice, notes=(Note("remove \x1b[31m"),), unknown=("\x9b",))
-    assert not set("\x1b\x9b") & set("".join(report.not_shown(hostile, "shell")))
+    hostile = msgspec.structs.replace(advice, notes=(Note("remove \x1b[31m", "rm \x1b"),), unknown=("\x9b",))
+    told = "".join(report.not_shown(hostile, "shell"))
+    assert not set("\x1b\x9b") & set(told) and "remove \\e[31m: rm \\e" in told
 
 
 def test_nothing_to_set_is_valid_in_every_format() -> None:

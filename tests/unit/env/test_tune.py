@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from nccl_doctor import cli
 from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench import tune_fleet
 from nccl_doctor.bench.model import BenchPlan
@@ -220,6 +222,21 @@ def test_the_report_says_what_was_found() -> None:
     assert report.tuning_json(won)["recommended"] == {"A": "1"}
     lost = tune([Candidate({"A": "1"})], machine({}), rounds=5)
     assert "defaults are best" in report.tuning_text(lost) and report.tuning_json(lost)["recommended"] is None
+
+
+def test_where_no_candidate_could_be_measured_nothing_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = machine({})
+
+    def measure(candidate: Candidate) -> Times:
+        if candidate.env:
+            raise Failed("rank 1 died")
+        return usual(candidate)
+
+    result = tune([Candidate({"OMP_NUM_THREADS": "2"})], measure, rounds=5)
+    monkeypatch.setattr(tune_fleet, "tune_over", lambda *_, **__: result)
+    cli._load_commands()
+    done = CliRunner().invoke(cli.app, ["env", "tune", "allreduce"])
+    assert done.exit_code == 4 and "no candidate could be measured" in done.output and "rank 1 died" in done.output
 
 
 def stand_in(
