@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import SIGINT
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -40,7 +41,7 @@ def later_work_never_ends(case: Case) -> Iterable[Candidate]:
     ranks = {item.rank for item in waits}
     alike = len(calls) == len({item.group for item in waits}) and min(calls.values(), default=0) > 1
     behind = any(item.hit is None or (item.enqueued or 0) < (item.sequence or 0) for item in case.work)
-    first = any(item.sequence is None or item.sequence <= 1 or item.enqueued is None for item in waits)
+    first = any((item.sequence or 0) <= 1 for item in waits)
     if not alike or behind or first or len(ranks) < case.world or any(item.operation in ASYMMETRIC for item in waits):
         return
     causes, where = _on_the_way(case, case.has("progress"))
@@ -76,7 +77,7 @@ def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
     """Somebody pressed Ctrl-C, or the scheduler's time was over, in a job that stood still: why it did, and who waited for
     whom, the end does not tell. The stacks of all ranks, taken while it hangs, or the flight recorder would."""
     hits = [] if case.course.unfinished or case.course.stopped_tables else case.course.interrupted_hang
-    by_hand = any("^C" in hit.text or "nterrupt" in hit.text or "INT" in hit.text for hit in hits)
+    by_hand = any("^C" in hit.text or SIGINT.search(hit.text) for hit in hits)
     causes = (
         "app.straggler-timeout",
         "app.collective-mismatch",

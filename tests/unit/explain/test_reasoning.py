@@ -696,3 +696,26 @@ def test_a_run_of_nccl_tests_that_failed_does_not_hang() -> None:
     failed = "gx5: Test NCCL failure common.cu:431 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n"
     assert "gpu.p2p" not in {cause.id for cause in explain_text(head + row + failed).causes}
     assert explain_text(head + row).verdict is Verdict.UNDECIDED
+
+
+def test_a_table_of_unsigned_numbers_has_rows() -> None:
+    head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1\n"
+    row = "        1024          1024   uint8     sum      -1    31.20    0.03    0.06      0    30.90    0.03    0.06      0\n"
+    assert "1024 bytes" in explain_text(head + row).causes[0].title
+
+
+_KERNEL = "[{when}] NVRM: Xid (PCI:0000:2a:00): {xid}, pid={pid}, name=python3, Ch 00000010\n"
+
+
+def test_of_xids_alike_the_last_one_tells_whose_they_are() -> None:
+    old = "".join(_KERNEL.format(when=f"Mon Jul 13 09:12:{10 + n} 2026", xid=31, pid=900 + n) for n in range(8))
+    new = _KERNEL.format(when="Thu Jul 16 18:40:02 2026", xid=31, pid=999)
+    steps = "".join(f"2026-07-16 18:40:{10 + n} [rank0] step {100 + n} loss 3.1\n" for n in range(9))
+    assert explain_text(old + steps).verdict is Verdict.HEALTHY
+    assert explain_text(old + new + steps).causes[0].id == "gpu.illegal-access"
+
+
+def test_what_happened_after_new_year_is_not_a_year_old() -> None:
+    fault = _KERNEL.format(when="Fri Jan  1 00:10:00 2027", xid=79, pid=7)
+    steps = "".join(f"2026-12-31 23:40:{10 + n} [rank0] step {100 + n} loss 3.1\n" for n in range(30))
+    assert explain_text(steps + fault).causes[0].id == "gpu.fell-off-bus"
