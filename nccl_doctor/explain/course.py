@@ -175,7 +175,7 @@ class Course:
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""
-        told = (*self._case.hits("progress"), *self._last_steps.get(hit.file, ()))
+        told = [*self._case.hits("progress"), *self._last_steps.get(hit.file, [])]
         steps = [step for step in told if step.file == hit.file and step.line < hit.line]
         times = sorted({step.seconds for step in steps if step.seconds is not None})
         ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
