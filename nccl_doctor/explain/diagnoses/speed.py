@@ -39,8 +39,8 @@ def _slow_rows(case: Case) -> list[Hit]:
     """nccl-tests rows of large messages (the last one, the largest, always among them)."""
     last = case.last("busbw-row")
     rows = case.hits("busbw-row")
-    rows += [last] if last is not None and last not in rows else []
-    return [hit for hit in rows if _row(hit, "size") >= 1 << 26]
+    more = [last] if last is not None and last not in rows else []
+    return [hit for hit in (*rows, *more) if _row(hit, "size") >= 1 << 26]
 
 
 def _row(hit: Hit, column: str) -> float:
@@ -187,7 +187,8 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
     """
     forbidden = [hit for hit in case.env.get("NCCL_P2P_DISABLE", ()) if case.value("NCCL_P2P_DISABLE") == "1"]
     linked = case.hits("nvls-available") or [hit for hit in case.hits("gpu-model") if _SXM.search(hit.text)]
-    rows, best = _slow_rows(case), max(map(_busbw, case.hits("busbw-row")), default=0.0)
+    rows = _slow_rows(case)
+    best = max(map(_busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
     if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
         title = f"NCCL_P2P_DISABLE=1 keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
         more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left

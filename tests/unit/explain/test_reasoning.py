@@ -719,3 +719,22 @@ def test_what_happened_after_new_year_is_not_a_year_old() -> None:
     fault = _KERNEL.format(when="Fri Jan  1 00:10:00 2027", xid=79, pid=7)
     steps = "".join(f"2026-12-31 23:40:{10 + n} [rank0] step {100 + n} loss 3.1\n" for n in range(30))
     assert explain_text(steps + fault).causes[0].id == "gpu.fell-off-bus"
+
+
+def test_a_rendezvous_at_the_first_hosts_own_localhost_is_one_that_others_may_reach() -> None:
+    flags = "{task}:   min_nodes          : 2\n{task}:   rdzv_endpoint      : {host}:29511\n"
+    late = "1: torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+    for other, blamed in (("localhost", True), ("gx5", False)):
+        text = flags.format(task=0, host="localhost") + flags.format(task=1, host=other) + late
+        assert ("localhost" in explain_text(text).causes[0].title) is blamed
+
+
+def test_a_row_of_sinfo_with_another_date_is_still_a_failed_check() -> None:
+    head = "REASON                             USER      TIMESTAMP           NODELIST\n"
+    row = "NHC: check_nvlink:  3 links  root      07/13-09:00:00      gx5\n"
+    assert explain_text(head + row).causes[0].id == "gpu.nvlink"
+
+
+def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
+    line = "gb3:71:82 [2] NCCL WARN GIN/Plugin: Failed to initialize any GIN plugin\n"
+    assert explain_text(line).causes[0].id == "net.plugin"
