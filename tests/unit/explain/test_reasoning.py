@@ -738,3 +738,16 @@ def test_a_row_of_sinfo_with_another_date_is_still_a_failed_check() -> None:
 def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
     line = "gb3:71:82 [2] NCCL WARN GIN/Plugin: Failed to initialize any GIN plugin\n"
     assert explain_text(line).causes[0].id == "net.plugin"
+
+
+@pytest.mark.parametrize(
+    ("line", "slow"),
+    [
+        ("throughput 1,200 tokens/s, expected 12,000 tokens/s", True),
+        ("throughput 11,800 tokens/s, expected 12,000", False),
+        ("throughput 11,800 tokens/s (expected 11,000-12,000 tokens/s)", False),
+    ],
+)
+def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
