@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import SIGINT
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import ranks_of
+from nccl_doctor.explain.lines import later, place, ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
-_FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault", "cuda-call")  # such a run does not hang
+_FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault")  # such a run does not hang
 _INSIDE = " between the GPUs of the host"
 _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
@@ -59,15 +60,18 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
     last = case.course.stopped_tables[-1:]
-    if not last or case.has(*_FAILED):
+    stopped = case.course.interrupted_hang
+    ends = {place(hit) for hit in stopped}
+    wrong = (hit for hit in topics.trouble(case) if last and later(hit, last[0]))
+    if not last or case.has(*_FAILED) or any(place(hit) not in ends for hit in wrong):
         return
-    size, stopped = BUSBW_ROW.search(last[0].text), case.course.interrupted_hang[:1]
+    size = BUSBW_ROW.search(last[0].text)
     causes, where = _on_the_way(case, passed=False)
     if size is None:
         causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
     came = f"came up to {size['size']} bytes" if size else "gave no result"
     title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
-    hits = [*last, *case.hits("tests-range")[-1:], *stopped]
+    hits = [*last, *case.hits("tests-range")[-1:], *stopped[:1]]
     for nth, cause in enumerate(causes):
         yield Candidate(cause, 0.4 - 0.03 * nth, title, hits)
 

@@ -96,7 +96,7 @@ def test_a_heading_with_many_blanks_takes_no_time() -> None:
     assert _seconds(explain_text, f"=== torch{' ' * 8000}!\n") < 0.1
 
 
-@pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN])
+@pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])
 def test_long_numbers_take_no_time(pattern: re.Pattern[str]) -> None:
     """Each of these once took seconds."""
     assert _seconds(pattern.search, "1" * 8000) < 0.5

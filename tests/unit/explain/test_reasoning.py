@@ -693,8 +693,11 @@ def test_several_torchruns_on_a_host_are_not_tasks_without_a_rank() -> None:
 def test_a_run_of_nccl_tests_that_failed_does_not_hang() -> None:
     head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1\n"
     row = "           8             2     float     sum      -1    31.20    0.00    0.00      0    30.90    0.00    0.00      0\n"
-    failed = "gx5: Test NCCL failure common.cu:431 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n"
-    assert "gpu.p2p" not in {cause.id for cause in explain_text(head + row + failed).causes}
+    for failed in (
+        "gx5: Test NCCL failure common.cu:431 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n",
+        "gx5: Test CUDA failure common.cu:431 'out of memory'\n",
+    ):
+        assert "gpu.p2p" not in {cause.id for cause in explain_text(head + row + failed).causes}
     assert explain_text(head + row).verdict is Verdict.UNDECIDED
 
 
