@@ -180,7 +180,7 @@ _SXM = re.compile(r"SXM|HBM3\b")
 
 @diagnosis
 def peers_forbidden(case: Case) -> Iterable[Candidate]:
-    """nccl-tests on one host whose GPUs are joined by NVLink measures what no NVLink is so slow at, and NCCL_P2P_DISABLE is set.
+    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and NCCL_P2P_DISABLE is set.
 
     That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
     that is fast shows that somebody compares on purpose.

@@ -59,11 +59,11 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     Small messages take another protocol, and fit into one packet: that large ones alone are lost is what a path's MTU does,
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
-    last = case.course.stopped_tables[-1:]
-    stopped = case.course.interrupted_hang
+    last, stopped = case.course.stopped_tables[-1:], case.course.interrupted_hang
+    if not last or case.has(*_FAILED):
+        return
     ends = {place(hit) for hit in stopped}
-    wrong = (hit for hit in topics.trouble(case) if last and later(hit, last[0]))
-    if not last or case.has(*_FAILED) or any(place(hit) not in ends for hit in wrong):
+    if any(later(hit, last[0]) and place(hit) not in ends for hit in topics.trouble(case)):
         return
     size = BUSBW_ROW.search(last[0].text)
     causes, where = _on_the_way(case, passed=False)
