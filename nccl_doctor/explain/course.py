@@ -32,6 +32,7 @@ _COLLECTIVE = re.compile(
 _LONG = 300.0  # seconds without a step
 _SLURMS_TIME = "CANCELLED AT "
 _ZONES, _ZONES_APART = 1800.0, 14 * 3600.0  # seconds: time zones differ by multiples of the first, up to the second
+_CLOCKS_APART = 10.0  # seconds: what clocks of two hosts may differ
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
@@ -222,7 +223,15 @@ class Course:
             if worked >= worst.get(end.file, 0) + LINES_AFTER:
                 ends[end.file] = worked  # the job exited with 0, and had worked on after all that went wrong
         ends = {file: line for file, line in ends.items() if file not in self.failed_files}
-        return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items())
+        return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items()) and not self.left_out
+
+    @functools.cached_property
+    def left_out(self) -> set[str]:
+        """Hosts with a trouble that, by its time, came after the end that others tell of, whatever stands first in their file."""
+        ends: dict[str, list[Hit]] = {}
+        for end in self._case.hits("run-ended"):
+            ends.setdefault(end.file, []).append(end)
+        return {hit.host for hit in self.troubles if hit.file in ends and _after_all(hit, ends[hit.file])}
 
     @functools.cached_property
     def failed_files(self) -> set[str]:
@@ -252,8 +261,9 @@ class Course:
     @property
     def stands(self) -> list[Hit]:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
-        lasts = self._case.lasts("stack-process")
-        return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits("stack-process")
+        taken = ("stack-process", "stack-main", "stack-debugger")
+        lasts = [last for name in taken for last in self._case.lasts(name)]
+        return [] if all(self.outlived(last, MANY_LINES) for last in lasts) else self._case.hits(*taken)
 
     @functools.cached_property
     def idle_engine(self) -> list[Hit]:
@@ -389,6 +399,17 @@ class Course:
             if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
                 return [first, *last]
         return []
+
+
+def _after_all(hit: Hit, ends: list[Hit]) -> bool:
+    """Whether a host's line came shortly after these ends of its file, all of them told by other hosts."""
+    return all(
+        end.seconds is not None
+        and hit.seconds is not None
+        and _CLOCKS_APART < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
+        and "" != hit.host != end.host != ""
+        for end in ends
+    )
 
 
 def _slower(steps: str) -> bool:

@@ -137,7 +137,7 @@ def _survived(case: Case, item: Candidate) -> bool:
 
 def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     """Whether the work went on, or came to a good end, after the candidate's last line in its file."""
-    if last.file in case.course.failed_files:
+    if last.file in case.course.failed_files or last.host in case.course.left_out:
         return False
     if case.has("progress") and case.course.began_after(last.seconds):
         return True

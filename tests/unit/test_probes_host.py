@@ -365,7 +365,8 @@ def test_what_was_killed_elsewhere_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_a_user_without_home_and_entry_in_passwd_has_caches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOME", raising=False)
+    for name in ("HOME", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 987654321)
     monkeypatch.setenv("HF_HOME", "/data/hf")
     assert [role for role, _ in system_probe._directories()] == ["/tmp", "HF_HOME"]

@@ -440,18 +440,41 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 
 
-_TENSOR = re.compile(r"[^\s,\[\]]{4,}")  # not the dots of a list that was cut
+@diagnosis
+def process_of_jax_left(case: Case) -> Iterable[Candidate]:
+    """A process of JAX came to its end while another was still to meet it in a collective: they ran different programs, or
+    one had fewer steps."""
+    waits = [hit for hit in case.hits("xla-rendezvous") if "Termination timeout" in hit.text]
+    gave_up = max((wait.seconds for wait in waits if wait.seconds is not None), default=0.0)
+    left = [hit for hit in case.hits("xla-process-leaves") if hit.seconds is not None and hit.seconds < gave_up]
+    if left:
+        tail = case.summary.tails.get(left[0].file, [])
+        last = [hit for hit in tail if later(left[0], hit) and hit.host == left[0].host]
+        title = "a process of JAX left while another waited for it in a collective"
+        for cause, strength in (("app.collective-mismatch", 0.64), ("app.uneven-inputs", 0.5)):
+            yield Candidate(cause, strength, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
+
+
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
 
 
-def _each_misses_others(case: Case, rows: list[Hit]) -> bool:
-    """Whether one report misses every rank, and there is no tensor that all of them miss: then nobody is only late."""
-    report = [row for at, row in enumerate(rows) if row.file == rows[0].file and row.line == rows[0].line + at]
-    ranks = {int(_STALLED_RANK.findall(row.text)[0]) for row in report}
-    tensors = [set(_TENSOR.findall(_STALLED_RANK.split(row.text, 1)[-1])) for row in report]
-    everyone = len(ranks) > 1 and ranks == set(range(max(case.world, len(ranks))))
-    return everyone and all(tensors) and not set.intersection(*tensors)
+def _crosswise(rows: list[Hit]) -> list[Hit]:
+    """Two ranks' rows of one report that have no tensor in common: neither is late, each waits for what the other has not."""
+    reports: list[list[Hit]] = []
+    for row in rows:
+        if reports and (row.file, row.line - 1) == place(reports[-1][-1]):
+            reports[-1].append(row)
+        else:
+            reports.append([row])
+    pairs = (pair for report in reports for pair in itertools.combinations(report, 2))
+    return next(([one, other] for one, other in pairs if not _tensors(one) & _tensors(other)), [])
+
+
+def _tensors(row: Hit) -> set[str]:
+    """The tensors that a row of Horovod's report names."""
+    listed = _STALLED_RANK.split(row.text)[-1].rstrip(" .]")
+    return set(listed.split(", "))
 
 
 @diagnosis
@@ -470,9 +493,10 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     named = [*case.hits("horovod-missing"), *rows]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
-    if _each_misses_others(case, rows):
-        title = "Horovod: each rank is missing for a tensor that others have submitted: they took different ways"
-        yield Candidate("app.collective-mismatch", 0.86, title, [*rows, *hits], missing)
+    if crosswise := _crosswise(rows):
+        which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
+        title = f"Horovod: {which} each lack tensors that the other submitted: they took different ways"
+        yield Candidate("app.collective-mismatch", 0.8, title, [*crosswise, *hits, *rows], missing)
         return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
@@ -532,6 +556,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if ranks and ranks <= _waited_from_the_start(case):
         return
     last = busy[-1]
+    if any(last.line < end.line < first.line for end in case.hits("run-ended") if end.file == first.file):
+        return  # that was done
     alike = [hit for hit in busy if _repeats(hit, last)]
     said = in_order((*case.tail, *case.lasts("straggler-words")))
     on = [hit for hit in said if later(hit, first) and _repeats(hit, last)]
@@ -540,9 +566,27 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         "app.straggler-timeout",
         0.76 if on else 0.68 if _BAR.search(last.text) else 0.58,
         f"a rank was busy beyond the time-out: {ending(last.text, 110)}",
-        [*after, last, alike[0], *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
+        [*after, last, alike[0], *called_from(case), *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         ranks,
     )
+
+
+_CALLED = re.compile(r"#\d+ \w+ from (?!.*torch/distributed/)")
+
+
+def called_from(case: Case) -> list[Hit]:
+    """From where the program called the collective that timed out, as torch's watchdog tells: the first frame that is not torch's."""
+    return [hit for hit in case.hits("collective-stack-rows") if _CALLED.search(hit.text)][:1]
+
+
+@diagnosis
+def heartbeat_after_the_end(case: Case) -> Iterable[Candidate]:
+    """The run had told its end, and then the heartbeat monitor killed a process that could not take itself down."""
+    stuck = case.hits("heartbeat")
+    ended = [end for end in case.hits("run-ended") if stuck and later(stuck[0], end)]
+    title = "the run had ended; a watchdog hung while the process took itself down"
+    for cause, strength in (("app.pg-misuse", 0.46), ("sw.nccl-bug", 0.42)) if ended else ():
+        yield Candidate(cause, strength, title, [*stuck[:3], ended[-1]], *speakers(stuck))
 
 
 def _repeats(hit: Hit, last: Hit) -> bool:

@@ -169,6 +169,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     elif complaint and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text)):
         title = "the measured bandwidth is far below what is expected"
         few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
+        few += case.hits("no-net-plugin")[:1] if case.sockets else []  # without which NCCL does not use a cloud's
         proof = [*complaint[:3], *rows[-2:], *few]
         yield Candidate("net.slow", 0.6 if rows or case.between_hosts else 0.52, title, proof)
 
@@ -204,6 +205,7 @@ def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidat
     complaint = complaints(case)
     eight = _gpus_per_host(case) >= 8
     proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
+    proof += case.hits("no-net-plugin")[:1]  # without which NCCL does not use a cloud's adapters
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
         yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))
@@ -296,6 +298,30 @@ def _carried(case: Case) -> float:
         return 0.0
     adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     return min(rates) * min(adapters, _gpus_per_host(case))
+
+
+_FEW = 2  # times as many adapters are up: a storage network's beside those of the GPUs are fewer
+_UP = re.compile(r"(\S+) port \d+ ==>")
+
+
+@diagnosis
+def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_HCA names one adapter of a host with several GPUs, or a few, and a listing shows many more that are up; the
+    tests between hosts were measured like that."""
+    named = case.env.get("NCCL_IB_HCA", [])
+    used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
+    up = {found.group(1) for hit in case.hits("adapter-up") if (found := _UP.search(hit.text))}
+    gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=_gpus_per_host(case))
+    rows = _slow_rows(case)
+    if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
+        told = sorted(named, key=lambda hit: hit.signature != "env-echo")
+        title = f"NCCL_IB_HCA leaves NCCL {len(used)} of {len(up)} adapters, for {gpus} GPUs of a host"
+        yield Candidate(
+            "net.slow",
+            0.62,
+            title,
+            [*told[:2], *case.hits("net-ib-using")[:1], *case.hits("adapter-up")[:4], *rows[-2:]],
+        )
 
 
 @diagnosis

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import place, ranks_of, shortened
+from nccl_doctor.explain.lines import later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
 from nccl_doctor.facts.fold import few
@@ -23,6 +25,12 @@ _PYTHON_FRAME = re.compile(r"\.py:\d+\)\s*$")
 _ELSEWHERE = re.compile(
     r"\(lib(?:cuda|nccl|torch)|_utils/worker\.py|torch/distributed/(?:elastic|launcher|run)|torch/cuda/|\b(?:_engine_run_backward|synchronize|item|cpu) \("
 )
+_OWN_CALL = re.compile(
+    r"\s*(\w*(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|recv|send)\w*) \("
+)
+_BETWEEN_TWO = re.compile("send|recv")
+_STAGE = re.compile(r"\bPP\d+|(?<=_)PP\d+")  # SGLang's and vLLM's names of the processes of a pipeline
+_NEAR = 6  # frames of torch.distributed between a call and its caller
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
 
@@ -36,10 +44,11 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
     calls: dict[tuple[str, str], tuple[str, Hit]] = {}
     process = ""
     surely = True
-    for hit in case.hits("stack-process", "stack-frame"):
-        if hit.signature == "stack-process":
-            process = hit.groups["pid"]
-            surely &= "command" in hit.groups  # threads may be those of one process
+    heading = "stack-process" if case.has("stack-process") else "stack-main"  # of a dump cut to its main threads
+    for hit in case.hits(heading, "stack-frame"):
+        if hit.signature == heading:
+            process = hit.groups.get("pid") or hit.groups["id"]
+            surely &= heading == "stack-main" or "command" in hit.groups  # threads may be those of one process
             continue
         found = _FUNCTION.search(hit.text)
         name = (found.group(1) or found.group(2)) if found else ""
@@ -48,17 +57,80 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
     names = sorted({name for name, _ in calls.values()})
     if len(names) > 1:
         hits = [hit for _, hit in calls.values()]
+        usual = Counter(name for name, _ in calls.values())
+        seldom = sorted(calls.values(), key=lambda call: usual[call[0]])
+        callers = [caller for _, hit in seldom for caller in _callers(case, hit)]
         yield Candidate(
             "app.collective-mismatch",
             0.8 if surely else 0.66,
             f"the processes wait in different collectives: {' / '.join(names)[:160]}",
-            hits,
+            [*(hit for _, hit in seldom[:2]), *callers[:2], *(hit for _, hit in seldom[2:]), *callers[2:]],
             ranks_of(hits),
         )
     elif names and case.course.stands:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
         for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
             yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], vague=True)
+
+
+def _callers(case: Case, call: Hit) -> list[Hit]:
+    """The first frame outside of torch.distributed below this one: who called it."""
+    below = (hit for hit in case.hits("stack-main-rows") if later(hit, call) and _FRAME.search(hit.text))
+    return [hit for hit in itertools.islice(below, _NEAR) if "torch/distributed/" not in hit.text][:1]
+
+
+def _main_stacks(case: Case) -> list[tuple[str, list[Hit]]]:
+    """py-spy's processes, each with the frames of its main thread; a pid may be that of several hosts' processes."""
+    stacks: list[tuple[str, list[Hit]]] = []
+    main = False  # whether frames of a main thread are being read
+    lines = {place(hit): hit for hit in case.hits("stack-process", "stack-main", "stack-main-rows")}
+    for hit in lines.values():  # a line may be a row of the stack above and the heading of its own
+        if _PROCESS.search(hit.text):
+            stacks.append((hit.text, []))
+        if main and stacks and _FRAME.search(hit.text):
+            stacks[-1][1].append(hit)
+        else:
+            main = hit.text.endswith('"MainThread"')
+    if stacks and len(lines) >= KEEP_PER_FILE:
+        stacks.pop()  # its frames may be cut
+    return stacks
+
+
+@diagnosis
+def different_waits(case: Case) -> Iterable[Candidate]:
+    """py-spy's stacks, all with their innermost frames in a program's own communication: processes of one pipeline stage
+    wait in different calls of it, and none does anything that the others could be waiting for.
+
+    Stages wait for each other in other calls than the ranks of one stage do: without a stage's name in the process's, a send
+    or receive is not compared with a collective.
+    """
+    stages: dict[str, dict[str, list[Hit]]] = {}
+    for process, frames in _main_stacks(case):
+        found = _OWN_CALL.match(frames[0].text) if frames else None
+        if not found:
+            return
+        if "torch/distributed/" not in frames[0].text:
+            stage = _STAGE.search(process)
+            kind = "" if stage else "between two" if _BETWEEN_TWO.search(found.group(1)) else "of all"
+            stages.setdefault(stage.group() if stage else kind, {}).setdefault(found.group(1), []).append(frames[0])
+    for among, calls in stages.items():
+        if len(calls) > 1:
+            rarest = sorted(calls.values(), key=len)
+            hits = [hits[0] for hits in rarest] + [hit for hits in rarest for hit in hits[1:]]
+            where = f" of {among}" if _STAGE.search(among) else ""
+            title = f"the processes{where} wait in different calls: {' / '.join(sorted(calls))[:160]}"
+            yield Candidate("app.collective-mismatch", 0.64, title, hits, ranks_of(hits))
+
+
+@diagnosis
+def abort_stands(case: Case) -> Iterable[Candidate]:
+    """A debugger's stacks of a process that stands still in ncclCommAbort: that call waits for no other rank."""
+    hits = case.hits("stack-abort") if case.course.stands else []
+    if hits:
+        title = "ncclCommAbort does not return: NCCL waits for a thread or a kernel of its own"
+        proof = [*hits[:3], *case.course.stands[:2]]
+        yield Candidate("sw.nccl-bug", 0.6, title, proof, *speakers(hits))
+        yield Candidate("app.pg-misuse", 0.45, title, proof, *speakers(hits))
 
 
 @diagnosis
@@ -68,18 +140,7 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
     Those few are who the others wait for. Whether they come late (a checkpoint, a slow disk) or never (they took
     another branch) is not in the stacks: a second look a minute later tells.
     """
-    stacks: list[tuple[str, list[Hit]]] = []  # pid and frames; a pid may be that of several hosts' processes
-    main = False  # whether frames of a main thread are being read
-    lines = {place(hit): hit for hit in case.hits("stack-process", "stack-main", "stack-main-rows")}
-    for hit in lines.values():  # a line may be a row of the stack above and the heading of its own
-        if process := _PROCESS.search(hit.text):
-            stacks.append((process.group(1), []))
-        if main and stacks and _FRAME.search(hit.text):
-            stacks[-1][1].append(hit)
-        else:
-            main = hit.text.endswith('"MainThread"')
-    if stacks and len(lines) >= KEEP_PER_FILE:
-        stacks.pop()  # its frames may be cut
+    stacks = [(found.group(1), frames) for process, frames in _main_stacks(case) if (found := _PROCESS.search(process))]
     waiting = [frames for _, frames in stacks if any("distributed_c10d.py:" in hit.text for hit in frames)]
     away = [
         (pid, next((hit for hit in python if "/" not in hit.text), python[0]))  # a line of the user's own code

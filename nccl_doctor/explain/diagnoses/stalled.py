@@ -91,3 +91,30 @@ def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
         title = f"the job stood still until {'somebody interrupted it' if by_hand else 'its time was over'}: for what, it does not say"
         proof = [*hits[:3], *filter(None, [case.last("progress") or case.last("nccl-init-complete")])]
         yield Candidate(cause, 0.4 - 0.03 * nth, title, proof, ranks_of(hits))
+
+
+_WAITING_WATTS = (
+    80.0,
+    145.0,
+)  # A100, H100 and their like in a kernel of NCCL that waits; a T4 or L4 never draws so much
+_ALIKE = 1.3  # between the most and the least
+_SOME = 4  # GPUs
+
+
+@diagnosis
+def busy_without_work(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi shows GPUs of servers busy all the time that all draw little: each waits in a kernel of NCCL, and no step was
+    told. For whom, or for what link, the GPUs do not know."""
+    hits = case.hits("busy-and-watts")
+    watts = [float(hit.groups["watts"]) for hit in hits]
+    few, many = _WAITING_WATTS
+    if (
+        len(watts) < _SOME
+        or case.has("progress")
+        or not few <= min(watts) <= max(watts) <= min(many, _ALIKE * min(watts))
+    ):
+        return
+    title = f"all GPUs are busy at {min(watts):.0f} to {max(watts):.0f} W: they wait in a collective, for whom does not show"
+    causes = ("app.straggler-timeout", "app.collective-mismatch", "ib.retry-exceeded", "sw.nccl-bug")
+    for nth, cause in enumerate(causes):
+        yield Candidate(cause, 0.38 - 0.02 * nth, title, hits[:8], vague=True)

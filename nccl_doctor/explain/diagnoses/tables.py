@@ -95,6 +95,29 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
     )
 
 
+_DRAWN = re.compile(r"(\d+)W / +(\d+)W ")
+_AT_ITS_CAP = 0.9  # of what it may draw
+_LOWERED = 0.75  # of what its neighbours may draw: no difference between boards of one model
+
+
+@diagnosis
+def lower_power_cap(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi's table: a GPU draws all that it may, and may draw far less than its neighbours of the same model."""
+    drawn = [
+        (int(found.group(1)), int(found.group(2)), hit)
+        for hit in case.hits("power-and-cap")
+        if (found := _DRAWN.search(hit.text))
+    ]
+    most = max((cap for _, cap, _ in drawn), default=0)
+    capped = [hit for power, cap, hit in drawn if cap < _LOWERED * most and power >= _AT_ITS_CAP * cap]
+    models = {hit.groups["model"].partition(" ")[0] for hit in case.hits("gpu-model")}
+    if capped and len(models) == 1:
+        cap = capped[0].groups["cap"]
+        title = f"a GPU is held at {cap} W by its power cap, its neighbours may draw {most} W"
+        others = [hit for _, other, hit in drawn if other == most]
+        yield Candidate("gpu.thermal-power", 0.72, title, [*capped[:4], *others[:2]], hosts=hosts_of(capped))
+
+
 _RATE = re.compile(r"(?:GPU|gpu|cuda|device)[ :#_]{0,2}(\d{1,3})\b(\D{1,60})(\d+(?:\.\d+)?) ?([TG]?FLOP|GB/s|MHz)")
 _FEWEST = 4  # devices: of fewer, which one is odd cannot be told
 

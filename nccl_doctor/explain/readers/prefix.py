@@ -85,7 +85,7 @@ _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
-    r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
+    r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
 )
 # What Python's loggers put behind the time: " - name - LEVEL - " (or the other way round), " | LEVEL | name:function:88 - ".
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"

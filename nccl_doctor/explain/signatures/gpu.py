@@ -524,6 +524,17 @@ says(
     why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
 )
 says(
+    "busy-and-watts",
+    "100 %, {watts:num} W",
+    why="nvidia-smi was asked for load and power: what a GPU that is busy all the time draws.",
+)
+says(
+    "power-and-cap",
+    "W / {cap:int}W ",
+    "W /  {cap:int}W ",
+    why="nvidia-smi's table: what a GPU draws, and the most that it may draw.",
+)
+says(
     "dcgm-throttle",
     "clocks_throttle_reason",
     "clocks_event_reasons",

@@ -227,6 +227,11 @@ says(
     where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
+    "adapter-up",
+    " port {port:int} ==> {interface} (Up)",
+    why="ibdev2netdev: this RDMA adapter's port is up.",
+)
+says(
     "ib-port-counters",
     "LinkDownedCounter",
     "link_downed",

@@ -126,6 +126,7 @@ says(
 says(
     "rdzv-trouble",
     "RendezvousClosedError",
+    "Rendezvous for run_id={run} was observed to be closed",
     "RendezvousStateError",
     "RendezvousParameterError",
     "RendezvousError",

@@ -183,6 +183,7 @@ says(
     "train_runtime",
     "`Trainer.fit` stopped",
     "worker group successfully finished",
+    "End time of running main: ",  # ms-swift
     "checkpoint={}, error=None, path=",  # Ray Train's Result
     "un finished",
     "un completed",

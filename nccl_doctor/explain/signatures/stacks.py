@@ -27,3 +27,15 @@ says(
     rows=24,
     why="py-spy: what the main thread of this process does, innermost frame first.",
 )
+says(
+    "stack-debugger",
+    "stop reason = signal SIGSTOP",
+    " (Thread 0x{thread:hex} (LWP {pid:int}))",
+    why="lldb or gdb was attached to a process; the stack of this thread follows.",
+)
+says(
+    "stack-abort",
+    "ncclCommAbort",
+    why="A thread's stack leads through ncclCommAbort.",
+    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
+)

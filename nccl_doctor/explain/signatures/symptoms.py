@@ -73,6 +73,12 @@ says(
     why="A kernel of DeepEP (or its host side) got no tokens from a peer in time; each rank that waits says so.",
 )
 says(
+    "collective-stack",
+    "Stack trace of the failed collective:",
+    rows=24,
+    why="torch's watchdog tells, innermost frame first, from where the program called the collective that timed out.",
+)
+says(
     "heartbeat",
     "monitoring thread detects no heartbeat",
     "Heartbeat monitor timed out",
@@ -506,6 +512,11 @@ says(
     fold="XLA's threads wait for each other",
     title="threads of XLA waited for others of their process: {what}",
     why="All GPUs of one process meet before a collective or before communicators are made; one is late, stopped, or waits in another collective.",
+)
+says(
+    "xla-process-leaves",
+    "Coordination agent has initiated Shutdown()",
+    why="A process of JAX has come to its end, or was told to, and leaves the others.",
 )
 says(
     "xla-unstuck",

@@ -131,7 +131,9 @@ KNOWN = {
         for name in UNREAD
         for case in (
             "hosts-resolve-the-master-differently",
+            "jax-process-leaves-before-the-others",
             "nodes-drained-before-the-job",
+            "rendezvous-closed-by-those-who-ended",
             "traceback-only-in-elastic-table",
         )
     ),
