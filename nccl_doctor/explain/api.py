@@ -19,7 +19,7 @@ from nccl_doctor.findings import playbooks
 MAX_CAUSES = 5
 MAX_MOMENTS = 10
 WORTH_NAMING = 0.12
-_TOLD = 0.2  # half of what the kernel recorded and nobody need have noticed
+_TOLD = 0.2  # half (the work went on) of the weakest record of a kernel or scheduler, 0.4
 
 
 def analyse(sources: Iterable[LogSource]) -> Explanation:

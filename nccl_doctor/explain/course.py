@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
 
-_DAY = 86400.0  # seconds: no time zone, and no clock that runs wrong, makes up for so much
+_DAY = 86400.0  # seconds: no time zone makes up for so much
+_HALF_A_YEAR = 183 * _DAY  # times have no year: what seems to be longer ago was after New Year
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 _STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -91,8 +93,8 @@ _AT_SHUTDOWN = frozenset(
     )
 )
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
-_STEP_TIME = re.compile(r"\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
-_STEP_RATE = re.compile(r"\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
+_STEP_TIME = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
+_STEP_RATE = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
 _STEADY = 6  # so many steps at a log's end were slow
 # vLLM's reports: of requests at work, and of such that neither a prompt's nor an answer's token came of
 _AT_WORK = re.compile(r"tokens/s, Running: [1-9]")
@@ -174,7 +176,8 @@ class Course:
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""
-        steps = [step for step in (*self._case.hits("progress"), *self._case.tail) if self._is_step_before(step, hit)]
+        told = [*self._case.hits("progress"), *self._last_steps.get(hit.file, [])]
+        steps = [step for step in told if step.file == hit.file and step.line < hit.line]
         times = sorted({step.seconds for step in steps if step.seconds is not None})
         ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
         slurms = prefix.parse(hit.text.partition(_SLURMS_TIME)[2]).seconds
@@ -206,10 +209,6 @@ class Course:
             elif 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
                 stopped.append(row)
         return stopped
-
-    def _is_step_before(self, step: Hit, hit: Hit) -> bool:
-        is_step = step.signature == "progress" or self._case.signatures["progress"].match(step.text) is not None
-        return is_step and step.file == hit.file and step.line < hit.line
 
     @functools.cached_property
     def recovered(self) -> bool:
@@ -304,10 +303,14 @@ class Course:
 
     def began_after(self, seconds: float | None) -> bool:
         """Whether all that the job says is a day or more younger than this moment: it began afterwards."""
+        return seconds is not None and _DAY < self._first_word - seconds < _HALF_A_YEAR
+
+    @functools.cached_property
+    def _first_word(self) -> float:
+        """The earliest time that a line of a rank, or a step, tells; minus infinity where none does."""
         said = (hit for group in self._case.summary.groups.values() for hit in (*group.hits, *group.lasts.values()))
-        its = [hit for hit in said if hit.rank is not None or hit.signature == "progress"]
-        times = [hit.seconds for hit in its if hit.seconds is not None]
-        return seconds is not None and bool(times) and min(times) - seconds > _DAY
+        its = (hit for hit in said if hit.rank is not None or hit.signature == "progress")
+        return min((hit.seconds for hit in its if hit.seconds is not None), default=-math.inf)
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""

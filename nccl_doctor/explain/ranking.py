@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.candidates import PLAUSIBLE, collect
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES, SIGINT
@@ -122,8 +123,14 @@ def _survived(case: Case, item: Candidate) -> bool:
         return False
     if course.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
         return False
-    # Of lines alike one is kept, and the last.
-    lasts = [last for name in {hit.signature for hit in item.hits} for last in case.lasts(name)]
+    # Of lines alike one is kept, and the last. In a file that says nothing of this one, it may be a word of trouble only.
+    files = {hit.file for hit in item.hits}
+    lasts = [
+        last
+        for name in {hit.signature for hit in item.hits}
+        for last in case.lasts(name)
+        if last.file in files or name != "error-line" or topics.sounds_bad(last.text)
+    ]
     latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
     return all(_went_on(case, item, last) for last in latest.values())
 

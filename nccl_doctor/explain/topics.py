@@ -141,17 +141,16 @@ def says_failure(text: str) -> bool:
     return told and not records.lists_settings(text) and not prefix.is_of_a_model(text)
 
 
+def sounds_bad(text: str) -> bool:
+    """Whether a line with a word of trouble is more than noise, or than a system service's note."""
+    return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
+
+
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    found = [
-        hit
-        for hit in case.hits("error-line")
-        if place(hit) not in quiet
-        and not _NOISE.search(hit.text)
-        and (not prefix.is_of_a_service(hit.text) or says_failure(hit.text))
-    ]
+    found = [hit for hit in case.hits("error-line") if place(hit) not in quiet and sounds_bad(hit.text)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

@@ -165,7 +165,10 @@ def xid(case: Case) -> Iterable[Candidate]:
         if number == _XID_AFTER_FAULT and any(_same_gpu(fault, hits[0]) for fault in faults):
             strength = _XID_IGNORED
         outlived = number in _XID_REMAPPED and case.course.outlived(hits[-1], _MANY_STEPS)
-        past = entry.kind == "application" and case.course.began_after(max(hit.seconds or math.inf for hit in hits))
+        latest = max(
+            hit.seconds or math.inf for hit in (*hits, *case.lasts("xid"))
+        )  # of lines alike only some are kept
+        past = entry.kind == "application" and case.course.began_after(latest)
         if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         yield Candidate(

@@ -225,7 +225,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
         yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
 
 
-_IMAGE_FILE = re.compile(r"[^\s='\":,]+\.(?:sqsh|sif)\b")
+_IMAGE_FILE = re.compile(r"(?<![^\s='\":,])[^\s='\":,]+\.(?:sqsh|sif)\b")
 
 
 def _different_images(case: Case) -> list[Hit]:

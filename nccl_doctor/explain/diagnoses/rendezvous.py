@@ -88,15 +88,15 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def rendezvous_on_loopback(case: Case) -> Iterable[Candidate]:
     """torchrun was to meet other nodes at localhost: every agent serves a rendezvous of its own, and nobody else comes there."""
-    own = [hit for hit in case.hits("master-flag") if "rdzv" in hit.text and _is_own(hit.groups["address"])]
+    named = [hit for hit in case.hits("master-flag") if "rdzv" in hit.text]
     several = [hit for hit in case.hits("nnodes") if int(hit.groups["nodes"]) > 1]
-    if own and several and case.has("rdzv-timeout"):
+    if named and all(_is_own(hit.groups["address"]) for hit in named) and several and case.has("rdzv-timeout"):
         yield Candidate(
             "launch.world-size",
             0.9,
-            f"the rendezvous is at {own[0].groups['address']}: each of the {several[0].groups['nodes']} nodes waits at itself",
-            [own[0], several[0], *case.hits("rdzv-timeout")[:2], *own[1:]],
-            *speakers(own),
+            f"the rendezvous is at {named[0].groups['address']}: each of the {several[0].groups['nodes']} nodes waits at itself",
+            [named[0], several[0], *case.hits("rdzv-timeout")[:2], *named[1:]],
+            *speakers(named),
             final=True,
         )
 

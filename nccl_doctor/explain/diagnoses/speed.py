@@ -39,8 +39,8 @@ def _slow_rows(case: Case) -> list[Hit]:
     """nccl-tests rows of large messages (the last one, the largest, always among them)."""
     last = case.last("busbw-row")
     rows = case.hits("busbw-row")
-    rows += [last] if last is not None and last not in rows else []
-    return [hit for hit in rows if _row(hit, "size") >= 1 << 26]
+    more = [last] if last is not None and last not in rows else []
+    return [hit for hit in (*rows, *more) if _row(hit, "size") >= 1 << 26]
 
 
 def _row(hit: Hit, column: str) -> float:
@@ -54,14 +54,14 @@ def _busbw(hit: Hit) -> float:
 
 
 _OUGHT = re.compile("|".join(EXPECTATION), re.I)
-_PER = r"(?:[a-z]+/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
-_NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"  # 1,200,000 or 0.8
-_WITH_UNIT = re.compile(rf"({_NUMBER})(?:\s?[-\u2013]\s?\d+(?:\.\d+)?)?\s?({_PER})\b", re.I)
-_BARE = re.compile(r"^\D{0,12}(\d+(?:\.\d+)?)")
+_PER = r"(?:[a-z]{1,20}/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
+_NUMBER = r"\d{1,3}(?:,\d{3}){1,5}|\d{1,15}(?:\.\d{1,15})?"  # 1,200,000 or 0.8
+_WITH_UNIT = re.compile(rf"({_NUMBER})(?:\s?[-\u2013]\s?(?:{_NUMBER}))?\s?({_PER})\b", re.I)
+_BARE = re.compile(rf"^\D{{0,12}}({_NUMBER})")
 _UNIT = re.compile(rf"\b{_PER}\b", re.I)
 # The number before that word, beside its unit or its name: a time stamp stands there, too.
 _OWN = re.compile(
-    rf"(?:(?:{_PER}|busbw|algbw|bandwidth|throughput|speed|rate)\W{{1,4}}(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)\s?{_PER})\D{{0,24}}$",
+    rf"(?:(?:{_PER}|busbw|algbw|bandwidth|throughput|speed|rate)\W{{1,4}}({_NUMBER})|({_NUMBER})\s?{_PER})\D{{0,24}}$",
     re.IGNORECASE,
 )
 _IN_WORDS = re.compile(r"below|slow|poor|fail|degraded|\blow|under", re.IGNORECASE)
@@ -77,7 +77,7 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
     wanted = _WITH_UNIT.search(hit.text, word.end()) or _BARE.search(hit.text[word.end() :])
     own = _OWN.search(hit.text[: word.start()])
     average = case.last("busbw-average") if "B/s" in unit.group() else None
-    measured = float(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
+    measured = _plain(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
     if not own and "B/s" not in unit.group():
         measured = _last_step(case, unit.group(), hit)
     ought = _plain(wanted.group(1)) if wanted else 0.0
@@ -181,14 +181,15 @@ _SXM = re.compile(r"SXM|HBM3\b")
 
 @diagnosis
 def peers_forbidden(case: Case) -> Iterable[Candidate]:
-    """nccl-tests on one host whose GPUs are joined by NVLink measures what no NVLink is so slow at, and NCCL_P2P_DISABLE is set.
+    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and NCCL_P2P_DISABLE is set.
 
     That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
     that is fast shows that somebody compares on purpose.
     """
     forbidden = [hit for hit in case.env.get("NCCL_P2P_DISABLE", ()) if case.value("NCCL_P2P_DISABLE") == "1"]
     linked = case.hits("nvls-available") or [hit for hit in case.hits("gpu-model") if _SXM.search(hit.text)]
-    rows, best = _slow_rows(case), max(map(_busbw, case.hits("busbw-row")), default=0.0)
+    rows = _slow_rows(case)
+    best = max(map(_busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
     if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
         title = f"NCCL_P2P_DISABLE=1 keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
         more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
@@ -413,7 +414,7 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
         )
 
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
+_RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
 _SCALE = {
     "MB/s": 1.0,
     "MiB/s": 1.05,

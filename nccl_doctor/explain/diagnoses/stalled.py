@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.course import SIGINT
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import ranks_of
+from nccl_doctor.explain.lines import later, place, ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
-_FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault", "cuda-call")  # such a run does not hang
+_FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault")  # such a run does not hang
 _INSIDE = " between the GPUs of the host"
 _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
@@ -40,7 +42,7 @@ def later_work_never_ends(case: Case) -> Iterable[Candidate]:
     ranks = {item.rank for item in waits}
     alike = len(calls) == len({item.group for item in waits}) and min(calls.values(), default=0) > 1
     behind = any(item.hit is None or (item.enqueued or 0) < (item.sequence or 0) for item in case.work)
-    first = any(item.sequence is None or item.sequence <= 1 or item.enqueued is None for item in waits)
+    first = any((item.sequence or 0) <= 1 for item in waits)
     if not alike or behind or first or len(ranks) < case.world or any(item.operation in ASYMMETRIC for item in waits):
         return
     causes, where = _on_the_way(case, case.has("progress"))
@@ -57,16 +59,19 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     Small messages take another protocol, and fit into one packet: that large ones alone are lost is what a path's MTU does,
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
-    last = case.course.stopped_tables[-1:]
+    last, stopped = case.course.stopped_tables[-1:], case.course.interrupted_hang
     if not last or case.has(*_FAILED):
         return
-    size, stopped = BUSBW_ROW.search(last[0].text), case.course.interrupted_hang[:1]
+    ends = {place(hit) for hit in stopped}
+    if any(later(hit, last[0]) and place(hit) not in ends for hit in topics.trouble(case)):
+        return
+    size = BUSBW_ROW.search(last[0].text)
     causes, where = _on_the_way(case, passed=False)
     if size is None:
         causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
     came = f"came up to {size['size']} bytes" if size else "gave no result"
     title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
-    hits = [*last, *case.hits("tests-range")[-1:], *stopped]
+    hits = [*last, *case.hits("tests-range")[-1:], *stopped[:1]]
     for nth, cause in enumerate(causes):
         yield Candidate(cause, 0.4 - 0.03 * nth, title, hits)
 
@@ -76,7 +81,7 @@ def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
     """Somebody pressed Ctrl-C, or the scheduler's time was over, in a job that stood still: why it did, and who waited for
     whom, the end does not tell. The stacks of all ranks, taken while it hangs, or the flight recorder would."""
     hits = [] if case.course.unfinished or case.course.stopped_tables else case.course.interrupted_hang
-    by_hand = any("^C" in hit.text or "nterrupt" in hit.text or "INT" in hit.text for hit in hits)
+    by_hand = any("^C" in hit.text or SIGINT.search(hit.text) for hit in hits)
     causes = (
         "app.straggler-timeout",
         "app.collective-mismatch",

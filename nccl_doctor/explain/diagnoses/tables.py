@@ -258,7 +258,8 @@ _TESTS: tuple[tuple[str, str], ...] = (
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
     """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
-    listed = {place(row) for row in case.hits("sinfo-reasons-rows")}  # judged with the date that stands beside
+    # Judged with the date that stands beside.
+    listed = {place(row) for row in case.hits("sinfo-reasons-rows") if _SINFO.match(row.text)}
     for hit in case.hits("node-check", "dcgm-row"):
         if place(hit) in listed:
             continue

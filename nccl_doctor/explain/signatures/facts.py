@@ -331,8 +331,9 @@ says(
     " double ",
     " bf16 ",
     " fp8",
-    " int8 ",
-    " int32 ",
+    "int8 ",
+    "int32 ",
+    "int64 ",
     why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nccl_doctor.explain.diagnoses import speed
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.scan import LINE_LIMIT
 from nccl_doctor.explain.signatures import all_signatures
@@ -92,6 +94,12 @@ def test_prefixes_are_linear(text: str) -> None:
 def test_a_heading_with_many_blanks_takes_no_time() -> None:
     """The pattern that tells the headings of compared releases once took half a second for this line."""
     assert _seconds(explain_text, f"=== torch{' ' * 8000}!\n") < 0.1
+
+
+@pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])
+def test_long_numbers_take_no_time(pattern: re.Pattern[str]) -> None:
+    """Each of these once took seconds."""
+    assert _seconds(pattern.search, "1" * 8000) < 0.5
 
 
 def test_secrets_in_logs_are_not_passed_on() -> None:

@@ -693,6 +693,64 @@ def test_several_torchruns_on_a_host_are_not_tasks_without_a_rank() -> None:
 def test_a_run_of_nccl_tests_that_failed_does_not_hang() -> None:
     head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1\n"
     row = "           8             2     float     sum      -1    31.20    0.00    0.00      0    30.90    0.00    0.00      0\n"
-    failed = "gx5: Test NCCL failure common.cu:431 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n"
-    assert "gpu.p2p" not in {cause.id for cause in explain_text(head + row + failed).causes}
+    for failed in (
+        "gx5: Test NCCL failure common.cu:431 'unhandled system error (run with NCCL_DEBUG=INFO for details) / '\n",
+        "gx5: Test CUDA failure common.cu:431 'out of memory'\n",
+    ):
+        assert "gpu.p2p" not in {cause.id for cause in explain_text(head + row + failed).causes}
     assert explain_text(head + row).verdict is Verdict.UNDECIDED
+
+
+def test_a_table_of_unsigned_numbers_has_rows() -> None:
+    head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1\n"
+    row = "        1024          1024   uint8     sum      -1    31.20    0.03    0.06      0    30.90    0.03    0.06      0\n"
+    assert "1024 bytes" in explain_text(head + row).causes[0].title
+
+
+_KERNEL = "[{when}] NVRM: Xid (PCI:0000:2a:00): {xid}, pid={pid}, name=python3, Ch 00000010\n"
+
+
+def test_of_xids_alike_the_last_one_tells_whose_they_are() -> None:
+    old = "".join(_KERNEL.format(when=f"Mon Jul 13 09:12:{10 + n} 2026", xid=31, pid=900 + n) for n in range(8))
+    new = _KERNEL.format(when="Thu Jul 16 18:40:02 2026", xid=31, pid=999)
+    steps = "".join(f"2026-07-16 18:40:{10 + n} [rank0] step {100 + n} loss 3.1\n" for n in range(9))
+    assert explain_text(old + steps).verdict is Verdict.HEALTHY
+    assert explain_text(old + new + steps).causes[0].id == "gpu.illegal-access"
+
+
+def test_what_happened_after_new_year_is_not_a_year_old() -> None:
+    fault = _KERNEL.format(when="Fri Jan  1 00:10:00 2027", xid=79, pid=7)
+    steps = "".join(f"2026-12-31 23:40:{10 + n} [rank0] step {100 + n} loss 3.1\n" for n in range(30))
+    assert explain_text(steps + fault).causes[0].id == "gpu.fell-off-bus"
+
+
+def test_a_rendezvous_at_the_first_hosts_own_localhost_is_one_that_others_may_reach() -> None:
+    flags = "{task}:   min_nodes          : 2\n{task}:   rdzv_endpoint      : {host}:29511\n"
+    late = "1: torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+    for other, blamed in (("localhost", True), ("gx5", False)):
+        text = flags.format(task=0, host="localhost") + flags.format(task=1, host=other) + late
+        assert ("localhost" in explain_text(text).causes[0].title) is blamed
+
+
+def test_a_row_of_sinfo_with_another_date_is_still_a_failed_check() -> None:
+    head = "REASON                             USER      TIMESTAMP           NODELIST\n"
+    row = "NHC: check_nvlink:  3 links  root      07/13-09:00:00      gx5\n"
+    assert explain_text(head + row).causes[0].id == "gpu.nvlink"
+
+
+def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
+    line = "gb3:71:82 [2] NCCL WARN GIN/Plugin: Failed to initialize any GIN plugin\n"
+    assert explain_text(line).causes[0].id == "net.plugin"
+
+
+@pytest.mark.parametrize(
+    ("line", "slow"),
+    [
+        ("throughput 1,200 tokens/s, expected 12,000 tokens/s", True),
+        ("throughput 11,800 tokens/s, expected 12,000", False),
+        ("throughput 11,800 tokens/s (expected 11,000-12,000 tokens/s)", False),
+    ],
+)
+def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
+    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
+    assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
