@@ -45,6 +45,8 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             continue
         if case.course.overcome(name):
             continue
+        if name == "nccl-frame" and _attached(case):
+            continue
         hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in caught]
         if hits:
             strength = signature.strength
@@ -67,6 +69,11 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
 _CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 _CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
+
+
+def _attached(case: Case) -> bool:
+    """Whether the native stacks are those of processes that stand still, and not of a crash."""
+    return any(hit.signature == "stack-debugger" for hit in case.course.stands) and not any(map(case.has, _CRASHED))
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:

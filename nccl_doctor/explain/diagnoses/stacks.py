@@ -134,6 +134,16 @@ def abort_stands(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def bootstrap_stands(case: Case) -> Iterable[Candidate]:
+    """A debugger's stacks of a process that stands still in NCCL's bootstrap: other ranks have not come, or do not reach it."""
+    hits = case.hits("stack-bootstrap") if case.course.stands else []
+    if hits:
+        title = "ranks wait in NCCL's bootstrap for others that have not come there"
+        for cause, strength in (("app.straggler-timeout", 0.42), ("launch.world-size", 0.4), ("net.firewall", 0.38)):
+            yield Candidate(cause, strength, title, [*hits[:3], *case.course.stands[:2]])
+
+
+@diagnosis
 def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
     """py-spy's stacks of hanging processes: most wait in a collective, and the main threads of a few do something else.
 

@@ -892,3 +892,11 @@ says(
     why="An adapter is down, filtered or missing in the container on some node; NCCL 2.30+ compares the counts.",
     where=lambda groups, line: "Ignoring" not in line or "WARN" in line,
 )
+says(
+    "link-could-be",
+    "( Could be {what})",
+    cause="net.slow",
+    strength=0.62,
+    title="a link runs below what both of its ends can: Could be {what}",
+    why="iblinkinfo compares the width and speed that a link came up with to what its ports support: a cable, a transceiver or a dirty end.",
+)

@@ -30,12 +30,19 @@ says(
 says(
     "stack-debugger",
     "stop reason = signal SIGSTOP",
-    " (Thread 0x{thread:hex} (LWP {pid:int}))",
+    " (Thread 0x{thread:hex} (LWP {pid:int})",  # newer: the name of the thread behind it
     why="lldb or gdb was attached to a process; the stack of this thread follows.",
 )
 says(
     "stack-abort",
     "ncclCommAbort",
     why="A thread's stack leads through ncclCommAbort.",
+    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
+)
+says(
+    "stack-bootstrap",
+    "bootstrapRoot",
+    "bootstrapInit",
+    why="A thread's stack leads through the bootstrap, in which all ranks of a communicator meet.",
     where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
 )
