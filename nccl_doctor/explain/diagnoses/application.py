@@ -496,7 +496,8 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     if crosswise := _crosswise(rows):
         which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
         title = f"Horovod: {which} each lack tensors that the other submitted: they took different ways"
-        yield Candidate("app.collective-mismatch", 0.8, title, [*crosswise, *hits, *rows], missing)
+        cut = any("..." in hit.text for hit in crosswise)  # what is not shown may be in common
+        yield Candidate("app.collective-mismatch", 0.6 if cut else 0.8, title, [*crosswise, *hits, *rows], missing)
         return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]

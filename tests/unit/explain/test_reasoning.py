@@ -502,6 +502,16 @@ def test_horovods_missing_ranks_are_named() -> None:
     assert got.causes[0].ranks == tuple(range(5, 20)) and "rank 5-19 did not submit" in got.causes[0].title
 
 
+def test_what_a_cut_list_of_horovod_hides_proves_less() -> None:
+    """The tensor that rank 1 lacks may be among those of rank 2's that are not shown: both may be late."""
+    stall = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n1: [head_b_0]\n2: [head_a_0{}]\n"
+    )
+    whole, cut = (explain_text(stall.format(more)).causes[0] for more in ("", " ..."))
+    assert whole.id == cut.id == "app.collective-mismatch" and cut.confidence < whole.confidence - 0.1
+
+
 def test_the_rate_of_a_port_is_told_from_other_rates() -> None:
     rate = all_signatures()["port-rate"]
     assert rate.match("\t\tRate: 400") and rate.match("\trate:\t\t 400 Gb/sec (4X NDR)") is not None
