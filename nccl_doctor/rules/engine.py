@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -92,16 +92,29 @@ class Host:
         id: str,
         severity: Severity,
         title: str,
-        proof: Quote | list[Quote],
+        proof: Quote | Sequence[Quote],
         *fixes: Fix,
-        env: tuple[EnvAdvice, ...] = (),
+        places: list[Place] | tuple[Place, ...] = (),
+        confidence: float = 1.0,
+        env: tuple[EnvAdvice, ...] | list[EnvAdvice] = (),
         explains: tuple[str, ...] = (),
     ) -> Finding:
-        """A finding about this host alone; a quote is a text and its source, and a command of the fixes is for this host."""
-        quotes = proof if isinstance(proof, list) else [proof]
+        """A finding about this host alone. A quote is a text and its source; the commands of the fixes are for this host."""
+        quotes = [cast(Quote, proof)] if isinstance(proof, Evidence | tuple) else proof
         evidence = [quote if isinstance(quote, Evidence) else Evidence(*quote, host=self.name) for quote in quotes]
         here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
-        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, env=env, explains=explains)
+        return finding(
+            id,
+            severity,
+            title,
+            evidence,
+            hosts=(self.name,),
+            places=places,
+            confidence=confidence,
+            fixes=here,
+            env=env,
+            explains=explains,
+        )
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Finding, Severity, finding
+from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import cable_fixes, card, place, rails_of, sysfs, with_devices
 from nccl_doctor.rules.rails import Rail
@@ -75,24 +75,24 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
     total, rise = rail.port.counters.get("link_downed", 0), _rise(rail.port, "link_downed")
     if rise:
         now = f"link_downed {total - rise} -> {total} in {rail.port.counters_interval_s:.1f} s"
-        yield finding(
+        yield host.finding(
             "ib.link-flapping",
             Severity.FAIL,
             f"rail {rail.label} goes down and up right now",
             [sysfs(host, rail, now, "counters/link_downed"), card(host, rail)],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
             explains=("ib.errors", "ib.port-down", "ib.rate"),
         )
     elif total / _days(fact) >= value("ib.link-downed.total"):
         up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
-        yield finding(
+        yield host.finding(
             "ib.link-flapping.past",
             Severity.WARN,
             f"the link of rail {rail.label} went down {total} times{up}",
             [sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"), card(host, rail)],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
             confidence=0.8,
         )
 
@@ -103,7 +103,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     rises = {name: rise for name in _COUNTED if (rise := _rise(port, name)) / interval >= value("ib.errors.rate")}
     if rises:
         lost = rises.keys() <= _DISCARDS.keys()
-        yield finding(
+        yield host.finding(
             "ib.errors.rising",
             Severity.WARN if lost else Severity.FAIL,
             f"rail {rail.label} discards packets right now"
@@ -116,8 +116,8 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
                 ),
                 card(host, rail),
             ],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
         )
         return
     days = _days(fact)
@@ -131,7 +131,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     ]
     if high:
         up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
-        yield finding(
+        yield host.finding(
             "ib.errors",
             Severity.WARN,
             f"rail {rail.label} has had many errors{up}",

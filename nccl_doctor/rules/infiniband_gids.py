@@ -12,7 +12,7 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import own_rails, place, sysfs, with_devices
 from nccl_doctor.rules.interface_view import nccl_version
@@ -81,47 +81,41 @@ def _judge_gid(
     name = rail.device.name
     if given and (entry is None or entry.version != 2):
         remove = EnvAdvice("NCCL_IB_GID_INDEX", "", f"NCCL finds index {automatic} by itself", ">=2.21.5", unset=True)
-        yield finding(
+        yield host.finding(
             "ib.gid-index.wrong",
             Severity.FAIL,
             f"NCCL_IB_GID_INDEX={chosen} is "
             + ("an empty entry" if entry is None else "a RoCE v1 entry")
             + f" on {rail.label}; NCCL itself would choose {automatic}",
             [Evidence(given.quote, given.source, given.line or None, host.name), *quoted],
+            *([Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else []),
             places=[place(host, rail)],
-            fixes=[Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else [],
             env=[] if given.line else [remove],
             explains=("collectives",),
         )
     elif not any(item.version == 2 for item in table.values()):
-        yield finding(
+        yield host.finding(
             "ib.gid-index.no-roce-v2",
             Severity.FAIL,
             f"rail {rail.label} has no RoCE v2 GID",
             quoted,
+            Fix("give the interface an address: without one there is no routable GID", "ip -br address"),
+            Fix("see the driver's RoCE mode", f"sudo cma_roce_mode -d {shell_word(name)} -p {rail.port.port}"),
             places=[place(host, rail)],
-            fixes=[
-                Fix("give the interface an address: without one there is no routable GID", "ip -br address", host.name),
-                Fix(
-                    "see the driver's RoCE mode",
-                    f"sudo cma_roce_mode -d {shell_word(name)} -p {rail.port.port}",
-                    host.name,
-                ),
-            ],
             explains=("collectives",),
         )
     elif not usable:
-        yield finding(
+        yield host.finding(
             "ib.gid-index.link-local",
             Severity.WARN,
             f"rail {rail.label} has only link-local GIDs: it reaches its own subnet alone",
             quoted,
+            Fix("give the interface an IPv4 address", "ip -br address"),
             places=[place(host, rail)],
-            fixes=[Fix("give the interface an IPv4 address", "ip -br address", host.name)],
             confidence=0.8,
         )
     elif given and chosen != automatic:
-        yield finding(
+        yield host.finding(
             "ib.gid-index.set",
             Severity.INFO,
             f"NCCL_IB_GID_INDEX={chosen} on {rail.label}; NCCL itself would choose {automatic}",

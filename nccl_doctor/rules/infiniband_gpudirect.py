@@ -42,28 +42,22 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     slow = all(rail.port.gbps is not None and rail.port.gbps < value("ib.gdr.rate") for rail in ports)
     why = {False: "and DMA-BUF is not possible", None: "and whether DMA-BUF works is not known"}[possible]
-    yield finding(
+    yield host.finding(
         "ib.gdr.off" if possible is False else "ib.gdr.unknown",
         Severity.INFO if slow else Severity.FAIL if possible is False else Severity.WARN,
         f"GPUDirect RDMA: nvidia_peermem is not loaded, {why}",
         [
             sysfs(host, ports[0], ports[0].port.rate or "(rate not told)", "rate"),
-            Evidence("no nvidia_peermem, no nv_peer_mem", "/sys/module", host=host.name),
-            Evidence(
+            ("no nvidia_peermem, no nv_peer_mem", "/sys/module"),
+            (
                 f"kernel {topology.kernel or '(unknown)'}, {gpu.module_flavor or 'unknown'} kernel modules",
                 "/proc/driver/nvidia/version",
-                host=host.name,
             ),
         ],
-        hosts=(host.name,),
-        fixes=[
-            Fix(
-                "load it, and at every boot",
-                "sudo modprobe nvidia-peermem && echo nvidia-peermem | "
-                "sudo tee /etc/modules-load.d/nvidia-peermem.conf",
-                host.name,
-            ),
-        ],
+        Fix(
+            "load it, and at every boot",
+            "sudo modprobe nvidia-peermem && echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
+        ),
         confidence=0.9 if possible is False else 0.6,
         explains=("ib.gdr.differs", "net.slow"),
     )

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.env.interface_advice import IFNAME
 from nccl_doctor.env.nccl_conf import Setting
-from nccl_doctor.env.socket_interface import (
-    Filter,
-    parse_filter,
-)
+from nccl_doctor.env.socket_interface import Filter, parse_filter
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
@@ -38,7 +35,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     wanted = parse_filter(setting.value, here.version)
     assert wanted is not None
-    reason = _why_no_match(wanted, setting.value, here)
+    reason = _why_no_match(wanted, here)
     yield finding(
         "net.wrong-interface.no-match",
         Severity.FAIL,
@@ -51,7 +48,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _why_no_match(wanted: Filter, value: str, here: View) -> str:
+def _why_no_match(wanted: Filter, here: View) -> str:
     names = list(dict.fromkeys(address.name for address in here.facts.addresses))
     devices = {device.name for device in here.facts.devices}
     if wanted.exclude:

@@ -327,22 +327,19 @@ def names_are_slow(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact("time of look-ups", "not measured")
     if names.lookup_s < LOOKUP_SECONDS:
         return
-    yield finding(
+    yield host.finding(
         "net.hostname-resolution.slow",
         Severity.WARN,
         f"looking up a name takes {names.lookup_s:.1f} s on {host.name}: all ranks of the job wait for it",
         [
-            Evidence(f"median of the names looked up: {names.lookup_s:.1f} s", source="getaddrinfo", host=host.name),
-            *(Evidence(line, source="/etc/resolv.conf", host=host.name) for line in names.resolver),
+            (f"median of the names looked up: {names.lookup_s:.1f} s", "getaddrinfo"),
+            *((line, "/etc/resolv.conf") for line in names.resolver),
         ],
+        Fix(
+            "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
+            f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
+        ),
         places=[Place(host=host.name)],
-        fixes=[
-            Fix(
-                "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
-                f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
-                host.name,
-            )
-        ],
     )
 
 
