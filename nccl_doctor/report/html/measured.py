@@ -21,7 +21,7 @@ from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.safe_text import moment
-from nccl_doctor.rules.collectives import pair_rates
+from nccl_doctor.rules.collective_rates import pair_rates
 from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.hardware_table import hardware_table
