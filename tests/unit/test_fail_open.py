@@ -106,7 +106,7 @@ NOTHING = {
     ("system: cgroup.cpu_limit", "system.cpus"): "none is unlimited",
     ("system: cgroup.memory_limit_bytes", "requirements.room"): "none is unlimited",
     ("system: cgroup.memory_limit_bytes", "system.memory"): "none is unlimited",
-    ("system: cgroup.pids_limit", "system.threads"): "none is unlimited",
+    ("system: cgroup.pids_limit", "limits.threads"): "none is unlimited",
     ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
     ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
     ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
@@ -331,7 +331,7 @@ NONSENSE = {
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
     ("software: torch.cuda", "software.cuda_build"): "software.driver",
-    ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
+    ("system: filesystems.*.outcome", "storage.hung_mounts"): "storage.disks",
 }
 
 
