@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from fleets import GIB, ids, only, run, software, system
 
+from nccl_doctor.env.recommend_model import HostNeeds
 from nccl_doctor.facts.model import HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.system import (
     Cgroup,
@@ -89,8 +91,19 @@ def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
     ],
 )
 def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
-    result = run("limits.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
+    facts = host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma)
+    result = run("limits.locked_memory", facts)
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
+    if rdma:  # env recommend speaks of no other limit than the rule
+        assert needs_of(facts).memlock_bytes == (soft if severity is Severity.FAIL else None)
+
+
+def needs_of(facts: Mapping[str, Mapping[str, Any]]) -> HostNeeds:
+    """What env recommend knows of the one host."""
+    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
+    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
+    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
+    return told
 
 
 @pytest.mark.parametrize(
@@ -112,10 +125,7 @@ def test_who_may_lock_memory_freely_is_not_bound_by_the_limit(container: Contain
     facts = host(limits=limits(memlock=Limit(65536, 65536)), rdma_devices=("mlx5_0",), container=container)
     found = only(run("limits.locked_memory", facts))
     assert found.severity is severity
-    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
-    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
-    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
-    assert told.memlock_bytes == (65536 if severity is Severity.FAIL else None)
+    assert needs_of(facts).memlock_bytes == (65536 if severity is Severity.FAIL else None)
     assert (f"CapEff {container.capabilities}" in found.evidence[0].text) == (severity is not Severity.FAIL)
 
 
