@@ -16,7 +16,7 @@ from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity, beneath
 from nccl_doctor.rules import metrics
-from nccl_doctor.rules.compare_facts import READERS, Key, Values, values_of
+from nccl_doctor.rules.compare_facts import READERS, Values, values_of
 from nccl_doctor.rules.engine import Host
 from nccl_doctor.rules.judge import Report, judge
 
@@ -398,6 +398,3 @@ def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
             )
         )
     return list(merged.values())
-
-
-__all__ = ["CompareError", "Comparison", "FactChange", "FindingChange", "Key", "bundles", "hosts", "subjects"]

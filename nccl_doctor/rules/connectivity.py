@@ -11,7 +11,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import ONE_STREAM, alone, untried
+from nccl_doctor.rules.mesh_pairs import ONE_STREAM, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -95,7 +95,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     Every pair was tried with don't-fragment set. A black hole is a size below the sender's interface MTU from which
     on nothing arrives and no ICMP says why. Where the receiver's interface is exactly that small, the MTUs just differ.
     """
-    alone(fleet)
+    fleet.need_several()
     paths = _paths(fleet)
     cut = _cut(fleet)
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
@@ -233,7 +233,7 @@ def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
 @fleet_rule("connectivity", "net.packet-loss")
 def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     """Small, paced messages to or from a host had to be sent again: packets are lost where no queue was full."""
-    alone(fleet)
+    fleet.need_several()
     sent: dict[Pair, int] = {}
     lost: dict[Pair, int] = {}
     addresses: dict[Pair, str] = {}
@@ -286,7 +286,7 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     The fastest of all messages and connects is judged: a busy CPU delays some of them, and a lost packet all behind it
     on its connection, but a long way delays each.
     """
-    alone(fleet)
+    fleet.need_several()
     trips: dict[Pair, float] = {}
     addresses: dict[Pair, str] = {}
     for host, link in _measured(fleet):
@@ -329,7 +329,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
 
     Where these reach more than 10 Gb/s, under a quarter of that: beyond it one stream measures the hosts' CPUs.
     """
-    alone(fleet)
+    fleet.need_several()
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}

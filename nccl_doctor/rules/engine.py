@@ -153,6 +153,11 @@ class Fleet:
                 self.lack(gap.what, gap.why, host.name)
         return found
 
+    def need_several(self, why: str = "only one host") -> None:
+        """``SkipRule`` where there is one host only."""
+        if len(self.hosts) < 2:
+            raise SkipRule(why)
+
     @property
     def lost(self) -> dict[str, HostFacts]:
         """The hosts on which an agent ran, but not to the end: the others were told to measure the way to them, too."""
@@ -197,20 +202,22 @@ HostFunction = TypeVar("HostFunction", bound=Callable[[Host, Plan], Iterable[Fin
 FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Finding]])
 
 
-def _register(rule: Rule) -> None:
-    if rule.stage not in (*STAGES, JOB):
-        raise ValueError(f"rule {rule.name}: no stage {rule.stage!r}")
-    if not rule.doc:
-        raise ValueError(f"rule {rule.name} has no docstring: it is the rule's published page")
-    _RULES[rule.name] = rule
+def _register(stage: str, ids: tuple[str, ...], function: Callable[..., Any], *, compares: bool) -> None:
+    name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+    doc = (function.__doc__ or "").strip()
+    if stage not in (*STAGES, JOB):
+        raise ValueError(f"rule {name}: no stage {stage!r}")
+    if not doc:
+        raise ValueError(f"rule {name} has no docstring: it is the rule's published page")
+    per_host, per_fleet = (None, function) if compares else (function, None)
+    _RULES[name] = Rule(name, stage, ids, doc, per_host, per_fleet)
 
 
 def host_rule(stage: str, *ids: str) -> Callable[[HostFunction], HostFunction]:
     """Declare a rule that looks at one host at a time: ``(host, plan) -> findings``."""
 
     def declare(function: HostFunction) -> HostFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_host=function))
+        _register(stage, ids, function, compares=False)
         return function
 
     return declare
@@ -220,8 +227,7 @@ def fleet_rule(stage: str, *ids: str) -> Callable[[FleetFunction], FleetFunction
     """Declare a rule that compares hosts: ``(fleet) -> findings``."""
 
     def declare(function: FleetFunction) -> FleetFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_fleet=function))
+        _register(stage, ids, function, compares=True)
         return function
 
     return declare
@@ -330,9 +336,5 @@ def run(
             result = _run_per_host(rule, hosts, bundle.plan)
         else:
             result = _run_per_fleet(rule, hosts, bundle.plan, derived)
-        yield _with_stage(result)
-
-
-def _with_stage(result: RuleResult) -> RuleResult:
-    staged = tuple(msgspec.structs.replace(item, stage=result.stage) for item in result.findings)
-    return msgspec.structs.replace(result, findings=staged)
+        staged = tuple(msgspec.structs.replace(item, stage=rule.stage) for item in result.findings)
+        yield msgspec.structs.replace(result, findings=staged)

@@ -20,8 +20,7 @@ def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
     facts = fleet.every(InfinibandFact)
     if not any(fact.devices for fact in facts.values()):
         raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     for host, fact in facts.items():
         for device in fact.devices:
             if not all(port.link_layer for port in device.ports):

@@ -12,11 +12,11 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.interface_view import (
+    ALONE,
     View,
     interface_list,
     quote,
     remove,
-    several,
     unset,
     view,
     views,
@@ -111,7 +111,7 @@ def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
     Of two peers the one with the greater address connects: 127.0.0.1 connects to a peer in 10.0.0.0/8, which works, but
     a peer above it (172.16/12, 192.168/16) is told to connect to 127.0.0.1, which is itself.
     """
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     for item in seen.values():
         if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:

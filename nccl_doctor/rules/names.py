@@ -17,7 +17,7 @@ from nccl_doctor.facts.mesh import Link, Links, Names, Resolution, Resolver
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
-from nccl_doctor.rules.mesh_pairs import alone, unasked
+from nccl_doctor.rules.mesh_pairs import unasked
 
 # A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
 LOOKUP_SECONDS = 1.0
@@ -50,7 +50,7 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
     Told by the address and port that ssh reached and the name the machine gives itself, all three the same. Containers
     behind one address have ports of their own, and machines behind a transport without addresses are not compared.
     """
-    alone(fleet)
+    fleet.need_several()
     reached_at = {host.name: host.facts.reach for host in fleet.hosts}
     machines: dict[tuple[str, int, str], list[str]] = {}
     for host, names in sorted(fleet.every(Names).items()):
@@ -87,7 +87,7 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts. Where
     GLOO_SOCKET_IFNAME is set, Gloo does not ask for the name: a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     for host in fleet.hosts:
         if (names := seen.get(host.name)) is None:
@@ -216,7 +216,7 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     host can, or none knows any other, the hostfile names are aliases that only this machine's ssh config knows: that
     breaks nothing as long as MASTER_ADDR is given in another form, so it is a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     unasked(fleet, seen)
     resolver = Resolver(seen, fleet.of_lost(Names))
@@ -260,7 +260,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
     The address is none of the peer's own, and connecting to it did not reach the peer: a stale /etc/hosts or DNS
     entry. (An address that is not the peer's own but does lead to it, through NAT, is no fault.)
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     resolver = Resolver(seen, fleet.of_lost(Names))
     links = {host.name: host.want(Links) for host in fleet.hosts}
@@ -350,7 +350,7 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
     Part of the traffic then takes another network than the rest (management instead of data, say). It works, and is
     slow or half encrypted; it is worth a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     resolver = Resolver(seen, fleet.of_lost(Names))
     for name in sorted(seen):

@@ -172,8 +172,7 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
         raise SkipRule("no NVIDIA GPU on any host" if skipped > 1 else NO_GPU)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     others = set(models.differing)
     signatures = {

@@ -376,8 +376,9 @@ def test_every_threshold_says_where_it_comes_from() -> None:
 def test_thresholds_of_the_user(tmp_path: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("nofile.warn: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
-    assert thresholds.value("nofile.warn", thresholds.load(file)) == 4096
-    assert thresholds.value("nofile.fail", thresholds.load(file)) == thresholds.value("nofile.fail")
+    usual = thresholds.value("nofile.fail")
+    with thresholds.using(thresholds.load(file)):
+        assert (thresholds.value("nofile.warn"), thresholds.value("nofile.fail")) == (4096, usual)
     file.write_text("nofile.wran: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
     with pytest.raises(thresholds.ThresholdError, match=r"called .nofile\.wran.; did you mean .nofile\.warn.\?"):
         thresholds.load(file)
