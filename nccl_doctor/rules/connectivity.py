@@ -318,7 +318,6 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
                 client,
             ),
             severity=Severity.WARN,
-            sure=(1.0, 0.9),
             explains=(),
         )
 

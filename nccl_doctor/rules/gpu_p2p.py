@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
@@ -12,7 +12,7 @@ from nccl_doctor.findings.model import Finding, Fix, Place, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, redirecting, translating
 from nccl_doctor.rules.nvidia import NO_GPU, superchip
-from nccl_doctor.rules.topology_view import matrix_of
+from nccl_doctor.rules.topology_view import known_matrix
 
 
 def _bare_metal(host: Host) -> TopologyFact:
@@ -101,7 +101,8 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact("P2P status", next(iter(failed.errors.values())))
         raise SkipRule("the driver tells no P2P status")
     linked = {gpu.index for gpu in fact.gpus if gpu.nvlinks and any(link.active for link in gpu.nvlinks)}
-    kinds = _kinds(host)
+    matrix = known_matrix(host)
+    kinds = matrix.kinds() if matrix else {}
     denied, switched = [], []
     for pair in known:
         if pair.read == "OK" and pair.write in ("OK", None):
@@ -129,10 +130,3 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
             )
     if untold := [pair for pair in fact.pairs if pair.read is None or pair.write is None]:
         raise MissingFact("P2P status", f"the driver does not tell it of GPU {untold[0].a} and {untold[0].b}")
-
-
-def _kinds(host: Host) -> Mapping[tuple[str, str], str]:
-    try:
-        return matrix_of(host).kinds()
-    except (MissingFact, SkipRule):
-        return {}

@@ -11,7 +11,7 @@ from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import cable_fixes, card, place, rails_of, sysfs, with_devices
 from nccl_doctor.rules.rails import Rail
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.units import days, of_uptime
 
 # counter -> words. Errors of the link; congestion and retransmission counters are no fault of this port.
 _ERRORS = {
@@ -67,10 +67,6 @@ def _rise(port: Port, name: str) -> int:
     return max(0, port.counters.get(name, 0) - port.counters_before.get(name, port.counters.get(name, 0)))
 
 
-def _days(fact: InfinibandFact) -> float:
-    return max((fact.uptime_s or 86400.0) / 86400.0, 1.0)
-
-
 def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     total, rise = rail.port.counters.get("link_downed", 0), _rise(rail.port, "link_downed")
     if rise:
@@ -84,8 +80,8 @@ def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]
             places=[place(host, rail)],
             explains=("ib.errors", "ib.port-down", "ib.rate"),
         )
-    elif total / _days(fact) >= value("ib.link-downed.total"):
-        up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
+    elif total / days(fact.uptime_s) >= value("ib.link-downed.total"):
+        up = of_uptime(fact.uptime_s)
         yield host.finding(
             "ib.link-flapping.past",
             Severity.WARN,
@@ -120,17 +116,16 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
             places=[place(host, rail)],
         )
         return
-    days = _days(fact)
     # A bit error rate of 1e-12 gives this many errors a day at the port's rate
     allowed = max(value("ib.errors.total"), value("ib.ber") * (port.gbps or 100.0) * 1e9 * 86400)
     limits = {**dict.fromkeys(_ERRORS, allowed), **dict.fromkeys(_DISCARDS, value("ib.discards.total"))}
     high = [
         (name, count)
         for name, limit in limits.items()
-        if (count := port.counters.get(name, 0)) and count / days >= limit
+        if (count := port.counters.get(name, 0)) and count / days(fact.uptime_s) >= limit
     ]
     if high:
-        up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
+        up = of_uptime(fact.uptime_s)
         yield host.finding(
             "ib.errors",
             Severity.WARN,

@@ -9,9 +9,8 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.drift import row
+from nccl_doctor.rules.drift import quoted, row
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.gpu_fleet import quoted
 from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband_fleet import fleet_rails
 from nccl_doctor.rules.infiniband_view import own_rails, sysfs, with_devices

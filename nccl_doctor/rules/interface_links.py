@@ -15,7 +15,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.interface_view import view
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.units import days, of_uptime
 
 
 @host_rule("interfaces", "net.loopback-down")
@@ -101,7 +101,6 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     if all(losses is None for losses in counted.values()):
         raise SkipRule("the kernel does not count how often links go down")
     seconds = again.read_at_s - facts.read_at_s
-    days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
     running = {address.name for address in facts.addresses if address.running}
     untold: list[str] = []
     for name, before in counted.items():
@@ -113,8 +112,8 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
         if total > before:
             now = f"{before} -> {total} in {seconds:.1f} s"
             yield _flapping(host.name, name, Severity.FAIL, f"{link} goes down and up right now", now)
-        elif total / days >= value("net.link-losses.total") and running.intersection(above):
-            since = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
+        elif total / days(facts.uptime_s) >= value("net.link-losses.total") and running.intersection(above):
+            since = of_uptime(facts.uptime_s)
             yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{since}", f"{total}{since}")
     if untold:
         raise MissingFact(f"how often the link of {few(untold)} goes down", "not counted at both readings")

@@ -13,7 +13,7 @@ import msgspec
 from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.facts.mesh import Link, Links, Names, Resolution, Resolver
+from nccl_doctor.facts.mesh import Links, Names, Resolution, Resolver, parsed
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
@@ -26,7 +26,7 @@ _HOSTS_WORD = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%", 1)[0]).is_loopback
+    return parsed(address).is_loopback
 
 
 def _is_address(name: str) -> bool:
@@ -37,10 +37,10 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple[str, ...], host: str) -> Evidence:
-    if quoted:
-        return Evidence(quoted, source="/etc/hosts", line=resolution_line, host=host)
-    return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
+def _quote(host: str, name: str, answer: Resolution) -> Evidence:
+    if answer.quoted:
+        return Evidence(answer.quoted, source="/etc/hosts", line=answer.line, host=host)
+    return Evidence(f"{name} -> {', '.join(answer.addresses)}", source=f"getaddrinfo({name})", host=host)
 
 
 @fleet_rule("connectivity", "host.named-twice")
@@ -131,7 +131,7 @@ def _own_name(host: str, names: Names) -> Finding:
         "net.hostname-resolution.loopback",
         Severity.FAIL,
         f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-        _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+        _quote(host, names.host_name, names.own),
         places=[Place(host=host)],
         fixes=[_own_line_fix(host, names)],
         explains=("collectives", "net.wrong-interface"),
@@ -152,7 +152,7 @@ def _name_of_another(host: str, names: Names) -> Finding:
         f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [
             Evidence(names.host_name, source="hostname", host=host),
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+            _quote(host, names.host_name, names.own),
         ],
         places=[Place(host=host)],
         fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
@@ -167,7 +167,7 @@ def _own_name_elsewhere(host: str, names: Names) -> Finding:
         Severity.FAIL,
         f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
         [
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+            _quote(host, names.host_name, names.own),
             Evidence(f"{host} has {', '.join(names.addresses)}", source="getifaddrs", host=host),
         ],
         places=[Place(host=host)],
@@ -284,26 +284,24 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
                     yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
 
 
-def _tried(links: Links | None, name: str, address: str) -> list[Link]:
-    return [link for link in links.links if link.peer == name and link.address == address] if links else []
-
-
 def _wrong_address(
     host: str, name: str, addresses: tuple[str, ...], resolver: Resolver, seen: dict[str, Names], links: Links | None
 ) -> Iterator[Finding]:
     first = addresses[0]
-    tried = _tried(links, name, first)
+    tried = [link for link in (links.links if links else ()) if (link.peer, link.address) == (name, first)]
     other = any(link.outcome == "wrong-peer" for link in tried)
     if not other and not _is_loopback(first) and any(link.outcome == "ok" for link in tried):
         return  # not the peer's own address, but it leads there: address translation
     answer = resolver.answer(host, name)
     assert answer is not None
-    evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
-    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="getifaddrs", host=name))
-    evidence.extend(
-        Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
-        for link in tried[:1]
-    )
+    evidence = [
+        _quote(host, name, answer),
+        Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="getifaddrs", host=name),
+        *(
+            Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
+            for link in tried[:1]
+        ),
+    ]
     what = "where another host answers" if other else f"which {name} does not have"
     yield finding(
         "net.hostname-resolution.wrong-address",
