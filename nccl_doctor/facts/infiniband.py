@@ -26,7 +26,6 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """The Ethernet interface (or IPoIB) of an RDMA device."""
 
     name: str
-    operstate: str | None = None
     mtu: Count | None = None
     master: str | None = None
 
@@ -88,7 +87,6 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     path: tuple[str, ...] = ()
     pci_device: str | None = None
     pci_vendor: str | None = None
-    numa_node: int | None = None
     netdevs: tuple[NetDevice, ...] = ()
     ports: tuple[Port, ...] = ()
     source: str = "sysfs"  # or the tool whose word stands in for it, see infiniband_witness
