@@ -46,7 +46,7 @@ class Acs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Iommu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """IOMMU groups on this host, and the type of each GPU's and NIC's group by PCI address."""
+    """The type of each GPU's and NIC's IOMMU group, by PCI address."""
 
     types: dict[str, str] = {}
 
