@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from nccl_doctor.facts.files import read_yaml
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
@@ -99,10 +100,7 @@ class CompareError(ValueError):
 @functools.cache
 def subjects() -> dict[str, Subject]:
     """The rows of compare.yaml, most important first."""
-    import yaml
-
-    text = (Path(__file__).parent / "compare.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), dict[str, Subject])
+    return msgspec.convert(read_yaml(Path(__file__).parent / "compare.yaml"), dict[str, Subject])
 
 
 Judge = Callable[[Bundle], Report]

@@ -20,7 +20,7 @@ from nccl_doctor.facts.system import UNLIMITED, System
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import TopologyError, parse
 from nccl_doctor.rules.engine import Host
-from nccl_doctor.rules.software import subjects, versions
+from nccl_doctor.rules.software_drift import subjects, versions
 from nccl_doctor.rules.units import size
 
 Key = tuple[str, str]  # (subject of compare.yaml, item: "GPU 3 (0000:3b:00.0)", "eth0", "to gpu02"; or empty)

@@ -26,7 +26,7 @@ from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.localise import Pair
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.software_drift import drift_table
 
 SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable nor small; the worst pairs are listed
 WORST_SHOWN = 40
