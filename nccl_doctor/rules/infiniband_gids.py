@@ -37,12 +37,13 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     if not ports:
         raise SkipRule("no active RoCE port")
     version, _ = nccl_version(host, plan)
-    given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
+    settings = _in_force(host, plan)
+    given = settings.get("NCCL_IB_GID_INDEX")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
     for name, usual in (("NCCL_IB_ADDR_RANGE", ""), ("NCCL_IB_ROCE_VERSION_NUM", "2")):
-        if index < 0 and (narrowed := _in_force(host, plan, name)) and narrowed.value not in ("", usual):
+        if index < 0 and (narrowed := settings.get(name)) and narrowed.value not in ("", usual):
             raise MissingFact("GID that NCCL takes", f"{name}={narrowed.value} narrows its search")
-    family = _in_force(host, plan, "NCCL_IB_ADDR_FAMILY")
+    family = settings.get("NCCL_IB_ADDR_FAMILY")
     ipv6 = family is not None and family.value == "AF_INET6"
     untold: MissingFact | None = None
     for rail in ports:
@@ -60,12 +61,12 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
         raise untold
 
 
-def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:
-    """What a job on this host would see: the job's own setting, the host's environment, nccl.conf."""
+def _in_force(host: Host, plan: Plan) -> dict[str, Setting]:
+    """What a job on this host would see: the job's own settings, the host's environment, nccl.conf."""
     environment, network = host.want(Environment), host.want(Interfaces)
     variables = environment.variables if environment else {}
     files = network.conf_files if network else ()
-    return effective(variables, files, nccl_version(host, plan)[0], plan.env).get(name)
+    return effective(variables, files, nccl_version(host, plan)[0], plan.env)
 
 
 def _judge_gid(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from nccl_doctor.env import gid, hosts
+from nccl_doctor.env import hosts
 from nccl_doctor.env.interface_advice import Attempt
 from nccl_doctor.env.recommend_model import FabricPort, HostNeeds
 from nccl_doctor.facts.environment import Environment
@@ -15,6 +15,7 @@ from nccl_doctor.facts.model import Bundle, Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import UNLIMITED, System
 from nccl_doctor.rules import engine, interface_view, rails
+from nccl_doctor.rules.infiniband_gids import entries
 from nccl_doctor.rules.thresholds import value
 
 
@@ -77,13 +78,8 @@ def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> t
             rail=f"{device.name}:{port.port}" in of_training,
             gbps=port.gbps,
             efa=device.pci_vendor == rails.AWS,
-            default_route=any(
-                item.name in fabric.default_route_devices or item.master in fabric.default_route_devices
-                for item in device.netdevs
-            ),
-            gids=tuple(gid.GidEntry(item.index, item.gid, gid.roce_version(item.type)) for item in port.gids)
-            if port.link_layer == ETHERNET
-            else (),
+            default_route=fabric.carries_default_route(device),
+            gids=tuple(entries(port)) if port.link_layer == ETHERNET else (),
         )
         for device in fabric.devices
         for port in device.ports
