@@ -50,8 +50,8 @@ class SkipRule(Exception):
 class Host:
     """One reached host, as rules see it.
 
-    ``gone``: the hosts that were not reached, or lost, by name: of what passes between them and this one it can tell
-    nothing.
+    ``gone``: the hosts that were not reached or were lost, by name. What this host says of the way to them is not heard:
+    whether a connect to a host that goes away fails depends on the moment.
     """
 
     def __init__(self, facts: HostFacts, gone: Mapping[str, HostFacts] | None = None) -> None:
@@ -133,8 +133,10 @@ class Fleet:
         self.derived = {} if derived is None else derived
 
     def once(self, derive: Callable[[tuple[Host, ...], Plan], T]) -> T:
-        """``derive(hosts, plan)``, computed once for all rules of a run. What it lacks it leaves out: a rule that must
-        know who is missing asks :meth:`every` as well."""
+        """``derive(hosts, plan)``, computed once for all rules of a run.
+
+        It leaves out the hosts that lack a fact; a rule that has to say which these are asks :meth:`every` as well.
+        """
         if derive not in self.derived:
             self.derived[derive] = derive(self.hosts, self.plan)
         return cast(T, self.derived[derive])
@@ -160,12 +162,12 @@ class Fleet:
 
     @property
     def lost(self) -> dict[str, HostFacts]:
-        """The hosts on which an agent ran, but not to the end: the others were told to measure the way to them, too."""
+        """The hosts on which an agent ran, but not to the end. The others were told to measure the way to them as well."""
         gone = self.hosts[0].gone if self.hosts else {}
         return {name: facts for name, facts in gone.items() if facts.probes}
 
     def of_lost(self, kind: type[F]) -> dict[str, F]:
-        """Host name -> fact, for the hosts that were lost after they had told it: to read what others tell beside it."""
+        """Host name -> fact, for the hosts that were lost after they had sent it. Other hosts' facts may refer to it."""
         found = {name: Host(facts).want(kind) for name, facts in self.lost.items()}
         return {name: fact for name, fact in found.items() if fact is not None}
 
@@ -243,11 +245,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def reached(bundle: Bundle) -> tuple[Host, ...]:
-    """The hosts on which an agent ran to the end.
-
-    A connect to a host that goes away in the middle fails or not by the moment, and says nothing of the host that tried:
-    of a lost host its peers are not heard, as they ask nothing of one that never answered.
-    """
+    """The hosts on which an agent ran to the end. What they say of hosts that were lost in the middle is not heard."""
     gone = {facts.name: facts for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
     return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
 
@@ -313,7 +311,7 @@ def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dic
 
 
 def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
-    """The gaps as told; one of no host (none was reached) is none: that the hosts were not reached is told already."""
+    """The gaps of a rule. One without hosts is left out: then no host was reached, which is told elsewhere."""
     return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()) if hosts)
 
 
@@ -325,7 +323,7 @@ def run(
 ) -> Iterator[RuleResult]:
     """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order.
 
-    ``derived`` takes what the rules compute of the whole fleet, for who goes on with it.
+    ``derived`` is filled with what rules compute of the whole fleet (:meth:`Fleet.once`), so that the caller can use it.
     """
     hosts = reached(bundle) if hosts is None else hosts
     derived = {} if derived is None else derived
