@@ -95,6 +95,7 @@ def _oldest(case: Case, what: str) -> str:
 
 
 _NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
+_HANG = "nccl-doctor hang --hosts HOSTFILE"
 _NEXT = {
     "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
@@ -137,7 +138,7 @@ def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
-        return ()
+        return (f"if the job stands still now: {_HANG}",) if case.course.no_end_told else ()
     steps = [proof.next for proof in case.summary.proofs[:2] if proof.next]
     best = causes[0] if causes else None
     if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
@@ -160,13 +161,16 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
         if case.course.interrupted_hang:
-            yield "before you end it the next time: nccl-doctor hang --hosts HOSTFILE"
+            yield f"before you end it the next time: {_HANG}"
         else:
             yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
-    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS:
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
+    if case.course.only_began:
+        yield f"if the job stands still: {_HANG}"
+        yield "if it went on: give explain its own output as well"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "NCCL INFO"):  # any such line: what is missing was cut away, not switched off

@@ -116,6 +116,17 @@ class Course:
             return False
         return not case.has("nccl-init-complete") or bool(self._interrupted)
 
+    @functools.cached_property
+    def only_began(self) -> bool:
+        """Whether the last that is told is that NCCL was initialised, or what it would use: a job that hangs in its first
+        collective says no more, and neither does one whose own output is elsewhere."""
+        return self._began and not self._case.has(*_WORK, "run-ended", "exit-zero")
+
+    @property
+    def no_end_told(self) -> bool:
+        """Whether steps are the last that is told of the work: it may go on, and it may stand still since."""
+        return self._case.has("progress") and not self._case.has(*_ENDS, "exit-zero", "ended-well")
+
     @property
     def _began(self) -> bool:
         """Whether NCCL began to initialise, or an engine whose next step it is."""

@@ -73,11 +73,11 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _print_timeline(explanation, console)
-    if not undecided:
-        _print_next(explanation, console)
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
+    if not undecided:
+        _print_next(explanation, console)
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:

@@ -36,6 +36,21 @@ _WITHOUT_P2P = (
 )
 
 
+def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
+    got = explain_text(_SET_UP)
+    assert got.verdict is Verdict.UNDECIDED and "logs end there" in got.sentence
+    assert "hang" in got.next[0] and all(item.confidence < 0.3 for item in got.causes)
+    assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
+
+
+def test_steps_without_an_end_are_healthy_as_far_as_the_log_goes() -> None:
+    got = explain_text(_SET_UP + _STEPS)
+    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they end while the work goes on")
+    assert got.next == ("if the job stands still now: nccl-doctor hang --hosts HOSTFILE",)
+    ended = explain_text(_SET_UP + _STEPS + "Training complete.\n")
+    assert ended.sentence == "nothing in these logs failed" and not ended.next
+
+
 @pytest.mark.parametrize(
     ("proof", "cause"),
     [(_IOMMU + _WITHOUT_P2P, "gpu.p2p"), (_WITHOUT_P2P, "gpu.p2p"), (_IOMMU, "gpu.p2p"), (_XID, "gpu.fell-off-bus")],
