@@ -76,7 +76,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
-    if not undecided:
+    if not undecided and not healthy:
         _print_next(explanation, console)
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
@@ -85,6 +85,8 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         console.print(_quote(remark.evidence))
     for note in explanation.notes[:6] if healthy else ():
         _row(console, "harmless here", note)
+    if healthy:
+        _print_next(explanation, console)
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
 
