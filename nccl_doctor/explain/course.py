@@ -33,6 +33,7 @@ _LONG = 300.0  # seconds without a step
 _SLURMS_TIME = "CANCELLED AT "
 _ZONES, _ZONES_APART = 1800.0, 14 * 3600.0  # seconds: time zones differ by multiples of the first, up to the second
 _CLOCKS_APART = 10.0  # seconds: what clocks of two hosts may differ
+_PASTED = 5.0  # seconds: more than a job's streams lie behind one another
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
@@ -228,13 +229,32 @@ class Course:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         case, worst = self._case, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
-        ends = {hit.file: hit.line for hit in (*case.hits("run-ended"), *case.lasts("run-ended"))}
+        ends = {
+            hit.file: hit.line
+            for hit in (*self._run_ended, *case.lasts("run-ended"))
+            if place(hit) not in self._of_another
+        }
         for end in case.lasts("exit-zero"):
             worked = self._last_step_before("exit-zero", end.file)
             if worked >= worst.get(end.file, 0) + LINES_AFTER:
                 ends[end.file] = worked  # the job exited with 0, and had worked on after all that went wrong
         ends = {file: line for file, line in ends.items() if file not in self.failed_files}
         return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items()) and not self.left_out
+
+    @functools.cached_property
+    def _run_ended(self) -> list[Hit]:
+        return [end for end in self._case.hits("run-ended") if place(end) not in self._of_another]
+
+    @functools.cached_property
+    def _of_another(self) -> set[tuple[str, int]]:
+        """Good ends that stand below a trouble and are older than it, by the clock: of another job, whose log was pasted below."""
+        case = self._case
+        told = [hit for signature in case.seen(Role.CAUSE, Role.SYMPTOM) for hit in case.hits(signature.name)]
+        return {
+            place(end)
+            for end in (*case.hits("run-ended"), *case.lasts("run-ended"))
+            if any(later(end, hit) and hit.host in ("", end.host) and _after(hit, end, _PASTED) for hit in told)
+        }
 
     @functools.cached_property
     def left_out(self) -> set[str]:
@@ -252,8 +272,7 @@ class Course:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        case = self._case
-        ends = case.hits("run-ended")
+        case, ends = self._case, self._run_ended
         troubles = [
             item.hit
             for item in case.summary.tracebacks
@@ -305,7 +324,10 @@ class Course:
     def outlived(self, hit: Hit, lines: int = LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
         ends = [self._case.last(name, hit.file) for name in _ENDS]
-        if any(end is not None and end.line > hit.line for end in ends) and hit.file not in self.failed_files:
+        if (
+            any(end and end.line > hit.line and place(end) not in self._of_another for end in ends)
+            and hit.file not in self.failed_files
+        ):
             return True
         step = self._case.last("progress", hit.file)
         if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
@@ -342,7 +364,8 @@ class Course:
     def _ends(self) -> dict[str, list[Hit]]:
         """The lines that tell of a good end, by file."""
         found: dict[str, list[Hit]] = {}
-        for hit in self._case.hits(*_ENDS, "exit-zero", "ended-well"):
+        good = self._case.hits(*_ENDS, "exit-zero", "ended-well")
+        for hit in (hit for hit in good if place(hit) not in self._of_another):
             found.setdefault(hit.file, []).append(hit)
         return found
 
@@ -414,13 +437,13 @@ class Course:
 
 def _after_all(hit: Hit, ends: list[Hit]) -> bool:
     """Whether a host's line came shortly after these ends of its file, all of them told by other hosts."""
-    return all(
-        end.seconds is not None
-        and hit.seconds is not None
-        and _CLOCKS_APART < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
-        and "" != hit.host != end.host != ""
-        for end in ends
-    )
+    return all(_after(hit, end, _CLOCKS_APART) and "" != hit.host != end.host != "" for end in ends)
+
+
+def _after(hit: Hit, end: Hit, least: float) -> bool:
+    """Whether a line was printed after another by at least so many seconds, and not merely in another time zone."""
+    told = hit.seconds is not None and end.seconds is not None
+    return told and least < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
 
 
 def _slower(steps: str) -> bool:

@@ -238,14 +238,16 @@ def _is_odd(side: Side, mismatch: Mismatch) -> bool:
 
 
 def _different_calls(report: Report, differing: list[Mismatch], ranks: list[Worker], *, stuck: bool) -> Conclusion:
+    """Of ranks that make the same calls, one that is ahead in one operation is behind in none, whenever each was asked: one
+    snapshot proves the difference; only whether the job stands still takes two."""
     functions = " and ".join(mismatch.function for mismatch in differing)
     return Conclusion(
         kind=Kind.DIFFERENT_CALLS,
         title=f"communicator {differing[0].communicator}: {_who(ranks)} made other calls than the rest ({functions})",
         evidence=tuple(_quote(report, side) for mismatch in differing for side in mismatch.sides)[:_QUOTED],
-        cause="app.collective-mismatch" if stuck else "",
+        cause="app.collective-mismatch",
         candidates=("app.collective-mismatch",),
-        confidence=0.9 if stuck else 0.6,
+        confidence=0.9 if stuck else 0.75,
         ranks=_ranks(ranks),
         nodes=_nodes(ranks),
         communicator=differing[0].communicator,

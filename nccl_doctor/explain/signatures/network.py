@@ -432,7 +432,13 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
-says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
+says(
+    "ethtool-asked",
+    "ethtool {interface:word}",
+    "Settings for {interface:word}:",
+    why="Whose speed one of the next lines tells.",
+    every=True,
+)
 
 says(
     "net-types-differ",
