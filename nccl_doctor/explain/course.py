@@ -442,8 +442,9 @@ def _after_all(hit: Hit, ends: list[Hit]) -> bool:
 
 def _after(hit: Hit, end: Hit, least: float) -> bool:
     """Whether a line was printed after another by at least so many seconds, and not merely in another time zone."""
-    told = hit.seconds is not None and end.seconds is not None
-    return told and least < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
+    if hit.seconds is None or end.seconds is None:
+        return False
+    return least < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
 
 
 def _slower(steps: str) -> bool:
