@@ -12,7 +12,7 @@ from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, w
 from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
 
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
-_YES_NO = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
+_YES, _NO = frozenset({"y", "yes", "1", "t", "true"}), frozenset({"n", "no", "0", "f", "false"})
 
 _SILENCE = "an empty set of subsystems silences everything, WARN lines too"
 
@@ -199,7 +199,7 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
 
 
 def _boolean(variable: Variable, value: str) -> str:
-    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES_NO else ""
+    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES | _NO else ""
 
 
 def _integer(variable: Variable, value: str, default: str, context: Context) -> str:
@@ -253,10 +253,8 @@ def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Sai
 
 
 def _same(known: str, value: str, variable: Variable) -> bool:
-    if known == "1" and variable.values and variable.values.kind == "boolean":
-        return value.lower() in ("1", "y", "yes", "t", "true")
-    if known == "0" and variable.values and variable.values.kind == "boolean":
-        return value.lower() in ("0", "n", "no", "f", "false")
+    if variable.values and variable.values.kind == "boolean":
+        return value.lower() in (_YES if known == "1" else _NO)
     if number.is_number(known) and number.is_number(value):
         return number.as_read(known) == number.as_read(value)
     return known.casefold() == value.casefold()

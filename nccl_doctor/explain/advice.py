@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import shape
@@ -195,7 +196,7 @@ def _record_again(torch: str) -> str:
     """How to run again so that a hang leaves evidence behind: what ``env recommend --for hang`` sets."""
 
     def settings(release: str) -> str:
-        return " ".join(f"{item.name}={item.value}" for item in recommend.recorder(release))
+        return " ".join(f"{item.name}={item.value}" for item in recorder(release))
 
     if torch and not settings(torch):
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `env show` needs none of these: they would be half of its t
     from nccl_doctor.bench.tune import Change, Trial, Tuning
     from nccl_doctor.env.examine import Examination
     from nccl_doctor.env.lint import Remark
-    from nccl_doctor.env.recommend import Advice, Line
+    from nccl_doctor.env.recommend_model import Advice, Line
 
 _RISK = {
     Risk.SAFE: "safe",

@@ -10,13 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from nccl_doctor.facts.files import read_yaml
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity, beneath
 from nccl_doctor.rules import metrics
-from nccl_doctor.rules.compare_facts import READERS, Key, Values, values_of
+from nccl_doctor.rules.compare_facts import READERS, Values, values_of
 from nccl_doctor.rules.engine import Host
 from nccl_doctor.rules.judge import Report, judge
 
@@ -99,10 +100,7 @@ class CompareError(ValueError):
 @functools.cache
 def subjects() -> dict[str, Subject]:
     """The rows of compare.yaml, most important first."""
-    import yaml
-
-    text = (Path(__file__).parent / "compare.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), dict[str, Subject])
+    return msgspec.convert(read_yaml(Path(__file__).parent / "compare.yaml"), dict[str, Subject])
 
 
 Judge = Callable[[Bundle], Report]
@@ -117,9 +115,9 @@ def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B"), judge: Ju
     found = _finding_changes(_placed(report_a), _placed(report_b), report_a, report_b)
     rows = [row for name in both for row in _host_rows(name, hosts_a[name], hosts_b[name], one_run=False)]
     rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), tuple(both))
-    return _comparison(
-        names, (a.created, b.created), both, found, rows, set(hosts_a) - set(hosts_b), set(hosts_b) - set(hosts_a)
-    )
+    told = _comparison(names, (a.created, b.created), both, found, rows)
+    only_a, only_b = sorted(set(hosts_a) - set(hosts_b)), sorted(set(hosts_b) - set(hosts_a))
+    return msgspec.structs.replace(told, only_a=tuple(only_a), only_b=tuple(only_b))
 
 
 def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Comparison:
@@ -141,7 +139,7 @@ def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Compari
         found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report, reference)
         rows += _host_rows(other, known[reference], known[other], one_run=True)
     times = (bundle.created, bundle.created)
-    return _comparison((reference, ", ".join(others)), times, others, found, rows, (), ())
+    return _comparison((reference, ", ".join(others)), times, others, found, rows)
 
 
 _Place = tuple[str, str, str]  # finding id, host, GPU or NIC
@@ -360,8 +358,6 @@ def _comparison(
     compared: Sequence[str],
     found: Sequence[FindingChange],
     rows: Sequence[_Row],
-    only_a: Iterable[str],
-    only_b: Iterable[str],
 ) -> Comparison:
     ordered = sorted(
         _merged(found), key=lambda item: (_CHANGES.index(item.change), -_SEVERITY_RANK[item.severity], item.id)
@@ -374,8 +370,8 @@ def _comparison(
         created_a=times[0],
         created_b=times[1],
         compared=tuple(sorted(compared)),
-        only_a=tuple(sorted(only_a)),
-        only_b=tuple(sorted(only_b)),
+        only_a=(),
+        only_b=(),
         findings=tuple(ordered),
         changes=tuple(_folded(rows, ordered)),
         lost=tuple(lost),
@@ -398,6 +394,3 @@ def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
             )
         )
     return list(merged.values())
-
-
-__all__ = ["CompareError", "Comparison", "FactChange", "FindingChange", "Key", "bundles", "hosts", "subjects"]

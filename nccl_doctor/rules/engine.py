@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -92,16 +92,29 @@ class Host:
         id: str,
         severity: Severity,
         title: str,
-        proof: Quote | list[Quote],
+        proof: Quote | Sequence[Quote],
         *fixes: Fix,
-        env: tuple[EnvAdvice, ...] = (),
+        places: list[Place] | tuple[Place, ...] = (),
+        confidence: float = 1.0,
+        env: tuple[EnvAdvice, ...] | list[EnvAdvice] = (),
         explains: tuple[str, ...] = (),
     ) -> Finding:
-        """A finding about this host alone; a quote is a text and its source, and a command of the fixes is for this host."""
-        quotes = proof if isinstance(proof, list) else [proof]
+        """A finding about this host alone. A quote is a text and its source; the commands of the fixes are for this host."""
+        quotes = [cast(Quote, proof)] if isinstance(proof, Evidence | tuple) else proof
         evidence = [quote if isinstance(quote, Evidence) else Evidence(*quote, host=self.name) for quote in quotes]
         here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
-        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, env=env, explains=explains)
+        return finding(
+            id,
+            severity,
+            title,
+            evidence,
+            hosts=(self.name,),
+            places=places,
+            confidence=confidence,
+            fixes=here,
+            env=env,
+            explains=explains,
+        )
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""
@@ -139,6 +152,11 @@ class Fleet:
             except MissingFact as gap:
                 self.lack(gap.what, gap.why, host.name)
         return found
+
+    def need_several(self, why: str = "only one host") -> None:
+        """``SkipRule`` where there is one host only."""
+        if len(self.hosts) < 2:
+            raise SkipRule(why)
 
     @property
     def lost(self) -> dict[str, HostFacts]:
@@ -184,20 +202,22 @@ HostFunction = TypeVar("HostFunction", bound=Callable[[Host, Plan], Iterable[Fin
 FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Finding]])
 
 
-def _register(rule: Rule) -> None:
-    if rule.stage not in (*STAGES, JOB):
-        raise ValueError(f"rule {rule.name}: no stage {rule.stage!r}")
-    if not rule.doc:
-        raise ValueError(f"rule {rule.name} has no docstring: it is the rule's published page")
-    _RULES[rule.name] = rule
+def _register(stage: str, ids: tuple[str, ...], function: Callable[..., Any], *, compares: bool) -> None:
+    name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+    doc = (function.__doc__ or "").strip()
+    if stage not in (*STAGES, JOB):
+        raise ValueError(f"rule {name}: no stage {stage!r}")
+    if not doc:
+        raise ValueError(f"rule {name} has no docstring: it is the rule's published page")
+    per_host, per_fleet = (None, function) if compares else (function, None)
+    _RULES[name] = Rule(name, stage, ids, doc, per_host, per_fleet)
 
 
 def host_rule(stage: str, *ids: str) -> Callable[[HostFunction], HostFunction]:
     """Declare a rule that looks at one host at a time: ``(host, plan) -> findings``."""
 
     def declare(function: HostFunction) -> HostFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_host=function))
+        _register(stage, ids, function, compares=False)
         return function
 
     return declare
@@ -207,8 +227,7 @@ def fleet_rule(stage: str, *ids: str) -> Callable[[FleetFunction], FleetFunction
     """Declare a rule that compares hosts: ``(fleet) -> findings``."""
 
     def declare(function: FleetFunction) -> FleetFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_fleet=function))
+        _register(stage, ids, function, compares=True)
         return function
 
     return declare
@@ -317,9 +336,5 @@ def run(
             result = _run_per_host(rule, hosts, bundle.plan)
         else:
             result = _run_per_fleet(rule, hosts, bundle.plan, derived)
-        yield _with_stage(result)
-
-
-def _with_stage(result: RuleResult) -> RuleResult:
-    staged = tuple(msgspec.structs.replace(item, stage=result.stage) for item in result.findings)
-    return msgspec.structs.replace(result, findings=staged)
+        staged = tuple(msgspec.structs.replace(item, stage=rule.stage) for item in result.findings)
+        yield msgspec.structs.replace(result, findings=staged)

@@ -14,7 +14,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
 
 # rules/interface_settings.py judges these with the interfaces at hand.
 _JUDGED_THERE = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -115,8 +115,7 @@ def agreement(fleet: Fleet) -> Iterator[Finding]:
     NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_BUFFSIZE, NCCL_NET and NCCL_SOCKET_MAGIC must agree, or ranks wait for
     each other.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("one host: there is nobody to disagree with")
+    fleet.need_several("one host: there is nobody to disagree with")
     known = fleet.every(Environment)
     fleet.every(Interfaces)  # what stands in nccl.conf
     winners = {host.name: sources.effective(layers(host, fleet.plan)) for host in fleet.hosts if host.name in known}

@@ -12,20 +12,11 @@ from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import GpuModel, find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.drift import DriftRow, row
+from nccl_doctor.rules.drift import DriftRow, quoted, row
 from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof, untold
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
-
-VALUES_SHOWN = 8  # in one line
-
-
-def quoted(drift: DriftRow) -> Evidence:
-    """A row of the drift table in one line: ``driver: 550.90.07 on gpu[01-03]; 535.129.03 on gpu04``."""
-    told = "; ".join(f"{text or '(none)'} on {fold(hosts)}" for text, hosts in drift.values[:VALUES_SHOWN])
-    more = f"; and {len(drift.values) - VALUES_SHOWN} more values" if len(drift.values) > VALUES_SHOWN else ""
-    return Evidence(f"{drift.subject}: {told}{more}", "compared between hosts")
 
 
 def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:

@@ -7,7 +7,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.software import Software
 from nccl_doctor.rules.engine import reached
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.software_drift import drift_table
 
 
 def groups(bundle: Bundle) -> dict[str, str]:

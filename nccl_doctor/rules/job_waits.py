@@ -31,7 +31,6 @@ from nccl_doctor.rules.ranks import (
 
 LATE_S = 30.0  # of silence: a step may take as long
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-_YOUNG_S = 60.0  # a job that has just been started may still be coming up
 
 
 def _stuck_workers(rank: Rank) -> list[Process]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.env.recommend import Advice, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode

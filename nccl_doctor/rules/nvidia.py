@@ -88,8 +88,7 @@ def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:
     facts = fleet.every(GpuFact)
     if not any(fact.has_hardware for fact in facts.values()):
         raise SkipRule("no NVIDIA GPU on any host" if len(fleet.hosts) > 1 else NO_GPU)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     return facts
 
 

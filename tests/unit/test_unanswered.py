@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.agent.collective.channel import _readable, dialling
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
-from nccl_doctor.rules.collectives import failures
+from nccl_doctor.rules.collective_failures import failures
 
 ADDRESSES = {f"gpu{number:02d}": [f"10.0.0.{number}", "172.17.0.1"] for number in range(1, 5)}
 

@@ -15,7 +15,8 @@ import yaml
 from nccl_doctor.env.extract import conf, shell
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import Attempt
-from nccl_doctor.env.recommend import Advice, FabricPort, HostNeeds, Note, Purpose, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice, FabricPort, HostNeeds, Note, Purpose
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine, Device, Interfaces
 from nccl_doctor.report import env as report
 
