@@ -304,13 +304,12 @@ def check_master(master: str, inventory: Inventory) -> None:
 
 
 def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
-    """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
+    """The thresholds to judge by: the default ones, those of a policy in their place, and those of a file in theirs."""
     from nccl_doctor.rules import thresholds
 
     try:
-        if file is not None:
-            return thresholds.load(file)
-        return thresholds.with_values(values, "policy file") if values else None
+        rows = thresholds.with_values(values, "policy file") if values else None
+        return rows if file is None else thresholds.load(file, rows)
     except (thresholds.ThresholdError, OSError) as error:
         stop(str(error))
 
