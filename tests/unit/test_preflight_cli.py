@@ -200,6 +200,8 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--report", "junit"), "expected FORMAT=FILE"),
         (("--report", "pdf=x"), "expected FORMAT=FILE"),
         (("--report", "json=a", "--report", "json=b"), "json goes to a already"),
+        (("--bad-hosts", "./good"), "--bad-hosts good: --good-hosts goes there, and only one of them would be kept"),
+        (("--report", "junit=out", "--save", "out"), "--report junit out: --save goes there"),
         (("--format", "pdf"), "'pdf' is not one of github, gitlab"),
         (("--spares", "1"), "--spares needs --min-hosts"),
         (("--master", "gpu9"), "--master gpu9: not among the hosts"),
