@@ -214,7 +214,8 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"]
+    "text",
+    ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "gpus=²", "shm=12Q", "cats=3", "=3"],
 )
 def test_a_bad_requirement_shows_what_was_expected(text: str) -> None:
     name = text.partition("=")[0]
