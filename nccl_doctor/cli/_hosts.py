@@ -229,6 +229,8 @@ def connect_options(
             stop(f"--transport: {error}")
         if shutil.which(program) is None:  # no fault of any host
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
+    if transport == "local" and not local:
+        stop("--transport local examines this machine, not the hosts that are named: leave out one of the two")
     if local and (transport.startswith("command=") or ssh_config is not None):
         option = "--ssh-config" if ssh_config is not None else "--transport"
         stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
@@ -318,7 +320,7 @@ def load_policy(path: Path | None) -> Policy:
     """The policy of this file, or of the working directory; an empty one without either."""
     from nccl_doctor.rules import policy
 
-    found = path or policy.find(Path.cwd())
+    found = path or policy.find(Path())
     if found is None:
         return policy.Policy()
     try:

@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
-from nccl_doctor.cli._hosts import load_thresholds
+from nccl_doctor.cli._hosts import load_policy, load_thresholds
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
+from nccl_doctor.rules.policy import Policy
 
 
 def saved(directory: Path, *bad: str, slots: int = 0) -> str:
@@ -166,6 +167,13 @@ def test_a_policy_with_a_typo_stops_with_line_and_key(tmp_path: Path) -> None:
     done = preflight(tmp_path, "--from", saved(tmp_path))
     assert done.returncode == 2 and done.stdout == ""
     assert "nccl-doctor.toml:2: unknown key 'requires'; did you mean 'require'?" in done.stderr
+
+
+def test_a_directory_that_is_gone_has_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_policy(None) == Policy()
 
 
 def test_thresholds_of_a_file_leave_those_of_the_policy(tmp_path: Path) -> None:

@@ -345,6 +345,14 @@ def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str
     assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output
 
 
+@pytest.mark.parametrize(
+    "command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend", "env lint"]
+)
+def test_this_machine_is_not_examined_under_the_names_of_hosts(command: str) -> None:
+    done = CliRunner().invoke(cli.app, [*command.split(), "-H", "gpu01", "--transport", "local"])
+    assert done.exit_code == ExitCode.USAGE and "examines this machine, not the hosts that are named" in done.output
+
+
 def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
     before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
     bundles.write(Builder().bundle(), Path(before))
