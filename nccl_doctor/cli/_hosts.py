@@ -146,12 +146,17 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
-def read_bundle(path: Path) -> Bundle:
-    """A saved run; stops where the file holds none."""
+def read_bundle(path: Path, *, of_hang: bool = False) -> Bundle:
+    """A saved run; stops where the file holds none, or one of the other kind: a look at a job says nothing of hosts."""
     from nccl_doctor.facts import bundle as bundles
 
     with bad_input_stops():
-        return bundles.read(path)
+        bundle = bundles.read(path)
+    if ("job" in bundle.plan.stages) == of_hang:
+        return bundle
+    if of_hang:
+        stop(f"{path}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
+    stop(f"{path}: a bundle of hang; it is read by `nccl-doctor hang --from FILE`")
 
 
 # Parameters that say what is measured, where and how long.
@@ -174,10 +179,10 @@ def nothing_is_measured(context: typer.Context, why: str) -> None:
         stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
 
 
-def read_saved(context: typer.Context, path: Path) -> Bundle:
+def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> Bundle:
     """The run of ``--from``, in place of hosts."""
     nothing_is_measured(context, "--from judges a saved bundle")
-    return read_bundle(path)
+    return read_bundle(path, of_hang=of_hang)
 
 
 def columns(most: int) -> int:
