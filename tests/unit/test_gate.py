@@ -13,12 +13,13 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
-from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide
-from nccl_doctor.rules.judge import Report, folded_and_sorted, judge
+from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
+from nccl_doctor.rules.judge import Report, StageResult, folded_and_sorted, judge
 
 TODAY = datetime.date(2026, 11, 21)
 # What can drive a terminal, a CI runner, XML or HTML.
@@ -56,6 +57,14 @@ def test_unmeasured_is_unknown_and_never_chosen() -> None:
     report = judge(builder.bundle())
     assert states(report)["gpu03"] == UNKNOWN
     assert "gpu03" not in decide(report, min_hosts=3).chosen
+
+
+def test_hosts_to_which_nothing_applies_are_unknown() -> None:
+    skipped = (StageResult("gpu", "skipped", 0, 4, "no NVIDIA GPU on any host"),)
+    report = msgspec.structs.replace(judge(Builder().bundle()), stages=skipped, verdict="incomplete")
+    assert set(states(report).values()) == {UNKNOWN}
+    gate = decide(report, min_hosts=1)
+    assert not gate.go and exit_code(report, gate) is ExitCode.INCOMPLETE
 
 
 def test_an_unreached_host_is_bad_and_a_vanished_one_is_not_good() -> None:
