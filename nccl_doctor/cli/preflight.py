@@ -119,7 +119,7 @@ def preflight(
     )
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
-    if command and Path(command[0]).is_file() and not shutil.which(command[0]):
+    if command and "{" not in command[0] and not shutil.which(command[0]):  # known before anything is measured
         _hosts.stop(
             f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
         )

@@ -63,8 +63,10 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_run_is_127(tmp_path: Path) -> None:
-    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./no-such-program")
-    assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
+    (tmp_path / "job").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "job").chmod(0o755)
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./job")
+    assert done.returncode == 127 and "./job: No such file" in done.stderr
 
 
 def test_a_job_killed_by_a_signal_is_128_and_the_signal(tmp_path: Path) -> None:
@@ -214,6 +216,8 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--spares", "1"), "--spares needs --min-hosts"),
         (("--master", "gpu9"), "--master gpu9: not among the hosts"),
         (("--no-such-option",), "No such option"),
+        (("--require", "gpus=8,", "same=torch"), "'same=torch' is no program: hosts are named by --hosts"),
+        (("--", "./no-such-program"), "'./no-such-program' is no program"),
         (("--require", ""), "an empty value after --require: is a variable unset?"),
         (("--format=",), "an empty value after --format="),
         (("--transport", "command=kubect1 exec -i {host} --"), "there is no program kubect1 on this machine"),
@@ -222,7 +226,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
 )
 def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     (tmp_path / "empty").write_text("# nobody\n\n")
-    done = preflight(tmp_path, *options, "--good-hosts", "good")
+    done = preflight(tmp_path, "--good-hosts", "good", *options)
     assert done.returncode == 2 and done.stdout == "", done.stdout
     assert told in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
     assert not (tmp_path / "good").exists()
