@@ -439,6 +439,8 @@ def tuning_text(result: Tuning) -> str:
         )
     elif not result.compared:
         lines.append("? cannot tell: no candidate could be measured")
+    elif not result.decided:
+        lines.append(f"? cannot tell: a gain of up to {result.hidden:.0%} may hide in the noise; try more --rounds")
     else:
         lines.append(f"✓ defaults are best: no candidate is faster beyond the noise ({result.rounds} paired rounds)")
     if result.path:
