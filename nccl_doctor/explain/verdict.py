@@ -140,7 +140,8 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
         calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
-        return f"nothing in these logs failed{calm}"
+        read = "what could be read of these logs" if case.summary.problems else "these logs"
+        return f"nothing in {read} failed{calm}"
     if not causes:
         return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
