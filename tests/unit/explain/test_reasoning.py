@@ -764,3 +764,17 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+
+
+def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
+    """Of a rank that said nothing, whatever the others, who did, ended with."""
+    rows = "\n".join(
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 70{rank})"
+        for rank, code in enumerate((1, 7, 3))
+    )
+    said = "".join(f"[rank{rank}]: RuntimeError: Connection closed by peer [10.0.0.4]:29097\n" for rank in (0, 1))
+    log = f"{said}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nFailures:\n{rows}\n"
+    got = explain_text(log)
+    assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
+    assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
+    assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
