@@ -778,3 +778,19 @@ def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
     assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
     assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
     assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
+
+
+def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
+    """A traceback has no time: it stands where its launcher's next line does."""
+
+    def console(second: int, said: str) -> str:
+        stamp = f"1122 08:55:{second}.608000 29638 torch/distributed/elastic/multiprocessing/api.py"
+        start = "W1122 08:50:00.100000 29638 torch/distributed/run.py:766] Setting OMP_NUM_THREADS\n"
+        exited = f"E{stamp}:1002] failed (exitcode: 1) local_rank: 0 (pid: 29852) of binary: /usr/bin/python\n"
+        return f"{start}{said}\n{exited}"
+
+    lost = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.3]:26542"
+    late, early = console(30, lost), console(28, "[rank1]: KeyError: 'sample'")
+    told = analyse([LogSource("a.log", late), LogSource("b.log", early)]).timeline
+    assert [(item.who, item.file) for item in told if not item.when] == [("rank 1", "b.log"), ("rank 0", "a.log")]
+    assert next(item.when for item in told if item.when) == "08:55:28"
