@@ -156,15 +156,13 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
     )
     if missing:
-        yield f"collect the logs of rank {missing}: they are not among these, and the others only waited"
+        yield f"collect the logs of rank {missing}: nothing that it said is among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
         who = f"rank {ranges(list(best.ranks))}" if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
-        if case.course.interrupted_hang:
-            yield f"before you end it the next time: {_HANG}"
-        else:
-            yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
+        when = "before you end it the next time" if case.course.interrupted_hang else "if it still hangs"
+        yield f"{when}: {_HANG}"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
     if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:

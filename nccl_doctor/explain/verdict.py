@@ -142,7 +142,8 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
             return "the work came to its end; what failed on the way was overcome"
         calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
         goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
-        return f"nothing in these logs failed{calm}{goes_on}"
+        read = "what could be read of these logs" if case.summary.problems else "these logs"
+        return f"nothing in {read} failed{calm}{goes_on}"
     if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
         return "NCCL was initialised and the logs end there: whether any work followed they do not say"
     if not causes:

@@ -11,6 +11,7 @@ from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
+from nccl_doctor.report.explanation import verdict
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 
@@ -34,7 +35,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         files = f"{read.files} file{'s' if read.files != 1 else ''}"
         console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
         console.print()
-    mark, style = _MARK[explanation.verdict]
+    mark, style = _MARK[verdict(explanation)]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
         sentence.append("not a failure of distributed communication: ", style)

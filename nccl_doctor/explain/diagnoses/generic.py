@@ -14,6 +14,7 @@ from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.exceptions import LAUNCHER
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
 from nccl_doctor.facts.fold import ranges
@@ -384,14 +385,18 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
+    ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
+    hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
     own_words = gave_up(case, ranks)
     said = own_words or gave_up(case, None)
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
         return
-    who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
-    title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
+    who, code = "a worker", max(own)
+    if len(ranks) == 1:
+        who, code = f"rank {min(ranks)}", case.exits.get(min(ranks), code)
+    title = f"{who} ended with exit code {code}; what it said is not in these logs"
     # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there.
     other = 0.46 if own == {2} else 0.25
     yield Candidate("app.rank-exception", strength, title, hits, ranks)

@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import glob
 import gzip
+import io
 import itertools
 import lzma
 import os
@@ -14,11 +15,11 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from nccl_doctor.explain.model import InputProblem, LogSource
+from nccl_doctor.explain.model import InputProblem
 
 PIECE = 1 << 20
 HEAD = 64 << 10  # enough of a file to know its kind
@@ -28,6 +29,7 @@ MAX_DEPTH = 32
 MAX_RATIO = 1000
 MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
+NO_TEXT = "is no text: not read as a log"
 BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
@@ -180,7 +182,7 @@ def identity(name: str) -> tuple[int | None, str]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[io.FileIO]:
     """A regular file, open for reading; a pipe that took its place is refused, not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -200,16 +202,20 @@ def compression(head: bytes) -> str:
 def pieces(path: str) -> Iterator[bytes]:
     """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
     with opened(path) as raw:
-        kind = compression(raw.read(8))
-        raw.seek(0)
-        try:
-            if kind:
-                yield from _inflate(raw, kind, os.fstat(raw.fileno()).st_size)
-            else:
-                while piece := raw.read(PIECE):
-                    yield piece
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise InputError(f"broken off: {error}") from error
+        yield from _decompressed(io.BufferedReader(raw), os.fstat(raw.fileno()).st_size)
+
+
+def _decompressed(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    """A stream of ``size`` bytes in pieces; it need not seek."""
+    try:
+        kind = compression(stream.peek(8))
+        if kind:
+            yield from _inflate(stream, kind, size)
+        else:
+            while piece := stream.read1(PIECE):
+                yield piece
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise InputError(f"broken off: {error}") from error
 
 
 def content(path: str, limit: int) -> bytes:
@@ -264,7 +270,7 @@ def text_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
     return as_utf8(together, codec) if codec else together
 
 
-def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
+def _inflate(raw: io.BufferedReader, kind: str, size: int) -> Iterator[bytes]:
     stream: Any  # the four readers share no base class
     if kind == "gzip":
         stream = gzip.GzipFile(fileobj=raw)
@@ -281,7 +287,7 @@ def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
     total = 0
     while True:
         try:
-            piece = stream.read(PIECE)
+            piece = stream.read1(PIECE)  # what stands before a break is given first
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -296,11 +302,13 @@ def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def stdin_source() -> LogSource:
-    """Standard input as a source."""
-
-    def read() -> Iterator[bytes]:
-        while piece := os.read(sys.stdin.fileno(), PIECE):
-            yield piece
-
-    return LogSource("stdin", text_pieces(read()))
+def stdin_pieces() -> Iterator[bytes]:
+    """Standard input in pieces, decompressed as a file is; ``InputError`` where it is no text."""
+    with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
+        status = os.fstat(stream.fileno())
+        pieces = _decompressed(stream, status.st_size if stat.S_ISREG(status.st_mode) else MAX_INFLATED)
+        first = next(pieces, b"")
+        if binary(first) and not utf16(first):
+            raise InputError(NO_TEXT)
+        yield first
+        yield from pieces

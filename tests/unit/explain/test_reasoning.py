@@ -764,3 +764,33 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+
+
+def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
+    """Of a rank that said nothing, whatever the others, who did, ended with."""
+    rows = "\n".join(
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 70{rank})"
+        for rank, code in enumerate((1, 7, 3))
+    )
+    said = "".join(f"[rank{rank}]: RuntimeError: Connection closed by peer [10.0.0.4]:29097\n" for rank in (0, 1))
+    log = f"{said}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nFailures:\n{rows}\n"
+    got = explain_text(log)
+    assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
+    assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
+    assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
+
+
+def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
+    """A traceback has no time: it stands where its launcher's next line does."""
+
+    def console(second: int, said: str) -> str:
+        stamp = f"1122 08:55:{second}.608000 29638 torch/distributed/elastic/multiprocessing/api.py"
+        start = "W1122 08:50:00.100000 29638 torch/distributed/run.py:766] Setting OMP_NUM_THREADS\n"
+        exited = f"E{stamp}:1002] failed (exitcode: 1) local_rank: 0 (pid: 29852) of binary: /usr/bin/python\n"
+        return f"{start}{said}\n{exited}"
+
+    lost = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.3]:26542"
+    late, early = console(30, lost), console(28, "[rank1]: KeyError: 'sample'")
+    told = analyse([LogSource("a.log", late), LogSource("b.log", early)]).timeline
+    assert [(item.who, item.file) for item in told if not item.when] == [("rank 1", "b.log"), ("rank 0", "a.log")]
+    assert next(item.when for item in told if item.when) == "08:55:28"
