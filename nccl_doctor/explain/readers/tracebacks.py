@@ -43,7 +43,6 @@ class _Open(msgspec.Struct):
     """A traceback whose exception line has not come yet."""
 
     hit: Hit
-    chained: bool
     indent: str
     mixed: bool  # several processes without a prefix: whose frames these are cannot be told
     ignored: bool
@@ -109,14 +108,13 @@ class Tracebacks:
     def _begin(self, process: str, said: Said) -> None:
         lead, indent = self._leads.learn(said.line.body)
         key = process + lead
-        chained = key in self._ended
         self._ended.discard(key)
         mixed = key in self._open
         if mixed:
             self._cut(key)
         if len(self._open) < OPEN_LIMIT and len(self._found) < KEEP_TRACEBACKS:
             hit = self._hit("traceback", said.number, said.line, said.text)
-            self._open[key] = _Open(hit, chained, indent, mixed, process in self._ignored)
+            self._open[key] = _Open(hit, indent, mixed, process in self._ignored)
             self._ignored.discard(process)
 
     def _inside(self, block: _Open, key: str, said: Said) -> None:
@@ -172,7 +170,6 @@ class Tracebacks:
                 "" if block.mixed else block.where,
                 block.function,
                 () if block.mixed else tuple(block.frames[-FRAMES_KEPT:]),
-                block.chained,
                 (*said.known, "exception-ignored") if block.ignored else tuple(said.known),
                 () if silent is None else (self._hit("exception", silent.number, silent.line, silent.text),),
             )
